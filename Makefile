@@ -1,0 +1,63 @@
+# Everything runs inside .venv, which the first target that needs it builds with pip and constraints.txt.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+
+.PHONY: help demo test quick check format bench clean
+
+help:
+	@echo "make demo    set up, then show the main job on what the package carries"
+	@echo "make test    set up, then run all tests"
+	@echo "make quick   the tests that take no more than a few seconds each"
+	@echo "make check   ruff, ruff format and mypy"
+	@echo "make bench   measure inference side by side with the peers"
+
+# torch comes first and alone: its pin in constraints.txt selects the CPU build.
+$(VENV)/.base: pyproject.toml constraints.txt
+	@echo "setting up $(VENV) (torch and the core packages; the first time takes about two minutes) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install -c constraints.txt torch 2>&1 | { grep -v '^WARNING: Location' || true; }
+	@$(PIP) install -c constraints.txt -e . 2>&1 | { grep -v '^WARNING: Location' || true; }
+	@$(BIN)/python -c "import torch, vitruvian"
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	@echo "adding the packages for tests and checks ..."
+	@$(PIP) install -c constraints.txt -e '.[dev]' 2>&1 | { grep -v '^WARNING: Location' || true; }
+	@$(BIN)/python -c "import pytest, transformers"
+	@touch $@
+
+demo: $(VENV)/.base
+	@$(BIN)/vit demo
+
+test: $(VENV)/.dev
+	@$(BIN)/python -m pytest
+
+quick: $(VENV)/.dev
+	@$(BIN)/python -m pytest -m "not slow"
+
+check: $(VENV)/.dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(VENV)/.dev
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+# The peers live apart: timm imports torchvision, whose published builds expect another torch, so both
+# come without their dependencies and only benchmarks ever import them.
+.venv-peers/.ready: $(VENV)/.base benchmarks/peers.txt
+	@echo "setting up .venv-peers (timm, torchvision, transformers, vit-pytorch) ..."
+	@test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	@.venv-peers/bin/python -m pip -q install -c constraints.txt torch 2>&1 | { grep -v '^WARNING: Location' || true; }
+	@.venv-peers/bin/python -m pip -q install -c constraints.txt -e . transformers vit-pytorch 2>&1 | { grep -v '^WARNING: Location' || true; }
+	@.venv-peers/bin/python -m pip -q install --no-deps -r benchmarks/peers.txt 2>&1 | { grep -v '^WARNING: Location' || true; }
+	@touch $@
+
+bench: .venv-peers/.ready $(VENV)/.dev
+	@.venv-peers/bin/python benchmarks/inference.py --cold-python $(BIN)/python

@@ -1,0 +1,72 @@
+"""Image recognition with Vision Transformers.
+
+Names are imported when first used, so that importing the package is instant and has no effect.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitruvian.config import ModelConfig, Numerics, Preprocess, ResNetConfig, StemConfig, ViTConfig
+    from vitruvian.errors import VitruvianError
+    from vitruvian.model.build import build, create_model
+    from vitruvian.model.resnet import ResNet
+    from vitruvian.model.vit import ViT
+    from vitruvian.predict import Answer, Classifier, Prediction
+    from vitruvian.weights import Certificate, convert, load, save
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Answer": "predict",
+    "Certificate": "weights",
+    "Classifier": "predict",
+    "ModelConfig": "config",
+    "Numerics": "config",
+    "Prediction": "predict",
+    "Preprocess": "config",
+    "ResNet": "model.resnet",
+    "ResNetConfig": "config",
+    "StemConfig": "config",
+    "ViT": "model.vit",
+    "ViTConfig": "config",
+    "VitruvianError": "errors",
+    "build": "model.build",
+    "convert": "weights",
+    "create_model": "model.build",
+    "load": "weights",
+    "save": "weights",
+}
+
+__all__ = [
+    "Answer",
+    "Certificate",
+    "Classifier",
+    "ModelConfig",
+    "Numerics",
+    "Prediction",
+    "Preprocess",
+    "ResNet",
+    "ResNetConfig",
+    "StemConfig",
+    "ViT",
+    "ViTConfig",
+    "VitruvianError",
+    "build",
+    "convert",
+    "create_model",
+    "load",
+    "save",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'vitruvian' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"vitruvian.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

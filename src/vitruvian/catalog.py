@@ -1,0 +1,163 @@
+"""The models by name: one table of variants, and the names other projects give them."""
+
+from __future__ import annotations
+
+import re
+
+from vitruvian.config import DINO_NUMERICS, TIMM_NUMERICS, ModelConfig, ResNetConfig, Size, StemConfig, ViTConfig
+from vitruvian.errors import ConfigError, UnknownNameError
+
+SIZES: dict[str, tuple[str, int, int, int, int]] = {
+    # our letter: the word other projects use, layers, width, MLP width, heads
+    "Ti": ("tiny", 12, 192, 768, 3),
+    "S": ("small", 12, 384, 1536, 6),
+    "M": ("medium", 12, 512, 2048, 8),
+    "B": ("base", 12, 768, 3072, 12),
+    "L": ("large", 24, 1024, 4096, 16),
+    "H": ("huge", 32, 1280, 5120, 16),
+    "g": ("giant", 40, 1408, 6144, 16),
+    "G": ("gigantic", 48, 1664, 8192, 16),
+}
+
+PATCHES: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("Ti", "S", "B", "L", "H"), (8, 14, 16, 32)),
+    "M": (16, 32),
+    "g": (14,),
+    "G": (14,),
+}
+
+HYBRIDS: dict[str, tuple[str, tuple[int, ...], int]] = {
+    # name: size of the Transformer, units in the stem's stages, patch on the stem's features
+    "R+ViT-Ti/16": ("Ti", (), 8),  # the release's own name, though root and patch together step 32 pixels
+    "R26+ViT-S/32": ("S", (2, 2, 2, 2), 1),
+    "R26+ViT-B/32": ("B", (2, 2, 2, 2), 1),
+    "R50+ViT-B/16": ("B", (3, 4, 9), 1),
+    "R50+ViT-B/32": ("B", (3, 4, 6, 3), 1),
+    "R50+ViT-L/16": ("L", (3, 4, 9), 1),
+    "R50+ViT-L/32": ("L", (3, 4, 6, 3), 1),
+}
+
+RESNETS: dict[str, tuple[tuple[int, ...], int]] = {
+    # name: units in the stages, width factor
+    "BiT-R50x1": ((3, 4, 6, 3), 1),
+    "BiT-R50x3": ((3, 4, 6, 3), 3),
+    "BiT-R101x1": ((3, 4, 23, 3), 1),
+    "BiT-R101x3": ((3, 4, 23, 3), 3),
+    "BiT-R152x2": ((3, 8, 36, 3), 2),
+    "BiT-R152x4": ((3, 8, 36, 3), 4),
+}
+
+
+def shape(size: str, patch_size: int) -> ViTConfig:
+    """The plain ViT of this size, as the paper's release configures it."""
+    _, layers, width, mlp_width, heads = SIZES[size]
+    return ViTConfig(layers=layers, width=width, mlp_width=mlp_width, heads=heads, patch_size=patch_size)
+
+
+def _variants() -> dict[str, ModelConfig]:
+    table: dict[str, ModelConfig] = {}
+    for size, patches in PATCHES.items():
+        for patch in patches:
+            table[f"ViT-{size}/{patch}"] = shape(size, patch)
+    for name, (size, stages, patch) in HYBRIDS.items():
+        table[name] = shape(size, patch).replace(stem=StemConfig(stages=stages))
+    for name, (stages, factor) in RESNETS.items():
+        table[name] = ResNetConfig(stages=stages, width=64 * factor)
+    for size in ("Ti", "S", "B"):
+        plain = shape(size, 16).replace(numerics=TIMM_NUMERICS)
+        table[f"DeiT-{size}/16"] = plain
+        table[f"DeiT-{size}/16-distilled"] = plain.replace(distillation=True)
+    for size, patch in (("S", 16), ("M", 16), ("B", 16), ("L", 16), ("H", 14)):
+        changes = {"layer_scale": True, "class_position": False, "numerics": TIMM_NUMERICS}
+        table[f"DeiT-III-{size}/{patch}"] = shape(size, patch).replace(**changes)
+    for size, patch in (("S", 8), ("S", 16), ("B", 8), ("B", 16)):
+        table[f"DINO-{size}/{patch}"] = shape(size, patch).replace(classes=0, numerics=DINO_NUMERICS)
+    for size in ("S", "B", "L"):
+        changes = {"classes": 0, "layer_scale": True, "image_size": (518, 518), "numerics": DINO_NUMERICS}
+        table[f"DINOv2-{size}/14"] = shape(size, 14).replace(**changes)
+    giant = shape("B", 14).replace(layers=40, width=1536, mlp_width=4096, heads=24, mlp="swiglu")
+    table["DINOv2-g/14"] = giant.replace(classes=0, layer_scale=True, image_size=(518, 518), numerics=DINO_NUMERICS)
+    return table
+
+
+VARIANTS: dict[str, ModelConfig] = _variants()
+"""Our name of every model -> its settings with 1000 classes at the size it was published for."""
+
+
+def _fold(name: str) -> str:
+    """A name without case and punctuation: `ViT-B/16` and `vit_b_16` are both `vitb16`."""
+    return re.sub(r"[^a-z0-9+]", "", name.lower())
+
+
+def _other_names(variant: str) -> list[str]:
+    """What timm, torchvision, Hugging Face, Google and Facebook call a variant (sizes and tags apart)."""
+    if variant.startswith("BiT-"):
+        short = variant.removeprefix("BiT-")
+        return [short, f"BiT-S-{short}", f"BiT-M-{short}", f"resnetv2_{short[1:]}_bit", f"resnetv2_{short[1:]}_bitm"]
+    match = re.fullmatch(r"(.*?)(Ti|S|M|B|L|H|g|G)/(\d+)(-distilled)?", variant)
+    assert match, variant
+    kind, size, patch, distilled = match.groups()
+    word = SIZES[size][0]
+    if "+" in kind:
+        stem = kind.split("+")[0]
+        tail = "_p8" if stem == "R" else ""
+        return [f"{stem}_{size}_{patch}", f"{stem}+{size}/{patch}", f"vit_{word}_{stem}_s{patch}{tail}"]
+    return {
+        "ViT-": [f"{size}/{patch}", f"vit_{word}_patch{patch}"],
+        "DeiT-": [f"deit_{word}_{'distilled_' if distilled else ''}patch{patch}"],
+        "DeiT-III-": [f"deit3_{word}_patch{patch}"],
+        "DINO-": [f"dino_vit{size}{patch}", f"vit_{word}_patch{patch}_dino"],
+        "DINOv2-": [f"dinov2_{word}", f"dinov2_vit{size}{patch}", f"vit_{word}_patch{patch}_dinov2"],
+    }[kind]
+
+
+def _aliases() -> dict[str, str]:
+    table: dict[str, str] = {}
+    for variant in VARIANTS:
+        for name in (variant, *_other_names(variant)):
+            table.setdefault(_fold(name), variant)
+    return table
+
+
+ALIASES: dict[str, str] = _aliases()
+"""Folded name in any dialect -> our name. `g` (giant) comes before `G` (gigantic), whose case must be right."""
+
+
+def canonical(name: str) -> tuple[str, Size | None]:
+    """Our name of a model named in any dialect, and the image size its name carries, if any.
+
+    Knows `ViT-B/16`, `vit_b_16`, `vit_base_patch16_384`, `google/vit-base-patch16-224-in21k` and the like.
+    """
+    if name in VARIANTS:
+        return name, None
+    text = name.strip().split("/")[-1] if re.match(r"^[\w.-]+/[A-Za-z]", name.strip()) else name.strip()
+    text = re.sub(r"\.(?!\d)[\w.]*$", "", text)  # timm's tag, a file's ending
+    text = re.sub(r"[-_](in21k|in22k|ft|in1k|imagenet1k|imagenet21k).*$", "", text, flags=re.IGNORECASE)
+    size: Size | None = None
+    trailing = re.search(r"[-_](\d{3})$", text)
+    if trailing:
+        text, side = text[: trailing.start()], int(trailing.group(1))
+        size = (side, side)
+    for exact in (text, text.replace("_", "/")):
+        if exact in VARIANTS:
+            return exact, size
+    variant = ALIASES.get(_fold(text))
+    if variant is None:
+        raise UnknownNameError("model", name, [*VARIANTS, *_dialect_examples()], see="(see `vit models`)")
+    return variant, size
+
+
+def resolve(name: str) -> ModelConfig:
+    """The settings of a model named in any dialect, at the image size its name carries."""
+    variant, size = canonical(name)
+    config = VARIANTS[variant]
+    if size is None:
+        return config
+    try:
+        return config.replace(image_size=size)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+
+
+def _dialect_examples() -> list[str]:
+    return [other for variant in VARIANTS for other in _other_names(variant)]

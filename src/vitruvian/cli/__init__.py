@@ -1,0 +1,67 @@
+"""The command `vit`: each subcommand parses, calls one library function and prints."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from vitruvian import __version__
+from vitruvian.cli.convert import convert
+from vitruvian.cli.demo import demo
+from vitruvian.cli.models import models
+from vitruvian.cli.predict import predict
+from vitruvian.errors import VitruvianError
+
+app = typer.Typer(
+    name="vit",
+    help="Image recognition with Vision Transformers.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (predict, models, convert, demo):
+    app.command()(command)
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"vitruvian {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run `vit`: exit code 0 done, 1 a failure said in one line, 2 wrong usage, 130 interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # closed by the caller
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        app()
+    except Exception as error:
+        if os.environ.get("VIT_TRACEBACK"):
+            raise
+        print(explain(error), file=sys.stderr)
+        sys.exit(1)
+
+
+def explain(error: Exception) -> str:
+    """The one line a user sees of an error."""
+    if isinstance(error, VitruvianError):
+        return "error: " + str(error).replace("\n", "\\n")  # a path may hold one
+    if isinstance(error, OSError) and error.strerror:
+        return f"error: {error.filename or 'output'}: {error.strerror.lower()}"
+    text = " ".join(str(error).split())
+    return f"internal error: {type(error).__name__}: {text} (set VIT_TRACEBACK=1 to see the traceback)"

@@ -1,0 +1,5 @@
+"""`python -m vitruvian.cli` is `vit`."""
+
+from vitruvian.cli import main
+
+main()

@@ -1,0 +1,54 @@
+"""`vit doctor`: what is wrong with these pictures, before a model learns from them?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vitruvian.cli.progress import track
+
+if TYPE_CHECKING:
+    from vitruvian.data.doctor import Diagnosis
+
+COLOURS = {"hurts": "red", "look": "yellow", "fine": "green"}
+
+
+def doctor(
+    data: Annotated[str, typer.Argument(metavar="SRC", help="A folder, a manifest, shards, or a built-in name.")],
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with the pictures, as HTML.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the report.")] = False,
+    workers: Annotated[int, typer.Option(min=0, metavar="N", help="Processes that read pictures.")] = 2,
+) -> None:
+    """Examine a data set before training.
+
+    Finds files that cannot be read, copies, pictures in two splits or under two labels, missing and unbalanced
+    classes, odd pictures and doubtful labels. The exit code is 1 if training would suffer.
+    """
+    from vitruvian.data.doctor import diagnose
+    from vitruvian.data.doctor.page import page
+    from vitruvian.data.sources import open_source
+
+    opened = open_source(data)
+    diagnosis = diagnose(opened, workers=workers, track=partial(track, label="examining"))
+    if as_json:
+        print(json.dumps(diagnosis.to_json()))
+    else:
+        show(diagnosis)
+    if out is not None:
+        out.write_text(page(diagnosis, opened), encoding="utf-8")
+        print(f"the pictures are in {out}", file=sys.stderr)
+    if not diagnosis.healthy:
+        raise typer.Exit(1)
+
+
+def show(diagnosis: Diagnosis) -> None:
+    """The report on stdout, coloured if that is a terminal."""
+    from vitruvian.data.doctor.report import report
+
+    for level, line in report(diagnosis):
+        typer.secho(line, fg=COLOURS[level] if level else None)

@@ -1,0 +1,37 @@
+"""Options that several commands share, and how their text is read."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, NamedTuple
+
+import typer
+
+
+class InputSize(NamedTuple):
+    """A `config.Size` that typer does not take for two arguments."""
+
+    rows: int
+    columns: int
+
+
+def parse_size(text: str) -> InputSize:
+    """`256x192`, or `384` for a square."""
+    match = re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d{0,4}))?", text.strip().lower())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is neither a side such as 384 nor ROWSxCOLUMNS such as 256x192")
+    rows, columns = match.groups()
+    return InputSize(int(rows), int(columns or rows))
+
+
+ModelName = Annotated[
+    str, typer.Option("--model", "-m", metavar="MODEL", help="Weights: a file, a folder or a published name.")
+]
+Heads = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Attention heads, for files that do not tell them; else width / 64."),
+]
+ImageSize = Annotated[
+    InputSize | None,
+    typer.Option(parser=parse_size, metavar="SIZE", help="Input size, 384 or ROWSxCOLUMNS; else the weights' own."),
+]

@@ -1,0 +1,74 @@
+"""`vit predict`: what is in these pictures?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vitruvian.cli.options import Heads, ImageSize, ModelName
+from vitruvian.cli.progress import track
+from vitruvian.cli.start import quick_imports, quiet_pillow
+
+if TYPE_CHECKING:
+    from vitruvian.predict import Prediction
+
+
+def predict(
+    paths: Annotated[list[str], typer.Argument(metavar="FILES_OR_FOLDERS", help="Pictures, or folders of them.")],
+    model: ModelName,
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="How many answers a picture.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line for each picture.")] = False,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="How many pictures the model takes at a time.")] = 16,
+    heads: Heads = None,
+    image_size: ImageSize = None,
+    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, or cuda on a machine that has it.")] = "cpu",
+) -> None:
+    """Name what is in pictures, with probabilities.
+
+    A picture that cannot be read is reported, the others are still answered, and the exit code is 1.
+    """
+    with quick_imports():
+        from vitruvian.data.find import find_images
+        from vitruvian.predict import Classifier
+
+    quiet_pillow()
+    images = find_images(paths)
+    classifier = Classifier(model, heads=heads, image_size=image_size, device=device)
+    failed = 0
+    for prediction in track(classifier.stream(images, top=top, batch=batch), len(images), "pictures"):
+        failed += bool(prediction.error)
+        show(prediction, as_json=as_json)
+    if failed:
+        if len(images) > 1:
+            print(f"{failed} of {len(images)} pictures could not be read", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def show(prediction: Prediction, *, as_json: bool) -> None:
+    """A picture's answers on stdout; without JSON, an error goes to stderr."""
+    if as_json:
+        print(as_line(prediction), flush=True)
+    elif prediction.error:
+        print(f"error: {prediction.error}", file=sys.stderr)
+    else:
+        print(as_table(prediction), flush=True)
+
+
+def as_line(prediction: Prediction) -> str:
+    if prediction.error:
+        return json.dumps({"path": prediction.path, "error": prediction.error})
+    answers = [{"label": a.label, "index": a.index, "probability": a.probability} for a in prediction.answers]
+    return json.dumps({"path": prediction.path, "answers": answers})
+
+
+def as_table(prediction: Prediction) -> str:
+    """The path, and below it a line for each answer with the percentages in one column."""
+    from vitruvian.data.decode import printable
+
+    labels = [printable(answer.label) for answer in prediction.answers]
+    width = max(map(len, labels))
+    rows = [f"  {label:<{width}}  {a.probability:7.2%}" for label, a in zip(labels, prediction.answers)]
+    return "\n".join([printable(prediction.path), *rows])

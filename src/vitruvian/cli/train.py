@@ -1,0 +1,104 @@
+"""`vit train`: from pictures to a model, continued where it was interrupted."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from vitruvian.training import Run
+
+
+def train(
+    data: Annotated[
+        str | None, typer.Argument(metavar="DATA", help="A folder, a manifest, shards, or a built-in name (digits).")
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A recipe or a TOML file; else one that suits the data.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="A model to train from nothing.")] = None,
+    weights: Annotated[
+        str | None, typer.Option("--from", metavar="WEIGHTS", help="Weights to start from: file, folder or name.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="RUN", help="Folder of the run; else a new one in runs/.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue this run.")] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Say what would run, how long and in how much memory.")] = False,
+    recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes and exit.")] = False,
+) -> None:
+    """Train a model on pictures, from nothing or from weights.
+
+    Stopped anywhere, `vit train --resume RUN` goes on as if nothing had happened. Under torchrun, all processes
+    share the work.
+    """
+    if recipes:
+        list_recipes()
+        return
+    if (data is None) == (resume is None):
+        raise typer.BadParameter("give DATA to train on, or --resume RUN")
+    if resume is not None and (recipe or model or weights or out or plan):
+        raise typer.BadParameter("--resume takes everything but --set from the run")
+    if plan:
+        show_plan(data, recipe=recipe, model=model, weights=weights, settings=settings or [])
+        return
+    from vitruvian import training
+    from vitruvian.training.events import TensorBoard
+    from vitruvian.training.progress import progress
+
+    bar = progress()
+    listeners = [bar, TensorBoard(bar.said)]
+    try:
+        if resume is not None:
+            run = training.resume(resume, settings=settings or (), listeners=listeners)
+        else:
+            assert data is not None
+            run = training.train(
+                data,
+                recipe=recipe,
+                model=model,
+                weights=weights,
+                out=out,
+                settings=settings or (),
+                listeners=listeners,
+            )
+    except training.Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+        raise typer.Exit(128 + stopped.number) from None
+    if os.environ.get("RANK", "0") == "0":
+        show(run)
+
+
+def show(run: Run) -> None:
+    """Where the model is and how good it is, on stdout."""
+    last = run.metrics("val")[-1]
+    facts = run.facts
+    print(f"{last['top1']:.2f}% of {last['count']} pictures right ({facts['validation']}), in {last['seconds']:.0f} s")
+    if run.unreadable:
+        print(
+            f"{len(run.unreadable)} pictures could not be read, see {run.folder / 'unreadable.json'}", file=sys.stderr
+        )
+    print(f"the report is {run.folder / 'report.html'}")
+    print(f"the model is in {run.folder}: vit predict PICTURES --model {run.folder}")
+
+
+def show_plan(
+    data: str | None, *, recipe: str | None, model: str | None, weights: str | None, settings: list[str]
+) -> None:
+    from vitruvian.training.plan import plan, plan_lines
+
+    assert data is not None
+    print("\n".join(plan_lines(plan(data, recipe=recipe, model=model, weights=weights, settings=settings))))
+
+
+def list_recipes() -> None:
+    from vitruvian.cli.text import table
+    from vitruvian.training import read_recipe, recipe_names
+
+    rows = [(name, read_recipe(name)) for name in recipe_names()]
+    print(table(("recipe", "for", "time", "result"), [(name, r.about, r.time, r.result) for name, r in rows]))

@@ -1,0 +1,300 @@
+"""Frozen settings of models and pictures, validated when made, with a JSON round trip."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any, Literal, Self, get_args
+
+from vitruvian.errors import ConfigError, UnknownNameError
+
+Size = tuple[int, int]
+"""Rows, columns."""
+
+Pool = Literal["token", "mean", "map", "token_mean"]
+Positions = Literal["none", "learned", "learned_2d", "relative", "sincos"]
+PositionResize = Literal["zoom", "bicubic", "bicubic_antialias", "bicubic_aligned", "dino"]
+Gelu = Literal["erf", "tanh"]
+Mlp = Literal["gelu", "swiglu"]
+ConvStyle = Literal["hybrid", "timm", "bit"]
+Fit = Literal["squash", "crop"]
+Interpolation = Literal["nearest", "bilinear", "bicubic", "area", "lanczos"]
+
+
+class Settings:
+    """JSON round trip for a dataclass of numbers, strings, tuples and other settings."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)  # type: ignore[call-overload]
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """The settings written by `to_json`; an unknown key is answered with the nearest."""
+        hints = typing.get_type_hints(cls)
+        values = {}
+        for key, value in data.items():
+            if key not in hints:
+                raise UnknownNameError(f"{cls.__name__} setting", key, hints)
+            values[key] = _restore(hints[key], value)
+        return cls(**values)
+
+    def replace(self, **changes: Any) -> Self:
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+
+def _restore(kind: Any, value: Any) -> Any:
+    """`value` as JSON gives it, with lists back as tuples and objects back as settings."""
+    if isinstance(value, dict):
+        choices = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+        for choice in choices:
+            if isinstance(choice, type) and issubclass(choice, Settings):
+                return choice.from_json(value)
+    return tuple(_restore(None, item) for item in value) if isinstance(value, list) else value
+
+
+def as_size(value: int | Size | list[int], name: str = "image_size") -> Size:
+    """`384` or `(rows, columns)` as (rows, columns)."""
+    pair = (value, value) if isinstance(value, int) else tuple(value)
+    if len(pair) != 2 or not all(isinstance(side, int) and side > 0 for side in pair):
+        raise ConfigError(f"{name}={value!r} is not a positive number or (rows, columns)")
+    return pair[0], pair[1]
+
+
+def check_choice(name: str, value: object, choices: Any) -> None:
+    if value not in get_args(choices):
+        raise ConfigError(f"{name}={value!r} is not one of {', '.join(get_args(choices))}")
+
+
+def check_range(name: str, value: float, low: float, high: float = float("inf")) -> None:
+    if not low <= value <= high:
+        wanted = f"at least {low}" if high == float("inf") else f"between {low} and {high}"
+        raise ConfigError(f"{name}={value} is not {wanted}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Numerics(Settings):
+    """The choices that differ between families of weights and change the numbers."""
+
+    gelu: Gelu = "tanh"
+    """Exact (`erf`) or the `tanh` approximation; they differ by up to 4.7e-4 an element."""
+    norm_eps: float = 1e-6
+    """Epsilon of every LayerNorm."""
+    position_resize: PositionResize = "zoom"
+    """How learned positions follow another grid."""
+
+    def __post_init__(self) -> None:
+        check_choice("gelu", self.gelu, Gelu)
+        check_choice("position_resize", self.position_resize, PositionResize)
+        check_range("norm_eps", self.norm_eps, 0.0, 1e-2)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StemConfig(Settings):
+    """The ResNet in front of a hybrid's patch embedding."""
+
+    stages: tuple[int, ...] = (3, 4, 9)
+    """Residual units in each stage; empty for the root alone."""
+    width: int = 64
+    """Channels after the root; stage k ends with 4 * width * 2**k."""
+    style: ConvStyle = "hybrid"
+    """`hybrid`: the paper's release; `timm`: the same with timm's standardisation epsilon."""
+
+    def __post_init__(self) -> None:
+        check_choice("style", self.style, ConvStyle)
+        check_range("stem width", self.width, 32)
+        if self.width % 32:
+            raise ConfigError(f"stem width={self.width} is not a multiple of GroupNorm's 32 groups")
+
+    @property
+    def stride(self) -> int:
+        return 4 * 2 ** max(0, len(self.stages) - 1)
+
+    @property
+    def out_channels(self) -> int:
+        return self.width * 4 * 2 ** (len(self.stages) - 1) if self.stages else self.width
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ViTConfig(Settings):
+    """Shape and numerics of one Vision Transformer."""
+
+    image_size: Size = (224, 224)
+    """Rows and columns of the input, in pixels; a single number means a square."""
+    patch_size: int = 16
+    """Side of one patch, in pixels (in stem features for a hybrid)."""
+    channels: int = 3
+    classes: int = 1000
+    """Outputs of the head; 0 leaves the head out, and the model gives features."""
+    layers: int = 12
+    width: int = 768
+    mlp_width: int = 3072
+    heads: int = 12
+    pool: Pool = "token"
+    """`token`: the class token; `mean`: of the patch tokens; `map`: attention pooling by a learned
+    probe; `token_mean`: class token and mean of patches side by side."""
+    norm_after_pool: bool = False
+    """The final LayerNorm acts on the pooled vector instead of on every token."""
+    class_token: bool = True
+    distillation: bool = False
+    """A second token with a head of its own; the two heads are averaged."""
+    registers: int = 0
+    """Extra tokens without position that no head reads."""
+    positions: Positions = "learned"
+    class_position: bool = True
+    """The class and distillation tokens have positions of their own."""
+    head_hidden: int = 0
+    """Width of the tanh layer before the head; 0 for none."""
+    mlp: Mlp = "gelu"
+    qkv_bias: bool = True
+    layer_scale: bool = False
+    dropout: float = 0.0
+    """After the position sum and every dense layer except qkv, while training."""
+    attention_dropout: float = 0.0
+    stochastic_depth: float = 0.0
+    """Chance that the last block is skipped while training; earlier blocks less, linearly."""
+    stem: StemConfig | None = None
+    numerics: Numerics = Numerics()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "image_size", as_size(self.image_size))
+        for name in ("patch_size", "channels", "layers", "width", "mlp_width", "heads"):
+            check_range(name, getattr(self, name), 1)
+        for name in ("classes", "registers", "head_hidden"):
+            check_range(name, getattr(self, name), 0)
+        for name in ("dropout", "attention_dropout", "stochastic_depth"):
+            check_range(name, getattr(self, name), 0.0, 0.99)
+        check_choice("pool", self.pool, Pool)
+        check_choice("positions", self.positions, Positions)
+        check_choice("mlp", self.mlp, Mlp)
+        if self.width % self.heads:
+            raise ConfigError(f"width={self.width} is not divisible by heads={self.heads}")
+        if self.positions == "sincos" and (self.width % 4 or self.width < 8):
+            raise ConfigError(f"sin-cos positions need a width divisible by 4, not {self.width}")
+        if self.positions == "learned_2d" and self.width % 2:
+            raise ConfigError(f"2-D learned positions need an even width, not {self.width}")
+        if self.pool in ("token", "token_mean") and not self.class_token:
+            raise ConfigError(f"pool={self.pool!r} needs class_token=True")
+        if self.distillation and (self.pool != "token" or not self.class_token):
+            raise ConfigError("distillation=True needs class_token=True and pool='token'")
+        self.grid_of(self.image_size)
+
+    @property
+    def stride(self) -> int:
+        """Pixels from one patch to the next."""
+        return self.patch_size * (self.stem.stride if self.stem else 1)
+
+    @property
+    def grid(self) -> Size:
+        """Rows and columns of patches at `image_size`."""
+        return self.grid_of(self.image_size)
+
+    def grid_of(self, image_size: Size) -> Size:
+        """Rows and columns of patches of an image of this size."""
+        rows, columns = image_size
+        if rows < self.stride or columns < self.stride or rows % self.stride or columns % self.stride:
+            what = "patch and stem stride together" if self.stem else "patch"
+            raise ConfigError(f"image of {rows}x{columns} pixels is not divisible by the {what} of {self.stride}")
+        return rows // self.stride, columns // self.stride
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Tokens before the patches: class, distillation, registers."""
+        return self.class_token + self.distillation + self.registers
+
+    @property
+    def prefix_positions(self) -> int:
+        """Tokens before the patches that have a learned position."""
+        learned = self.class_position and self.positions in ("learned", "learned_2d")
+        return (self.class_token + self.distillation) if learned else 0
+
+    @property
+    def pooled_width(self) -> int:
+        return self.width * 2 if self.pool == "token_mean" else self.width
+
+    @property
+    def feature_width(self) -> int:
+        """Length of the vector the head reads."""
+        return self.head_hidden or self.pooled_width
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResNetConfig(Settings):
+    """Shape of one BiT ResNet: pre-activation, GroupNorm, standardised convolutions."""
+
+    image_size: Size = (224, 224)
+    channels: int = 3
+    classes: int = 1000
+    stages: tuple[int, ...] = (3, 4, 6, 3)
+    width: int = 64
+    """Channels after the root: 64 times the width factor."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "image_size", as_size(self.image_size))
+        check_range("classes", self.classes, 0)
+        check_range("channels", self.channels, 1)
+        if self.width < 32 or self.width % 32:
+            raise ConfigError(f"width={self.width} is not a multiple of GroupNorm's 32 groups")
+        if not self.stages or min(self.stages) < 1:
+            raise ConfigError(f"stages={self.stages} must each have at least one unit")
+
+    @property
+    def feature_width(self) -> int:
+        """Length of the vector the head reads."""
+        return self.width * 4 * 2 ** (len(self.stages) - 1)
+
+
+ModelConfig = ViTConfig | ResNetConfig
+
+MODEL_KINDS: dict[str, type[ViTConfig] | type[ResNetConfig]] = {"vit": ViTConfig, "resnet": ResNetConfig}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preprocess(Settings):
+    """The evaluation view of a picture that a checkpoint asks for."""
+
+    image_size: Size = (224, 224)
+    fit: Fit = "squash"
+    """`squash`: straight to `image_size`; `crop`: scale to just cover `scaled_size`, cut the centre."""
+    scaled_size: Size | None = None
+    """For `crop`; None means `image_size`. Shorter side 256, crop 224 is (256, 256)."""
+    interpolation: Interpolation = "bilinear"
+    antialias: bool = True
+    """False samples without a low-pass filter, as TensorFlow's resize does."""
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    """Subtracted from values between 0 and 1."""
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "image_size", as_size(self.image_size))
+        check_choice("fit", self.fit, Fit)
+        check_choice("interpolation", self.interpolation, Interpolation)
+        if self.scaled_size is not None:
+            object.__setattr__(self, "scaled_size", as_size(self.scaled_size, "scaled_size"))
+            if self.fit == "squash":
+                raise ConfigError("scaled_size has no meaning with fit='squash'")
+            if self.scaled_size[0] < self.image_size[0] or self.scaled_size[1] < self.image_size[1]:
+                raise ConfigError(f"scaled_size={self.scaled_size} does not cover image_size={self.image_size}")
+        if len(self.mean) != len(self.std) or min(self.std) <= 0:
+            raise ConfigError(f"mean={self.mean} and std={self.std} do not fit together")
+
+    def at(self, image_size: int | Size) -> Preprocess:
+        """The same view for another input size; the share that the crop keeps stays the same."""
+        size = as_size(image_size)
+        if self.scaled_size is None or size == self.image_size:
+            return self.replace(image_size=size)
+        scaled = tuple(max(new, new * old // was) for new, old, was in zip(size, self.scaled_size, self.image_size))
+        return self.replace(image_size=size, scaled_size=scaled)
+
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+GOOGLE_NUMERICS = Numerics(gelu="tanh", norm_eps=1e-6, position_resize="zoom")
+TIMM_NUMERICS = Numerics(gelu="erf", norm_eps=1e-6, position_resize="bicubic_antialias")
+TORCHVISION_NUMERICS = Numerics(gelu="erf", norm_eps=1e-6, position_resize="bicubic_aligned")
+HUGGINGFACE_NUMERICS = Numerics(gelu="erf", norm_eps=1e-12, position_resize="bicubic")
+DINO_NUMERICS = Numerics(gelu="erf", norm_eps=1e-6, position_resize="dino")

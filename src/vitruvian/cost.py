@@ -1,0 +1,103 @@
+"""What a model costs, counted from its settings alone: parameters and multiply-adds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vitruvian.config import ModelConfig, ResNetConfig, Size, ViTConfig, as_size
+
+
+def parameters(config: ModelConfig) -> int:
+    """Trainable numbers of a model."""
+    if isinstance(config, ResNetConfig):
+        convs = sum(k * k * i * o for k, i, o, _ in _resnet_convs(config))
+        norms = sum(2 * channels for channels in _preactivation_norms(config))
+        return convs + norms + _dense(config.feature_width, config.classes)
+    D, patches = config.width, config.grid[0] * config.grid[1]
+    count = config.prefix_tokens * D + config.prefix_positions * D
+    count += {"learned": patches * D, "learned_2d": sum(config.grid) * (D // 2)}.get(config.positions, 0)
+    channels = config.stem.out_channels if config.stem else config.channels
+    count += _dense(channels * config.patch_size**2, D)
+    if config.stem:
+        count += sum(k * k * i * o + 2 * o for k, i, o, _ in _stem_convs(config))
+    count += config.layers * _block_parameters(config, patches + config.prefix_tokens) + 2 * D
+    if config.pool == "map":
+        count += D + 4 * _dense(D, D) + 2 * D + _dense(D, config.mlp_width) + _dense(config.mlp_width, D)
+    if config.head_hidden:
+        count += _dense(config.pooled_width, config.head_hidden)
+    return count + (1 + config.distillation) * _dense(config.feature_width, config.classes)
+
+
+def multiply_adds(config: ModelConfig, image_size: int | Size | None = None) -> int:
+    """Multiply-adds of one image's forward pass: convolutions, dense layers and the two products of attention."""
+    size = config.image_size if image_size is None else as_size(image_size)
+    pixels = size[0] * size[1]
+    if isinstance(config, ResNetConfig):
+        convs = sum(k * k * i * o * (pixels // stride**2) for k, i, o, stride in _resnet_convs(config))
+        return convs + config.feature_width * config.classes
+    D, grid = config.width, config.grid_of(size)
+    patches = grid[0] * grid[1]
+    tokens = patches + config.prefix_tokens
+    channels = config.stem.out_channels if config.stem else config.channels
+    count = patches * channels * config.patch_size**2 * D
+    if config.stem:
+        count += sum(k * k * i * o * (pixels // stride**2) for k, i, o, stride in _stem_convs(config))
+    mlp = D * config.mlp_width * (3 if config.mlp == "swiglu" else 2)
+    block = tokens * (4 * D * D + mlp) + 2 * tokens * tokens * D
+    if config.positions == "relative":
+        block += tokens * (2 * tokens - 1) * D
+    count += config.layers * block
+    if config.pool == "map":
+        count += 2 * tokens * D * D + 2 * tokens * D + 2 * D * D + 2 * D * config.mlp_width
+    count += config.pooled_width * config.head_hidden
+    return count + (1 + config.distillation) * config.feature_width * config.classes
+
+
+def _dense(inputs: int, outputs: int) -> int:
+    return (inputs + 1) * outputs
+
+
+def _block_parameters(config: ViTConfig, tokens: int) -> int:
+    D, M = config.width, config.mlp_width
+    count = 4 * D  # two norms
+    count += 3 * D * D + (3 * D if config.qkv_bias else 0) + _dense(D, D)
+    count += _dense(D, 2 * M if config.mlp == "swiglu" else M) + _dense(M, D)
+    count += 2 * D if config.layer_scale else 0
+    return count + ((2 * tokens - 1) * (D // config.heads) if config.positions == "relative" else 0)
+
+
+def _units(stages: tuple[int, ...], width: int) -> Iterator[tuple[int, int, int, int]]:
+    """Each residual unit: inputs, inner width, pixels per step before it and after it."""
+    inputs, before = width, 4
+    for stage, units in enumerate(stages):
+        inner = width * 2**stage
+        after = 4 * 2**stage
+        for _ in range(units):
+            yield inputs, inner, before, after
+            inputs, before = 4 * inner, after
+
+
+def _convs(stages: tuple[int, ...], width: int, channels: int) -> Iterator[tuple[int, int, int, int]]:
+    """Each convolution: kernel side, inputs, outputs, pixels per step of its output."""
+    yield 7, channels, width, 2
+    for inputs, inner, before, after in _units(stages, width):
+        yield 1, inputs, inner, before
+        yield 3, inner, inner, after
+        yield 1, inner, 4 * inner, after
+        if inputs != 4 * inner or before != after:
+            yield 1, inputs, 4 * inner, after
+
+
+def _stem_convs(config: ViTConfig) -> Iterator[tuple[int, int, int, int]]:
+    assert config.stem
+    return _convs(config.stem.stages, config.stem.width, config.channels)
+
+
+def _resnet_convs(config: ResNetConfig) -> Iterator[tuple[int, int, int, int]]:
+    return _convs(config.stages, config.width, config.channels)
+
+
+def _preactivation_norms(config: ResNetConfig) -> Iterator[int]:
+    for inputs, inner, _, _ in _units(config.stages, config.width):
+        yield from (inputs, inner, inner)
+    yield config.feature_width

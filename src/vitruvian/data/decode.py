@@ -1,0 +1,218 @@
+"""A picture's file or bytes as an upright RGB image, or one line that says why not."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import struct
+from typing import BinaryIO
+
+import numpy as np
+from PIL import Image
+
+from vitruvian.errors import ImageError
+
+Source = str | os.PathLike[str] | bytes | BinaryIO | Image.Image
+
+MAX_PIXELS = 2 * 89_478_485
+"""Pixels of the largest picture that is decoded: where Pillow itself stops, about 700 MB in memory."""
+
+MAX_STREAM_BYTES = 2**30
+"""Bytes taken from what cannot seek, such as a pipe."""
+
+READERS = {
+    # format: the Pillow module that reads it, imported when the formats before it do not fit; endings of its files.
+    # Left out are formats that run another program (EPS) and those for which nearly any bytes pass (TGA, PCX).
+    "JPEG": ("JpegImagePlugin", ".jpg .jpeg .jpe .jfif"),
+    "PNG": ("PngImagePlugin", ".png .apng"),
+    "WEBP": ("WebPImagePlugin", ".webp"),
+    "GIF": ("GifImagePlugin", ".gif"),
+    "BMP": ("BmpImagePlugin", ".bmp"),
+    "TIFF": ("TiffImagePlugin", ".tif .tiff"),
+    "AVIF": ("AvifImagePlugin", ".avif"),
+    "JPEG2000": ("Jpeg2KImagePlugin", ".jp2 .j2k .jpx"),
+    "PPM": ("PpmImagePlugin", ".ppm .pgm .pbm .pnm .pfm"),
+    "ICO": ("IcoImagePlugin", ".ico"),
+    "QOI": ("QoiImagePlugin", ".qoi"),
+}
+
+EXTENSIONS = frozenset(ending for _, endings in READERS.values() for ending in endings.split())
+"""Endings, in lower case, by which a picture is known in a folder."""
+
+STRANGERS = {
+    # bytes near the start (in lower case) of files that people take for pictures: what such a file is
+    b"ftyphei": "a HEIC photograph, which Pillow does not read: convert it to JPEG",
+    b"ftypmif1": "a HEIC photograph, which Pillow does not read: convert it to JPEG",
+    b"<html": "a web page, perhaps saved in place of the picture",
+    b"<!doctype html": "a web page, perhaps saved in place of the picture",
+    b"<svg": "an SVG drawing, which has no pixels: convert it to PNG",
+    b"%pdf": "a PDF document: convert its pages to PNG",
+}
+
+ORIENTATION = 0x0112  # the EXIF tag
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def decode(source: Source, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """The picture as upright RGB, from a path, bytes, an open binary file or a Pillow image.
+
+    Transparent parts become white, as a browser shows them; an animation gives its first frame;
+    values of more than 8 bits are scaled, not clipped. ImageError names the picture and the reason.
+    """
+    try:
+        if isinstance(source, Image.Image):
+            return to_rgb(source)
+        if isinstance(source, bytes):
+            return read(io.BytesIO(source), max_pixels)
+        if isinstance(source, str | os.PathLike):
+            with open(source, "rb") as file:
+                return read(file, max_pixels)
+        return read(source, max_pixels)
+    except Exception as error:  # Pillow's readers raise whatever broken bytes lead them to
+        raise ImageError(f"{name_of(source)}: {reason(error)}") from error
+
+
+def name_of(source: Source) -> str:
+    """What to call a picture in a line of text."""
+    if isinstance(source, bytes):
+        return f"picture of {len(source)} bytes"
+    if isinstance(source, str | os.PathLike):
+        return printable(os.fspath(source))
+    name = getattr(source, "filename", "") or getattr(source, "name", "")
+    return printable(name) if isinstance(name, str) and name else "picture"
+
+
+def printable(text: str) -> str:
+    """The text in one line that any terminal can show: control characters and broken bytes as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def reason(error: Exception) -> str:
+    """Why a picture could not be decoded, in one line."""
+    match error:
+        case ImageError():
+            return str(error)
+        case FileNotFoundError():
+            return "no such file"
+        case IsADirectoryError():
+            return "this is a folder, not a picture"
+        case PermissionError():
+            return "no permission to read this file"
+        case MemoryError():
+            return "not enough memory for a picture of this size"
+        case OSError(strerror=str(text)):
+            return text.lower()
+        case _:
+            return f"broken picture: {printable(str(error)) or type(error).__name__}"
+
+
+def read(file: BinaryIO, max_pixels: int) -> Image.Image:
+    """The picture in an open file as upright RGB."""
+    image = identify(file if file.seekable() else drained(file))
+    columns, rows = image.size
+    if columns * rows > max_pixels:
+        raise ImageError(
+            f"{columns}x{rows} pixels are more than the limit of {max_pixels / 1e6:.0f} million; scale it down first"
+        )
+    image.load()
+    return to_rgb(image)
+
+
+def drained(file: BinaryIO) -> io.BytesIO:
+    data = file.read(MAX_STREAM_BYTES + 1)
+    if len(data) > MAX_STREAM_BYTES:
+        raise ImageError(f"the stream gives more than {MAX_STREAM_BYTES >> 20} MB")
+    return io.BytesIO(data)
+
+
+def identify(file: BinaryIO) -> Image.Image:
+    """The picture with its header read and its pixels not yet.
+
+    In place of Image.open, which knows formats we do not want and warns about large pictures; that
+    warning could be silenced only for all threads of the process at once.
+    """
+    file.seek(0)
+    start = file.read(1024)
+    if not start:
+        raise ImageError("the file is empty")
+    problem = ""
+    for name, (module, _) in READERS.items():
+        try:
+            importlib.import_module(f"PIL.{module}")
+            reader, accepts = Image.OPEN[name]
+            if accepts is not None and accepts(start[:16]) is True:
+                file.seek(0)
+                return reader(file, "")
+        except (ImportError, KeyError):  # this Pillow was built without the format
+            continue
+        except (SyntaxError, IndexError, TypeError, struct.error) as error:  # how a reader says "not mine"
+            cut_short = isinstance(error, struct.error) or isinstance(error.__cause__, struct.error)
+            problem = f"broken {name} picture: {'its header is cut short' if cut_short else printable(str(error))}"
+    stranger = next((what for mark, what in STRANGERS.items() if mark in start.lower()), "")
+    if stranger:
+        raise ImageError(f"this is {stranger}")
+    raise ImageError(problem or f"not a picture ({', '.join(READERS)})")
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any Pillow image as upright 8-bit RGB, transparent parts white."""
+    flat = image
+    if image.mode == "F" or image.mode.startswith("I"):
+        flat = deep_to_grey(image)
+    if flat.has_transparency_data:
+        layer = flat if flat.mode == "RGBA" else flat.convert("RGBA")
+        flat = Image.new("RGB", layer.size, "white")
+        flat.paste(layer, mask=layer)
+    elif flat.mode != "RGB":
+        flat = flat.convert("RGB")
+    turn = UPRIGHT.get(orientation(image))
+    return flat if turn is None else flat.transpose(turn)
+
+
+def orientation(image: Image.Image) -> int:
+    """EXIF's word on how the picture was held: 1 is upright."""
+    try:
+        return int(image.getexif().get(ORIENTATION, 1))
+    except Exception:  # a broken EXIF block says nothing about the pixels
+        return 1
+
+
+def deep_to_grey(image: Image.Image) -> Image.Image:
+    """16-bit, 32-bit and float grey as 8-bit grey; Pillow's own conversion clips.
+
+    16-bit values mean 0 to 65535, integers of 32 bits the same if they fit, floats 0 to 1 or 0 to 255 if
+    they fit; anything else is stretched from its least to its greatest finite value.
+    """
+    values = np.asarray(image)
+    low, high = 0.0, 65535.0
+    if not image.mode.startswith("I;16"):
+        low, high = value_range(values, (1.0, 255.0) if image.mode == "F" else (65535.0,))
+    grey = np.empty(values.shape, np.uint8)
+    for top in range(0, len(values), 256):  # in strips, for the memory
+        strip = np.nan_to_num(values[top : top + 256].astype(np.float64), nan=low, posinf=high, neginf=low)
+        grey[top : top + 256] = np.rint((strip - low) * (255.0 / (high - low)))
+    flat = Image.fromarray(grey)
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, int):
+        flat.putalpha(Image.fromarray((values != transparent).astype(np.uint8) * np.uint8(255)))
+    return flat
+
+
+def value_range(values: np.ndarray, tops: tuple[float, ...]) -> tuple[float, float]:
+    """From 0 to the first of `tops` that holds all values, else the least and greatest value."""
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    if low >= 0:
+        for top in tops:
+            if high <= top:
+                return 0.0, top
+    return low, max(high, low + 1e-6)

@@ -1,0 +1,146 @@
+"""The view of a picture that a model asks for: resized, cut and normalised, as its family does it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from vitruvian.config import Preprocess, Size
+from vitruvian.errors import ConfigError
+
+FILTERS = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "area": Image.Resampling.BOX,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+LARGEST_RESIZE = 2**27
+"""Pixels a picture is resized to before its centre is cut; a longer one is cut while it is resized."""
+
+Box = tuple[int, int, int, int]
+"""Left, top, right, bottom."""
+
+FloatArray = NDArray[np.float32]
+IndexArray = NDArray[np.intp]
+
+
+def view(image: Image.Image, preprocess: Preprocess) -> Tensor:
+    """Normalised float32 pixels (channels, rows, columns) of an upright RGB picture.
+
+    Resized with Pillow to 8 bits and cut like torchvision and timm, bit for bit. Without antialias, sampled like
+    TensorFlow and kept in float.
+    """
+    if len(preprocess.mean) == 1:
+        image = image.convert("L")
+    elif len(preprocess.mean) != 3:
+        raise ConfigError(f"a picture has 1 or 3 channels, and the model wants {len(preprocess.mean)}")
+    scaled, box = geometry((image.height, image.width), preprocess)
+    if preprocess.antialias or preprocess.interpolation == "nearest":
+        levels: NDArray[Any] = np.asarray(resized(image, scaled, box, FILTERS[preprocess.interpolation]))
+    elif preprocess.interpolation == "bilinear":
+        levels = sampled(image, scaled, box)
+    else:
+        raise ConfigError(f"antialias=False is known for bilinear and nearest, not for {preprocess.interpolation}")
+    return normalised(levels.reshape(*preprocess.image_size, -1), preprocess.mean, preprocess.std)
+
+
+def geometry(size: Size, preprocess: Preprocess) -> tuple[Size, Box]:
+    """The size the whole picture is scaled to, and the part of it that is kept."""
+    rows, columns = preprocess.image_size
+    if preprocess.fit == "squash":
+        return (rows, columns), (0, 0, columns, rows)
+    height, width = covering(size, preprocess.scaled_size or preprocess.image_size)
+    top, left = round((height - rows) / 2), round((width - columns) / 2)
+    return (height, width), (left, top, left + columns, top + rows)
+
+
+def covering(size: Size, target: Size) -> Size:
+    """The smallest size of the same shape that covers `target`.
+
+    The side that is free is cut to whole pixels as torchvision does it for a square target, and rounded as
+    timm does it for others.
+    """
+    whole = int if target[0] == target[1] else round
+    (height, width), (rows, columns) = size, target
+    if rows * width >= columns * height:
+        return rows, whole(rows * width / height)
+    return whole(columns * height / width), columns
+
+
+def resized(image: Image.Image, scaled: Size, box: Box, resample: Image.Resampling) -> Image.Image:
+    """The part `box` of the picture scaled to `scaled`."""
+    rows, columns = scaled
+    if max(rows, image.height) * columns > LARGEST_RESIZE:
+        return resized_part(image, scaled, box, resample)
+    if image.size != (columns, rows):
+        image = image.resize((columns, rows), resample)
+    return image if box == (0, 0, columns, rows) else image.crop(box)
+
+
+def resized_part(image: Image.Image, scaled: Size, box: Box, resample: Image.Resampling) -> Image.Image:
+    """The same without making more of the scaled picture than is kept, shrinking the longer side first.
+
+    For pictures so long that the rest would take gigabytes. A value may differ by rounding.
+    """
+    left, top, right, bottom = box
+    if image.height > image.width:  # Pillow resizes along rows first
+        turned = image.transpose(Image.Transpose.TRANSPOSE)
+        part = resized_part(turned, scaled[::-1], (top, left, bottom, right), resample)
+        return part.transpose(Image.Transpose.TRANSPOSE)
+    x, y = image.width / scaled[1], image.height / scaled[0]
+    source = (left * x, top * y, min(right * x, image.width), min(bottom * y, image.height))
+    return image.resize((right - left, bottom - top), resample, box=source)
+
+
+def sampled(image: Image.Image, scaled: Size, box: Box) -> FloatArray:
+    """The same part, float, bilinear between the four nearest pixels however far apart the samples are."""
+    left, top, right, bottom = box
+    above, below, down = neighbours(image.height, scaled[0], top, bottom)
+    before, after, across = neighbours(image.width, scaled[1], left, right)
+    levels = np.asarray(image).reshape(image.height, image.width, -1)
+
+    def between(rows: IndexArray) -> FloatArray:
+        first = levels[rows[:, None], before].astype(np.float32)
+        return first + (levels[rows[:, None], after] - first) * across[:, None]
+
+    upper = between(above)
+    return upper + (between(below) - upper) * down[:, None, None]
+
+
+def neighbours(length: int, scaled: int, start: int, stop: int) -> tuple[IndexArray, IndexArray, FloatArray]:
+    """Of samples start..stop of `scaled`: the pixels on both sides, and how far towards the second they lie."""
+    step, half = np.float32(length / scaled), np.float32(0.5)
+    place = (np.arange(start, stop, dtype=np.float32) + half) * step - half  # centres of pixels lie at halves
+    first = np.floor(place)
+    last = length - 1
+    return first.clip(0, last).astype(np.intp), (first + 1).clip(0, last).astype(np.intp), place - first
+
+
+def normalised(levels: NDArray[Any], mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Values of 0 to 255 (rows, columns, channels) as (v / 255 - mean) / std, channels first."""
+    rows, columns, channels = levels.shape
+    pixels = np.empty((channels, rows, columns), np.float32)
+    if levels.dtype == np.uint8:
+        for channel, table in enumerate(tables(mean, std)):
+            np.take(table, levels[:, :, channel], out=pixels[channel], mode="clip")
+    else:
+        for channel in range(channels):
+            pixels[channel] = levels[:, :, channel] / np.float32(255)
+            pixels[channel] -= np.float32(mean[channel])
+            pixels[channel] /= np.float32(std[channel])
+    return torch.from_numpy(pixels)
+
+
+@lru_cache(maxsize=64)
+def tables(mean: tuple[float, ...], std: tuple[float, ...]) -> FloatArray:
+    """The normalised value of each of the 256 levels, a row for each channel."""
+    levels = np.arange(256, dtype=np.float32)[None] / np.float32(255)
+    return (levels - np.asarray(mean, np.float32)[:, None]) / np.asarray(std, np.float32)[:, None]

@@ -1,0 +1,1 @@
+"""Tensors: the Vision Transformer, its hybrids and the BiT ResNet."""

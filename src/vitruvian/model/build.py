@@ -1,0 +1,107 @@
+"""A model from its settings or its name: empty for weights to come, or initialised as the paper's release does it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitruvian.catalog import resolve
+from vitruvian.config import ModelConfig, ResNetConfig
+from vitruvian.errors import UnknownNameError
+from vitruvian.model.encoder import Block, Mlp
+from vitruvian.model.resnet import PostActivationUnit, PreActivationUnit, ResNet, StdConv
+from vitruvian.model.vit import AttentionPool, ViT
+
+Model = ViT | ResNet
+
+
+def create_model(name: str, *, seed: int = 0, **changes: Any) -> Model:
+    """An initialised model of the catalogue; `changes` are settings of its config (classes, image_size, ...)."""
+    config = resolve(name)
+    known = [field.name for field in fields(config)]
+    for key in changes:
+        if key not in known:
+            raise UnknownNameError(f"setting of {name}", key, known)
+    return build(config.replace(**changes), seed=seed)
+
+
+def build(config: ModelConfig, *, seed: int = 0) -> Model:
+    """A model with these settings, initialised from `seed`."""
+    model = empty(config).to_empty(device="cpu")
+    initialise(model, torch.Generator().manual_seed(seed))
+    return model
+
+
+def empty(config: ModelConfig) -> Model:
+    """A model whose parameters have shapes but no memory (device `meta`), to load weights into."""
+    with torch.device("meta"):
+        return ResNet(config) if isinstance(config, ResNetConfig) else ViT(config)
+
+
+def initialise(model: Model, generator: torch.Generator) -> None:
+    """Fill the parameters: xavier-uniform kernels, LeCun convolutions, head zero, positions normal 0.02,
+    class token zero, MLP biases normal 1e-6, LayerScale 1e-4."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            nn.init.zeros_(parameter)
+        for module in model.modules():
+            initialise_module(module, generator)
+        if isinstance(model, ViT):
+            initialise_vit(model, generator)
+        if model.head is not None:
+            nn.init.zeros_(model.head.weight)
+
+
+def initialise_module(module: nn.Module, generator: torch.Generator) -> None:
+    if isinstance(module, nn.LayerNorm | nn.GroupNorm):
+        nn.init.ones_(module.weight)
+    elif isinstance(module, StdConv | nn.Conv2d):
+        lecun_normal(module.weight, generator)
+    elif isinstance(module, nn.Linear):
+        nn.init.xavier_uniform_(module.weight, generator=generator)
+    if isinstance(module, Mlp):
+        for layer in (module.fc1, module.fc2):
+            nn.init.normal_(layer.bias, std=1e-6, generator=generator)
+    elif isinstance(module, PostActivationUnit):  # each residual branch starts as nothing
+        nn.init.zeros_(module.norm3.weight)
+    elif isinstance(module, PreActivationUnit):
+        nn.init.zeros_(module.conv3.weight)
+
+
+def initialise_vit(model: ViT, generator: torch.Generator) -> None:
+    embed, config = model.embed, model.config
+    for name in ("positions", "row_positions", "column_positions", "prefix_positions", "registers"):
+        if hasattr(embed, name):
+            nn.init.normal_(getattr(embed, name), std=0.02, generator=generator)
+    if config.distillation:
+        nn.init.normal_(embed.distillation_token, std=0.02, generator=generator)
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        split_xavier(block.attention.qkv.weight, 3, generator)
+        if block.attention.offsets is not None:
+            nn.init.normal_(block.attention.offsets, std=0.02, generator=generator)
+        for scale in (block.scale1, block.scale2):
+            if scale is not None:
+                nn.init.constant_(scale, 1e-4)
+    if isinstance(model.pool, AttentionPool):
+        nn.init.xavier_uniform_(model.pool.probe[0], generator=generator)
+        split_xavier(model.pool.key_value.weight, 2, generator)
+    if model.distillation_head is not None:
+        nn.init.zeros_(model.distillation_head.weight)
+
+
+def split_xavier(weight: Tensor, parts: int, generator: torch.Generator) -> None:
+    """Fused projections are initialised as the separate ones they stand for."""
+    for part in weight.chunk(parts):
+        nn.init.xavier_uniform_(part, generator=generator)
+
+
+def lecun_normal(weight: Tensor, generator: torch.Generator) -> None:
+    """Truncated normal at two deviations with variance 1 / fan-in, as Flax draws it."""
+    fan_in = weight[0].numel()
+    std = math.sqrt(1 / fan_in) / 0.87962566103423978
+    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std, generator=generator)

@@ -1,0 +1,53 @@
+"""Inference on a CPU with each core taking whole images, instead of all cores sharing every operation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
+
+
+def spread(function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    """`function(images)` without gradients, computed in pieces of whole images on all cores.
+
+    Cores that share one operation wait for each other at its end, some hundred times a forward pass,
+    and push one another's activations out of the cache. Handing each core its own images avoids both;
+    the numbers are those of a smaller batch. Uses `torch.get_num_threads()` cores; one core, one image
+    and other devices go straight to `function`.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1 or len(images) == 1 or images.device.type != "cpu":
+        with torch.inference_mode():
+            return function(images)
+    pieces = even_pieces(images, threads)
+    return torch.cat(list(_pool(threads).map(lambda piece: _alone(function, piece), pieces)))
+
+
+def even_pieces(images: Tensor, threads: int) -> list[Tensor]:
+    """Images in pieces that keep `threads` cores busy to the end, each small enough for a core's cache."""
+    rounds = -(-len(images) // (threads * IMAGES_A_PIECE))
+    return [piece for piece in images.tensor_split(threads * rounds) if len(piece)]
+
+
+IMAGES_A_PIECE = 4
+
+
+def _alone(function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return function(images)
+
+
+def _pool(threads: int) -> ThreadPoolExecutor:
+    key = (os.getpid(), threads)  # threads do not survive a fork
+    if key not in _pools:
+        pool = ThreadPoolExecutor(threads, "vitruvian-core", initializer=torch.set_num_threads, initargs=(1,))
+        # Start every worker now: the initialiser also lowers the count that later threads inherit.
+        list(pool.map(lambda _: None, range(threads)))
+        torch.set_num_threads(threads)
+        _pools[key] = pool
+    return _pools[key]

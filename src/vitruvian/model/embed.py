@@ -1,0 +1,131 @@
+"""Pixels to tokens: patches, the tokens before them, positions and how positions follow another grid."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitruvian.config import PositionResize, Size, ViTConfig
+from vitruvian.model.resnet import Stem
+
+# B images, R rows and C columns of patches, N = R * C, T tokens before the patches, D width
+
+
+class Embedding(nn.Module):
+    """Pixels (B, channels, height, width) -> tokens (B, T + N, D), positions included."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.config = config
+        D = config.width
+        rows, columns = config.grid
+        self.stem = Stem(config.stem, config.channels) if config.stem else None
+        channels = config.stem.out_channels if config.stem else config.channels
+        self.patch = nn.Conv2d(channels, D, config.patch_size, config.patch_size)
+        if config.class_token:
+            self.class_token = nn.Parameter(torch.empty(1, 1, D))
+        if config.distillation:
+            self.distillation_token = nn.Parameter(torch.empty(1, 1, D))
+        if config.registers:
+            self.registers = nn.Parameter(torch.empty(1, config.registers, D))
+        if config.positions == "learned":
+            self.positions = nn.Parameter(torch.empty(rows, columns, D))
+        elif config.positions == "learned_2d":
+            self.row_positions = nn.Parameter(torch.empty(rows, D // 2))
+            self.column_positions = nn.Parameter(torch.empty(columns, D // 2))
+        if config.prefix_positions:
+            self.prefix_positions = nn.Parameter(torch.empty(config.prefix_positions, D))
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        patches = self.patches(pixels)
+        grid = self.config.grid_of((pixels.shape[-2], pixels.shape[-1]))
+        positions = self.grid_positions(grid)
+        if positions is not None:
+            patches = patches + positions.flatten(0, 1)
+        prefix = self.prefix()
+        if prefix is not None:
+            patches = torch.cat([prefix.expand(len(patches), -1, -1), patches], dim=1)  # (B, T + N, D)
+        return self.dropout(patches)
+
+    def patches(self, pixels: Tensor) -> Tensor:
+        """The patch tokens (B, N, D) alone, without positions."""
+        features = self.stem(pixels) if self.stem else pixels
+        return self.patch(features).flatten(2).transpose(1, 2)
+
+    def prefix(self) -> Tensor | None:
+        """The tokens before the patches with their positions, (1, T, D)."""
+        config = self.config
+        placed: list[Tensor] = [self.class_token] if config.class_token else []
+        if config.distillation:
+            placed.append(self.distillation_token)
+        if config.prefix_positions:
+            placed = [torch.cat(placed, dim=1) + self.prefix_positions]
+        tokens = [*placed, self.registers] if config.registers else placed
+        if not tokens:
+            return None
+        return torch.cat(tokens, dim=1) if len(tokens) > 1 else tokens[0]
+
+    def grid_positions(self, grid: Size) -> Tensor | None:
+        """What is added to the patch tokens of this grid, (R, C, D); None where positions act elsewhere."""
+        config = self.config
+        if config.positions == "sincos":
+            return sincos_positions(grid, config.width).to(self.patch.weight)
+        if config.positions == "learned":
+            return resize_positions(self.positions, grid, config.numerics.position_resize)
+        if config.positions == "learned_2d":
+            halves = [
+                self.row_positions[:, None].expand(-1, config.grid[1], -1),
+                self.column_positions[None].expand(config.grid[0], -1, -1),
+            ]
+            return resize_positions(torch.cat(halves, dim=-1), grid, config.numerics.position_resize)
+        return None
+
+
+def sincos_positions(grid: Size, width: int) -> Tensor:
+    """Fixed 2-D positions (R, C, width): [sin x, cos x, sin y, cos y], wavelengths up to 10000."""
+    quarter = width // 4
+    omega = 10_000.0 ** -(torch.arange(quarter, dtype=torch.float64) / (quarter - 1))
+    y = torch.arange(grid[0], dtype=torch.float64)[:, None, None] * omega  # (R, 1, D/4)
+    x = torch.arange(grid[1], dtype=torch.float64)[None, :, None] * omega  # (1, C, D/4)
+    parts = [x.sin(), x.cos(), y.sin(), y.cos()]
+    return torch.cat([part.expand(grid[0], grid[1], quarter) for part in parts], dim=-1).float()
+
+
+def resize_positions(positions: Tensor, grid: Size, method: PositionResize) -> Tensor:
+    """Positions (R, C, D) resampled to another grid, in the way of one family of weights."""
+    old = positions.shape[0], positions.shape[1]
+    if old == tuple(grid):
+        return positions
+    image = positions.permute(2, 0, 1)[None].float()  # (1, D, R, C)
+    if method == "zoom":
+        image = F.interpolate(image, grid, mode="bilinear", align_corners=True)
+    elif method == "bicubic":
+        image = F.interpolate(image, grid, mode="bicubic", align_corners=False)
+    elif method == "bicubic_antialias":
+        image = F.interpolate(image, grid, mode="bicubic", align_corners=False, antialias=True)
+    elif method == "bicubic_aligned":
+        image = F.interpolate(image, grid, mode="bicubic", align_corners=True)
+    else:  # DINO hands over a factor, not a size; sampling points shift by its 0.1
+        factors = [(new + 0.1) / was for new, was in zip(grid, old)]
+        image = F.interpolate(image, scale_factor=factors, mode="bicubic", align_corners=False)
+    return image[0].permute(1, 2, 0).to(positions.dtype)
+
+
+def resize_patch_kernel(weight: Tensor, patch_size: int, method: PositionResize) -> Tensor:
+    """A patch embedding (D, channels, P, P) for another patch size.
+
+    Pseudo-inverse resize: the new kernel gives, on a patch enlarged or reduced with the family's own
+    interpolation, the closest answer to the old kernel on the original patch.
+    """
+    old = weight.shape[-1]
+    if old == patch_size:
+        return weight
+    basis = torch.eye(old * old, dtype=torch.float64).view(old * old, 1, old, old)
+    mode, aligned = ("bilinear", True) if method == "zoom" else ("bicubic", method == "bicubic_aligned")
+    smooth = method == "bicubic_antialias"
+    enlarged = F.interpolate(basis, (patch_size, patch_size), mode=mode, align_corners=aligned, antialias=smooth)
+    inverse = torch.linalg.pinv(enlarged.view(old * old, -1))  # (new^2, old^2)
+    flat = weight.double().flatten(2) @ inverse.T
+    return flat.view(*weight.shape[:2], patch_size, patch_size).to(weight.dtype)

@@ -1,0 +1,163 @@
+"""ResNets with GroupNorm and standardised convolutions: a hybrid's stem and the paper's BiT baseline."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitruvian.config import ConvStyle, Preprocess, ResNetConfig, StemConfig
+
+GROUPS = 32
+
+
+class StdConv(nn.Conv2d):
+    """Convolution whose kernel is standardised over all but the output axis, without bias.
+
+    Styles differ in numbers: `hybrid` divides by std + 1e-5 and pads like TensorFlow's SAME, `timm`
+    divides by sqrt(var + 1e-8) and pads the same, `bit` divides by sqrt(var + 1e-10) and pads evenly.
+    """
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, *, style: ConvStyle) -> None:
+        super().__init__(inputs, outputs, kernel, stride, bias=False)
+        self.style = style
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(self.pad(x), self.standardised(), stride=self.stride)
+
+    def standardised(self) -> Tensor:
+        variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), keepdim=True, unbiased=False)
+        if self.style == "hybrid":
+            return (self.weight - mean) / (variance.sqrt() + 1e-5)
+        return (self.weight - mean) * torch.rsqrt(variance + (1e-8 if self.style == "timm" else 1e-10))
+
+    def pad(self, x: Tensor) -> Tensor:
+        kernel, stride = self.kernel_size[0], self.stride[0]
+        if self.style == "bit":
+            side = (kernel - 1) // 2
+            return F.pad(x, (side, side, side, side)) if side else x
+        return pad_same(x, kernel, stride)
+
+
+def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
+    """TensorFlow's SAME padding: what is odd goes to the bottom and right."""
+    pads: list[int] = []
+    for size in (x.shape[-1], x.shape[-2]):
+        total = max(0, (-(-size // stride) - 1) * stride + kernel - size)
+        pads += [total // 2, total - total // 2]
+    return F.pad(x, pads, value=value) if any(pads) else x
+
+
+class PostActivationUnit(nn.Module):
+    """Bottleneck with the norm after each convolution (ResNet v1), as hybrids use it."""
+
+    def __init__(self, inputs: int, width: int, stride: int, style: ConvStyle) -> None:
+        super().__init__()
+        outputs = 4 * width
+        self.conv1 = StdConv(inputs, width, 1, style=style)
+        self.norm1 = nn.GroupNorm(GROUPS, width, eps=group_eps(style))
+        self.conv2 = StdConv(width, width, 3, stride, style=style)
+        self.norm2 = nn.GroupNorm(GROUPS, width, eps=group_eps(style))
+        self.conv3 = StdConv(width, outputs, 1, style=style)
+        self.norm3 = nn.GroupNorm(GROUPS, outputs, eps=group_eps(style))
+        self.shortcut = self.shortcut_norm = None
+        if inputs != outputs or stride != 1:
+            self.shortcut = StdConv(inputs, outputs, 1, stride, style=style)
+            self.shortcut_norm = nn.GroupNorm(GROUPS, outputs, eps=group_eps(style))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(x)))
+        y = F.relu(self.norm2(self.conv2(y)))
+        y = self.norm3(self.conv3(y))
+        if self.shortcut is not None and self.shortcut_norm is not None:
+            x = self.shortcut_norm(self.shortcut(x))
+        return F.relu(x + y)
+
+
+class PreActivationUnit(nn.Module):
+    """Bottleneck with the norm before each convolution (ResNet v2), as BiT uses it."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = 4 * width
+        self.norm1 = nn.GroupNorm(GROUPS, inputs, eps=group_eps("bit"))
+        self.conv1 = StdConv(inputs, width, 1, style="bit")
+        self.norm2 = nn.GroupNorm(GROUPS, width, eps=group_eps("bit"))
+        self.conv2 = StdConv(width, width, 3, stride, style="bit")
+        self.norm3 = nn.GroupNorm(GROUPS, width, eps=group_eps("bit"))
+        self.conv3 = StdConv(width, outputs, 1, style="bit")
+        project = inputs != outputs or stride != 1
+        self.shortcut = StdConv(inputs, outputs, 1, stride, style="bit") if project else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(x))
+        if self.shortcut is not None:
+            x = self.shortcut(y)
+        y = self.conv1(y)
+        y = self.conv2(F.relu(self.norm2(y)))
+        y = self.conv3(F.relu(self.norm3(y)))
+        return x + y
+
+
+def group_eps(style: ConvStyle) -> float:
+    return 1e-6 if style == "hybrid" else 1e-5
+
+
+class Stem(nn.Module):
+    """Pixels -> the feature map a hybrid cuts into patches."""
+
+    def __init__(self, config: StemConfig, channels: int) -> None:
+        super().__init__()
+        self.root = StdConv(channels, config.width, 7, 2, style=config.style)
+        self.root_norm = nn.GroupNorm(GROUPS, config.width, eps=group_eps(config.style))
+        self.stages = nn.ModuleList()
+        inputs = config.width
+        for stage, units in enumerate(config.stages):
+            width = config.width * 2**stage
+            modules = []
+            for unit in range(units):
+                stride = 2 if stage and not unit else 1
+                modules.append(PostActivationUnit(inputs, width, stride, config.style))
+                inputs = 4 * width
+            self.stages.append(nn.Sequential(*modules))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        x = F.relu(self.root_norm(self.root(pixels)))
+        x = F.max_pool2d(pad_same(x, 3, 2, value=float("-inf")), 3, 2)
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+
+class ResNet(nn.Module):
+    """The BiT ResNet: pixels (B, channels, height, width), normalised -> logits (B, classes)."""
+
+    def __init__(self, config: ResNetConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.preprocess = Preprocess(image_size=config.image_size)
+        self.labels: tuple[str, ...] | None = None
+        self.origin = ""
+        self.root = StdConv(config.channels, config.width, 7, 2, style="bit")
+        self.stages = nn.ModuleList()
+        inputs = config.width
+        for stage, units in enumerate(config.stages):
+            width = config.width * 2**stage
+            modules: list[nn.Module] = []
+            for unit in range(units):
+                modules.append(PreActivationUnit(inputs, width, 2 if stage and not unit else 1))
+                inputs = 4 * width
+            self.stages.append(nn.Sequential(*modules))
+        self.norm = nn.GroupNorm(GROUPS, inputs, eps=group_eps("bit"))
+        self.head = nn.Linear(inputs, config.classes) if config.classes else None
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        pooled = self.features(pixels)
+        return pooled if self.head is None else self.head(pooled)
+
+    def features(self, pixels: Tensor) -> Tensor:
+        """What the head reads, (B, feature_width)."""
+        x = F.max_pool2d(F.pad(self.root(pixels), (1, 1, 1, 1)), 3, 2)
+        for stage in self.stages:
+            x = stage(x)
+        return F.relu(self.norm(x)).mean(dim=(2, 3))

@@ -1,0 +1,168 @@
+"""From pictures to ranked answers: the one inference path of commands, service and evaluation."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitruvian.config import Size
+from vitruvian.data.decode import Source, decode, name_of, printable
+from vitruvian.data.preprocess import view
+from vitruvian.errors import ConfigError, ImageError
+from vitruvian.labels import imagenet_labels
+from vitruvian.model.build import Model
+from vitruvian.model.cores import spread
+from vitruvian.weights.load import load
+
+# B pictures, K classes
+
+DECODERS = min(4, os.cpu_count() or 1)
+"""Threads that decode ahead of the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One class and the model's probability for it."""
+
+    label: str
+    probability: float
+    index: int
+    """Position of the class among the model's outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the model says of one picture: answers, best first, or the error that stood in the way."""
+
+    path: str
+    """The path as given; a description for a picture that has none."""
+    answers: tuple[Answer, ...] = ()
+    error: str = ""
+
+
+class Classifier:
+    """A model with its preprocessing and labels, ready to name what is in pictures."""
+
+    def __init__(
+        self,
+        model: Model | str | Path,
+        *,
+        heads: int | None = None,
+        image_size: int | Size | None = None,
+        device: str = "cpu",
+    ) -> None:
+        """From a model, or from a file, folder or published name, loaded with `heads` and `image_size`."""
+        if isinstance(model, str | Path):
+            model = load(model, heads=heads, image_size=image_size)
+        elif heads is not None or image_size is not None:
+            raise ConfigError("heads and image_size are for loading weights; this model is already made")
+        self.labels = labels_of(model)
+        if len(model.preprocess.mean) != model.config.channels:
+            raise ConfigError(
+                f"the model takes {model.config.channels} channels, "
+                f"its preprocessing gives {len(model.preprocess.mean)}: set model.preprocess"
+            )
+        try:
+            self.model: Model = model.to(device)
+        except (RuntimeError, AssertionError) as error:
+            raise ConfigError(f"device={device!r} cannot be used: {str(error).splitlines()[0]}") from None
+        self.device = device
+
+    def predict(self, images: Iterable[Source], *, top: int = 5, batch: int = 16) -> list[list[Answer]]:
+        """The `top` answers for each picture, best first; the first bad picture raises ImageError."""
+        ranked = []
+        for prediction in self.stream(images, top=top, batch=batch):
+            if prediction.error:
+                raise ImageError(prediction.error)
+            ranked.append(list(prediction.answers))
+        return ranked
+
+    def stream(self, images: Iterable[Source], *, top: int = 5, batch: int = 16) -> Iterator[Prediction]:
+        """A prediction for each picture, in their order, errors included.
+
+        Pictures are decoded by a few threads, at most two batches ahead of the model, so a million
+        of them take no more memory than a hundred.
+        """
+        if isinstance(images, str | bytes | os.PathLike | Image.Image):
+            raise ConfigError("expected a list of pictures, not one: predict(['a.jpg'])")
+        if top < 1 or batch < 1:
+            raise ConfigError(f"top={top} and batch={batch} must be at least 1")
+        return self._stream(images, top, batch)
+
+    def _stream(self, images: Iterable[Source], top: int, batch: int) -> Iterator[Prediction]:
+        views = self.views(images, ahead=2 * batch)
+        while group := list(islice(views, batch)):
+            pixels = [seen for _, seen in group if isinstance(seen, Tensor)]
+            ranked = iter(self.ranked(self.logits(torch.stack(pixels)), top) if pixels else ())
+            for path, seen in group:
+                if isinstance(seen, ImageError):
+                    yield Prediction(path, error=str(seen))
+                elif answers := next(ranked):
+                    yield Prediction(path, answers)
+                else:
+                    yield Prediction(path, error=f"{printable(path)}: the model's answer is not a finite number")
+
+    def views(self, images: Iterable[Source], *, ahead: int) -> Iterator[tuple[str, Tensor | ImageError]]:
+        """Each picture's path with its view, or with the error, in order; `ahead` of them are under way."""
+
+        def see(image: Source) -> tuple[str, Tensor | ImageError]:
+            path = os.fspath(image) if isinstance(image, str | os.PathLike) else name_of(image)
+            try:
+                return path, view(decode(image), self.model.preprocess)
+            except ImageError as error:
+                return path, error
+
+        pool = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
+        waiting: deque[Future[tuple[str, Tensor | ImageError]]] = deque()
+        try:
+            for image in images:
+                waiting.append(pool.submit(see, image))
+                if len(waiting) >= ahead:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def logits(self, pixels: Tensor) -> Tensor:
+        """The model's raw answers (B, K) for normalised pixels (B, channels, rows, columns), without dropout."""
+        training = self.model.training
+        if training:
+            self.model.eval()
+        try:
+            return spread(self.model, pixels.to(self.device)).float().cpu()
+        finally:
+            if training:
+                self.model.train()
+
+    def ranked(self, logits: Tensor, top: int) -> list[tuple[Answer, ...]]:
+        """The `top` answers of each row, equal ones in the order of classes; none where a logit is not finite."""
+        probabilities, order = logits.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+        finite = logits.isfinite().all(dim=-1).tolist()
+        return [
+            tuple(Answer(self.labels[i], p, i) for p, i in zip(row, indices)) if good else ()
+            for row, indices, good in zip(probabilities[:, :top].tolist(), order[:, :top].tolist(), finite)
+        ]
+
+
+def labels_of(model: Model) -> tuple[str, ...]:
+    """The model's own labels, ImageNet's for 1000 classes, else numbers."""
+    classes = model.config.classes
+    if classes == 0:
+        raise ConfigError(
+            "this model has no head, so it gives features but no answers; load it with classes=N and train a head"
+        )
+    if model.labels is None:
+        return imagenet_labels() if classes == 1000 else tuple(map(str, range(classes)))
+    if len(model.labels) != classes:
+        raise ConfigError(f"the model has {classes} classes but {len(model.labels)} labels")
+    return model.labels

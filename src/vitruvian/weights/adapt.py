@@ -1,0 +1,102 @@
+"""Weights changed at load time: another image size, patch size or head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from vitruvian.config import ModelConfig, ResNetConfig, Size, ViTConfig, as_size
+from vitruvian.errors import CheckpointError
+from vitruvian.model.embed import resize_patch_kernel, resize_positions
+from vitruvian.weights.families.rules import Tensors
+
+Head = Literal["keep", "new"]
+
+HEAD_NAMES = ("head.weight", "head.bias", "distillation_head.weight", "distillation_head.bias")
+HIDDEN_NAMES = ("hidden.weight", "hidden.bias")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Changes:
+    """What the caller wants other than the file has it; None leaves it."""
+
+    image_size: int | Size | None = None
+    patch_size: int | None = None
+    classes: int | None = None
+    head: Head = "keep"
+
+    def __post_init__(self) -> None:
+        if self.head not in ("keep", "new"):
+            raise CheckpointError(f"head={self.head!r} is not 'keep' or 'new'")
+        if self.patch_size is not None and self.patch_size < 1:
+            raise CheckpointError(f"patch_size={self.patch_size} is not a number of pixels")
+        if self.classes is not None and self.classes < 0:
+            raise CheckpointError(f"classes={self.classes} is negative; 0 leaves the head out")
+
+    @property
+    def size(self) -> Size | None:
+        """`image_size` as rows and columns."""
+        return None if self.image_size is None else as_size(self.image_size)
+
+
+def adapt(config: ModelConfig, state: Tensors, changes: Changes) -> tuple[ModelConfig, Tensors]:
+    """Settings and tensors after the changes."""
+    if isinstance(config, ViTConfig):
+        config, state = change_patches(config, state, changes)
+    elif changes.patch_size is not None:
+        raise CheckpointError("patch_size has no meaning for a ResNet")
+    elif changes.size is not None:
+        config = config.replace(image_size=changes.size)
+    return change_head(config, state, changes)
+
+
+def change_patches(config: ViTConfig, state: Tensors, changes: Changes) -> tuple[ViTConfig, Tensors]:
+    """Positions on the new grid and patch embedding of the new size, each resampled as the family does it."""
+    new = config.replace(
+        patch_size=changes.patch_size or config.patch_size, image_size=changes.size or config.image_size
+    )
+    method = config.numerics.position_resize
+    state = dict(state)
+    if new.patch_size != config.patch_size:
+        state["embed.patch.weight"] = resize_patch_kernel(state["embed.patch.weight"], new.patch_size, method)
+    if new.grid == config.grid:
+        return new, state
+    if "embed.positions" in state:
+        state["embed.positions"] = resize_positions(state["embed.positions"], new.grid, method)
+    if "embed.row_positions" in state:
+        rows, columns = state["embed.row_positions"][:, None], state["embed.column_positions"][None]
+        state["embed.row_positions"] = resize_positions(rows, (new.grid[0], 1), method)[:, 0]
+        state["embed.column_positions"] = resize_positions(columns, (1, new.grid[1]), method)[0]
+    for name in [name for name in state if name.endswith(".attention.offsets")]:
+        length = 2 * (new.prefix_tokens + new.grid[0] * new.grid[1]) - 1
+        state[name] = F.interpolate(state[name].T[None], length, mode="linear", align_corners=True)[0].T
+    return new, state
+
+
+def change_head(config: ModelConfig, state: Tensors, changes: Changes) -> tuple[ModelConfig, Tensors]:
+    """The head kept, left out, or a fresh one of zeros.
+
+    A fresh head is a single linear layer, as in the paper's fine-tuning: a hidden layer before the
+    old head goes with it. Without a head, the hidden layer stays and gives the features.
+    """
+    classes = config.classes if changes.classes is None else changes.classes
+    if changes.head == "new" and not classes:
+        raise CheckpointError("head='new' needs classes=, the file has no head to take the number from")
+    fresh = changes.head == "new" or classes != config.classes
+    if not fresh:
+        return config, state
+    state = {name: tensor for name, tensor in state.items() if name not in HEAD_NAMES}
+    config = config.replace(classes=classes)
+    if not classes:
+        return config, state
+    if isinstance(config, ViTConfig):
+        config = config.replace(head_hidden=0)
+        state = {name: tensor for name, tensor in state.items() if name not in HIDDEN_NAMES}
+    two_heads = not isinstance(config, ResNetConfig) and config.distillation
+    for name in ("head", "distillation_head") if two_heads else ("head",):
+        state[f"{name}.weight"] = torch.zeros(classes, config.feature_width)
+        state[f"{name}.bias"] = torch.zeros(classes)
+    return config, state

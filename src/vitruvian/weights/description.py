@@ -1,0 +1,90 @@
+"""What a model carries beside its tensors, as JSON: the same text in native folders and inside foreign files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from vitruvian.config import MODEL_KINDS, ModelConfig, Preprocess, ResNetConfig, Settings
+from vitruvian.errors import CheckpointError, ConfigError
+from vitruvian.model.build import Model
+
+S = TypeVar("S", bound=Settings)
+
+FORMAT = 1
+"""Version of the JSON; a reader refuses a later one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Description:
+    """Architecture (with its numerics), evaluation view, labels and history of one model."""
+
+    config: ModelConfig
+    preprocess: Preprocess
+    labels: tuple[str, ...] | None = None
+    origin: str = ""
+
+    @classmethod
+    def of(cls, model: Model) -> Description:
+        return cls(config=model.config, preprocess=model.preprocess, labels=model.labels, origin=model.origin)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "kind": "resnet" if isinstance(self.config, ResNetConfig) else "vit",
+            "architecture": self.config.to_json(),
+            "preprocess": self.preprocess.to_json(),
+            "labels": None if self.labels is None else list(self.labels),
+            "origin": self.origin,
+        }
+
+    @classmethod
+    def from_json(cls, data: Any, where: str) -> Description:
+        """The description written by `to_json`; `where` begins the text of an error."""
+        if not isinstance(data, dict) or not isinstance(data.get("architecture"), dict):
+            raise CheckpointError(f"{where}: not a description of a model: 'architecture' is missing")
+        version = data.get("format")
+        if not isinstance(version, int) or version > FORMAT:
+            raise CheckpointError(
+                f"{where}: format {version!r} is not known, this version reads up to {FORMAT}; upgrade vitruvian"
+            )
+        kind = data.get("kind")
+        if not isinstance(kind, str) or kind not in MODEL_KINDS:
+            raise CheckpointError(f"{where}: kind {kind!r} is not one of {', '.join(MODEL_KINDS)}")
+        try:
+            config: ModelConfig = typed(MODEL_KINDS[kind], data["architecture"])
+            preprocess = typed(Preprocess, data.get("preprocess") or {})
+        except (ConfigError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"{where}: {error}") from error
+        labels = data.get("labels")
+        if labels is not None and not (isinstance(labels, list) and all(isinstance(label, str) for label in labels)):
+            raise CheckpointError(f"{where}: 'labels' is not a list of names")
+        return cls(
+            config=config,
+            preprocess=preprocess,
+            labels=None if labels is None else tuple(labels),
+            origin=str(data.get("origin") or ""),
+        )
+
+
+def typed(kind: type[S], data: dict[str, Any]) -> S:
+    """The settings in `data`, if each value has the type of its default: JSON promises nothing."""
+    defaults = kind()
+    for name, value in data.items():
+        default = getattr(defaults, name, None)
+        if isinstance(default, Settings):
+            if not isinstance(value, dict):
+                raise ConfigError(f"{name}={value!r} is not an object")
+            typed(type(default), value)
+        elif isinstance(default, bool | int | float | str):
+            wanted = (int, float) if isinstance(default, float) else (type(default),)
+            if not isinstance(value, wanted) or isinstance(value, bool) != isinstance(default, bool):
+                raise ConfigError(f"{name}={value!r} is not of type {type(default).__name__}")
+    return kind.from_json(data)
+
+
+def fingerprint(data: Any) -> str:
+    """SHA-256 of a JSON value, whatever its spacing and the order of its keys."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""One two-way table per foreign family of weights."""

@@ -1,0 +1,127 @@
+"""What a family of weights has to say about itself; its file fills this in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from vitruvian.config import ConvStyle, ModelConfig, Numerics, Preprocess, Size, ViTConfig
+from vitruvian.weights.families.rules import Table, Tensors
+from vitruvian.weights.files import Checkpoint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What a checkpoint says besides the shapes of its arrays; None where it is silent."""
+
+    numerics: Numerics
+    heads: int | None = None
+    layers: int | None = None
+    image_size: Size | None = None
+    norm_after_pool: bool = False
+    fixed_positions: bool = False
+    """A file without a position array means sin-cos positions, not a broken file."""
+    stem_style: ConvStyle = "hybrid"
+    labels: tuple[str, ...] | None = None
+
+
+class Family:
+    """One family of weights: its names, its numerics, its evaluation view and what it can express."""
+
+    name: ClassVar[str]
+    numerics: ClassVar[Numerics]
+    table: ClassVar[Table]
+    anchor: ClassVar[str]
+    """The array every checkpoint of the family has; what precedes it is the prefix of all names."""
+    prefixes: ClassVar[tuple[str, ...]] = ("",)
+    idle: ClassVar[dict[str, str]] = {}
+    """Names without a place in the model, or beginnings of names (ending in `.` or `/`), and what they are."""
+    refused: ClassVar[dict[str, str]] = {}
+    """Parts of names that belong to another architecture, and what that is."""
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    """File name endings it is written with; empty for a folder."""
+
+    def claims(self, checkpoint: Checkpoint) -> bool:
+        """Whether the names inside are this family's."""
+        return self.prefix(checkpoint.tensors) is not None
+
+    def prefix(self, tensors: Tensors) -> str | None:
+        return next((prefix for prefix in self.prefixes if prefix + self.anchor in tensors), None)
+
+    def tidy(self, tensors: Tensors) -> Tensors:
+        """The same arrays under the names of the table: without prefix, older names renamed."""
+        prefix = self.prefix(tensors) or ""
+        outer = "module." if prefix.startswith("module.") else ""  # DistributedDataParallel's, on every name
+        return {name.removeprefix(prefix).removeprefix(outer): tensor for name, tensor in tensors.items()}
+
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
+        """What the tidied arrays and the files beside them say."""
+        return Facts(numerics=self.numerics)
+
+    def carried(self, checkpoint: Checkpoint) -> Any:
+        """The description a file carries from a conversion, as JSON; None if there is none that counts."""
+        return checkpoint.carried
+
+    def preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+        """The evaluation view its models ask for."""
+        raise NotImplementedError
+
+    def obstacles(self, config: ModelConfig) -> Iterator[str]:
+        """Why a model of this shape cannot be written; nothing if it can."""
+        raise NotImplementedError
+
+    def prefix_rows(self, config: ViTConfig) -> int:
+        """Rows of the position array before the patches."""
+        return config.class_token + config.distillation
+
+    def adopt(self, native: Tensors, config: ModelConfig) -> Tensors:
+        """Our arrays under the names by which the table knows them, where a family uses one for another."""
+        return native
+
+    def dress(self, tensors: Tensors, config: ModelConfig) -> Tensors:
+        """Arrays under the names of the table, renamed as this model's file has them; the reverse of `tidy`."""
+        return tensors
+
+    def own(self, config: ModelConfig) -> ModelConfig:
+        """`config` with the numerics that the family's own implementation would run it with."""
+        return config.replace(numerics=self.numerics) if isinstance(config, ViTConfig) else config
+
+
+def first_match(name: str, table: dict[str, str]) -> str | None:
+    """What a table of names and beginnings of names says about a name."""
+    for key, reason in table.items():
+        if name == key or (key[-1] in "./" and name.startswith(key)):
+            return reason
+    return None
+
+
+def vit_obstacles(config: ModelConfig, family: str) -> Iterator[str]:
+    """Obstacles that every foreign family shares."""
+    if not isinstance(config, ViTConfig):
+        yield f"{family} holds Vision Transformers, this is a ResNet"
+    elif config.positions == "relative":
+        yield f"{family} has no relative positions"
+    elif config.norm_after_pool and config.distillation:
+        yield f"{family} has no norm after the pooling of two tokens"
+
+
+def plain_obstacles(config: ModelConfig, family: str) -> Iterator[str]:
+    """Obstacles of a family that knows the paper's model only: a class token, one head, plain blocks."""
+    yield from vit_obstacles(config, family)
+    if not isinstance(config, ViTConfig):
+        return
+    checks = {
+        "LayerScale": config.layer_scale,
+        "distillation token": config.distillation,
+        "register tokens": config.registers,
+        "attention pooling (MAP)": config.pool == "map",
+        "head on class token and mean side by side": config.pool == "token_mean",
+        "gated MLP (SwiGLU)": config.mlp == "swiglu",
+    }
+    yield from (f"{family} has no {what}" for what, present in checks.items() if present)
+
+
+def scaled_crop(size: Size, numerator: int, denominator: int) -> Size:
+    """The size of which `denominator / numerator` is `size`, rounded down, as evaluation recipes give it."""
+    return size[0] * numerator // denominator, size[1] * numerator // denominator

@@ -1,0 +1,228 @@
+"""Hugging Face transformers (folder): what its model types share, and ViT with DeiT."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from vitruvian.config import HUGGINGFACE_NUMERICS, ModelConfig, Numerics, Preprocess, ViTConfig
+from vitruvian.errors import CheckpointError
+from vitruvian.weights.description import fingerprint
+from vitruvian.weights.families.family import Facts, Family, vit_obstacles
+from vitruvian.weights.families.huggingface_json import (
+    ACTIVATIONS,
+    generic_labels,
+    image_size_of,
+    labels_of,
+    number,
+    preprocess_of,
+)
+from vitruvian.weights.families.positions import FLAT
+from vitruvian.weights.families.rules import STACKED, Row, Table, Tensors, pair
+from vitruvian.weights.files import Checkpoint
+
+LAYER, ATTENTION = "encoder.layer.{i}", "encoder.layer.{i}.attention"
+
+ROWS = (
+    *pair("embed.patch", "embeddings.patch_embeddings.projection"),
+    Row("embed.class_token", ("embeddings.cls_token",)),
+    Row(FLAT, ("embeddings.position_embeddings",)),
+    *pair(
+        "blocks.{i}.attention.qkv",
+        *(f"{ATTENTION}.attention.{part}" for part in ("query", "key", "value")),
+        kind=STACKED,
+    ),
+    *pair("blocks.{i}.attention.out", f"{ATTENTION}.output.dense"),
+    *pair("norm", "layernorm"),
+    *pair("head", "classifier"),
+)
+
+# Names that transformers 5 has in memory, where its files keep the earlier ones.
+MEMORY_NAMES = (
+    (r"^layers\.", "encoder.layer."),
+    (r"\.attention\.q_proj\.", ".attention.attention.query."),
+    (r"\.attention\.k_proj\.", ".attention.attention.key."),
+    (r"\.attention\.v_proj\.", ".attention.attention.value."),
+    (r"\.attention\.o_proj\.", ".attention.output.dense."),
+)
+
+
+class HuggingFace(Family):
+    """What the model types share; eps and GELU come from `config.json`."""
+
+    numerics = HUGGINGFACE_NUMERICS
+    anchor = "embeddings.patch_embeddings.projection.weight"
+    model_types: tuple[str, ...]
+    norm_eps: float
+    """What the model type means when its configuration does not say."""
+
+    def model_type(self, config: ViTConfig) -> str:
+        """Which of its model types a model is written as; also the prefix of its names."""
+        return self.model_types[0]
+
+    def architecture(self, config: ViTConfig) -> str:
+        """Name of the transformers class that reads what is written."""
+        raise NotImplementedError
+
+    def tidy(self, tensors: Tensors) -> Tensors:
+        tidied = {}
+        for name, tensor in super().tidy(tensors).items():
+            for pattern, replacement in MEMORY_NAMES:
+                name = re.sub(pattern, replacement, name)
+            tidied[name] = tensor
+        return tidied
+
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
+        settings = checkpoint.settings.get("config.json", {})
+        model_type = settings.get("model_type", self.model_types[0])
+        if model_type not in self.model_types:
+            names = ", ".join(self.model_types)
+            raise CheckpointError(f"config.json says model_type {model_type!r}, the names inside are those of {names}")
+        return Facts(
+            numerics=self.numerics_of(settings),
+            heads=number(settings, "num_attention_heads"),
+            layers=number(settings, "num_hidden_layers"),
+            image_size=image_size_of(settings),
+            labels=labels_of(settings),
+        )
+
+    def numerics_of(self, settings: dict[str, Any]) -> Numerics:
+        activation = settings.get("hidden_act", "gelu")
+        if not isinstance(activation, str) or activation not in ACTIVATIONS:
+            raise CheckpointError(f"config.json: hidden_act {activation!r} is not one of {', '.join(ACTIVATIONS)}")
+        eps = settings.get("layer_norm_eps", self.norm_eps)
+        if not isinstance(eps, float | int):
+            raise CheckpointError(f"config.json: layer_norm_eps={eps!r} is not a number")
+        return self.numerics.replace(gelu=ACTIVATIONS[activation], norm_eps=float(eps))
+
+    def carried(self, checkpoint: Checkpoint) -> Any:
+        """The description counts as long as nobody changed the JSON files it was written with."""
+        carried = checkpoint.carried
+        if not isinstance(carried, dict) or not isinstance(carried.get("files"), dict):
+            return None
+        unchanged = all(fingerprint(checkpoint.settings.get(name)) == mark for name, mark in carried["files"].items())
+        return carried if unchanged else None
+
+    def preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+        return preprocess_of(checkpoint.settings.get("preprocessor_config.json", {}), config.image_size)
+
+    def obstacles(self, config: ModelConfig) -> Iterator[str]:
+        yield from vit_obstacles(config, "huggingface")
+        if not isinstance(config, ViTConfig):
+            return
+        checks = {
+            "no hidden layer before the head (its classifier bypasses the pooler)": config.head_hidden,
+            "no attention pooling (MAP)": config.pool == "map",
+            "no model that reads the mean of the patches": config.pool == "mean",
+            "no hybrids with a ResNet stem": config.stem,
+        }
+        yield from (f"huggingface has {what}" for what, present in checks.items() if present)
+
+    def dress(self, tensors: Tensors, config: ModelConfig) -> Tensors:
+        assert isinstance(config, ViTConfig)
+        if not config.classes:
+            return tensors
+        prefix = self.model_type(config) + "."
+        return {name if "classifier" in name else prefix + name: tensor for name, tensor in tensors.items()}
+
+    def own(self, config: ModelConfig) -> ModelConfig:
+        """`config.json` states GELU and eps, so only the resampling of positions is the family's."""
+        assert isinstance(config, ViTConfig)
+        return config.replace(numerics=config.numerics.replace(position_resize=self.numerics.position_resize))
+
+    def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
+        """`config.json` as transformers writes it."""
+        rows, columns = config.image_size
+        names = labels or generic_labels(config.classes)
+        settings: dict[str, Any] = {
+            "architectures": [self.architecture(config)],
+            "model_type": self.model_type(config),
+            "hidden_size": config.width,
+            "num_hidden_layers": config.layers,
+            "num_attention_heads": config.heads,
+            "hidden_act": "gelu" if config.numerics.gelu == "erf" else "gelu_pytorch_tanh",
+            "layer_norm_eps": config.numerics.norm_eps,
+            "hidden_dropout_prob": config.dropout,
+            "attention_probs_dropout_prob": config.attention_dropout,
+            "image_size": rows if rows == columns else [rows, columns],
+            "patch_size": config.patch_size,
+            "num_channels": config.channels,
+            "qkv_bias": config.qkv_bias,
+            "dtype": "float32",
+        }
+        if config.classes:
+            settings["id2label"] = {str(index): name for index, name in enumerate(names)}
+            settings["label2id"] = {name: index for index, name in enumerate(names)}
+        return settings
+
+
+class HuggingFaceViT(HuggingFace):
+    """model_type `vit` and `deit`."""
+
+    name = "huggingface"
+    model_types = ("vit", "deit")
+    norm_eps = 1e-12
+    prefixes = ("vit.", "deit.", "", "module.vit.")
+    idle: ClassVar[dict[str, str]] = {
+        "pooler.dense.weight": "pooler, which the classifier bypasses",
+        "pooler.dense.bias": "pooler, which the classifier bypasses",
+        "embeddings.mask_token": "token of masked training",
+    }
+    table = Table(
+        rows=(
+            *ROWS,
+            Row("embed.distillation_token", ("embeddings.distillation_token",)),
+            *pair("distillation_head", "distillation_classifier"),
+            *pair("blocks.{i}.norm1", f"{LAYER}.layernorm_before"),
+            *pair("blocks.{i}.norm2", f"{LAYER}.layernorm_after"),
+            *pair("blocks.{i}.mlp.fc1", f"{LAYER}.intermediate.dense"),
+            *pair("blocks.{i}.mlp.fc2", f"{LAYER}.output.dense"),
+        ),
+        block=r"encoder\.layer\.(\d+)\.",
+    )
+
+    def claims(self, checkpoint: Checkpoint) -> bool:
+        return super().claims(checkpoint) and not any(".layer_scale" in name for name in checkpoint.tensors)
+
+    def tidy(self, tensors: Tensors) -> Tensors:
+        """In memory the MLP has DINOv2's names; with a teacher, the first classifier is called `cls_classifier`."""
+        renames = {"cls_classifier.": "classifier.", ".mlp.fc1.": ".intermediate.dense.", ".mlp.fc2.": ".output.dense."}
+        tidied = super().tidy(tensors)
+        for old, new in renames.items():
+            tidied = {name.replace(old, new): tensor for name, tensor in tidied.items()}
+        return tidied
+
+    def model_type(self, config: ViTConfig) -> str:
+        return "deit" if config.distillation or config.registers else "vit"
+
+    def architecture(self, config: ViTConfig) -> str:
+        name = "DeiT" if self.model_type(config) == "deit" else "ViT"
+        name += "ForImageClassification" if config.classes else "Model"
+        return name + ("WithTeacher" if config.distillation and config.classes else "")
+
+    def obstacles(self, config: ModelConfig) -> Iterator[str]:
+        yield from super().obstacles(config)
+        if isinstance(config, ViTConfig) and config.registers and not self.lone_token(config):
+            yield "huggingface has register tokens only with LayerScale (DINOv2)"
+
+    def lone_token(self, config: ViTConfig) -> bool:
+        """A single register is what DeiT without a teacher has: a distillation token that no head reads."""
+        return config.registers == 1 and config.classes > 0 and not config.distillation
+
+    def prefix_rows(self, config: ViTConfig) -> int:
+        return super().prefix_rows(config) + config.registers
+
+    def adopt(self, native: Tensors, config: ModelConfig) -> Tensors:
+        renames = {"embed.registers": "embed.distillation_token"}
+        return {renames.get(name, name): tensor for name, tensor in native.items()}
+
+    def dress(self, tensors: Tensors, config: ModelConfig) -> Tensors:
+        assert isinstance(config, ViTConfig)
+        dressed = super().dress(tensors, config)
+        if config.distillation:
+            dressed = {re.sub(r"^classifier\.", "cls_classifier.", name): t for name, t in dressed.items()}
+        return dressed
+
+    def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
+        return super().config_json(config, labels) | {"intermediate_size": config.mlp_width}

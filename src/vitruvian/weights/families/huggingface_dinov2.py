@@ -1,0 +1,104 @@
+"""DINOv2 as Hugging Face transformers keeps it, with and without registers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from vitruvian.config import ModelConfig, ViTConfig
+from vitruvian.weights.families.family import Facts
+from vitruvian.weights.families.huggingface import LAYER, ROWS, HuggingFace
+from vitruvian.weights.families.rules import Row, Table, Tensors, pair
+from vitruvian.weights.files import Checkpoint
+
+
+class HuggingFaceDinoV2(HuggingFace):
+    """model_type `dinov2` and `dinov2_with_registers`; the classifier reads class token and mean side by side."""
+
+    name = "huggingface"
+    model_types = ("dinov2", "dinov2_with_registers")
+    norm_eps = 1e-6
+    prefixes = ("dinov2.", "dinov2_with_registers.", "")
+    idle: ClassVar[dict[str, str]] = {"embeddings.mask_token": "token of masked training"}
+    table = Table(
+        rows=(
+            *ROWS,
+            Row("embed.registers", ("embeddings.register_tokens",)),
+            *pair("blocks.{i}.norm1", f"{LAYER}.norm1"),
+            Row("blocks.{i}.scale1", (f"{LAYER}.layer_scale1.lambda1",)),
+            *pair("blocks.{i}.norm2", f"{LAYER}.norm2"),
+            Row("blocks.{i}.scale2", (f"{LAYER}.layer_scale2.lambda1",)),
+            *pair("blocks.{i}.mlp.fc1", f"{LAYER}.mlp.fc1"),
+            *pair("blocks.{i}.mlp.fc2", f"{LAYER}.mlp.fc2"),
+        ),
+        block=r"encoder\.layer\.(\d+)\.",
+    )
+
+    def tidy(self, tensors: Tensors) -> Tensors:
+        """Gated MLPs call their layers `weights_in` and `weights_out`."""
+        renames = {".mlp.weights_in.": ".mlp.fc1.", ".mlp.weights_out.": ".mlp.fc2."}
+        tidied = super().tidy(tensors)
+        for old, new in renames.items():
+            tidied = {name.replace(old, new): tensor for name, tensor in tidied.items()}
+        return tidied
+
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
+        """transformers resamples positions with antialiasing in the model with registers alone."""
+        facts = super().facts(checkpoint, tensors)
+        if "embeddings.register_tokens" not in tensors:
+            return facts
+        return replace(facts, numerics=facts.numerics.replace(position_resize="bicubic_antialias"))
+
+    def model_type(self, config: ViTConfig) -> str:
+        return self.model_types[bool(config.registers)]
+
+    def architecture(self, config: ViTConfig) -> str:
+        name = "Dinov2WithRegisters" if config.registers else "Dinov2"
+        return name + ("ForImageClassification" if config.classes else "Model")
+
+    def obstacles(self, config: ModelConfig) -> Iterator[str]:
+        yield from super().obstacles(config)
+        if not isinstance(config, ViTConfig):
+            return
+        if not config.layer_scale:
+            yield "huggingface has gated MLPs and a head on class token and mean only with LayerScale (DINOv2)"
+        if config.classes and config.pool == "token":
+            yield "huggingface's model with LayerScale (DINOv2) reads class token and mean side by side"
+        if config.distillation:
+            yield "huggingface has no LayerScale beside a distillation token"
+        if mlp_ratio(config) is None:
+            yield f"huggingface's DINOv2 has no MLP of {config.mlp_width} at a width of {config.width}"
+
+    def dress(self, tensors: Tensors, config: ModelConfig) -> Tensors:
+        assert isinstance(config, ViTConfig)
+        mask = tensors["embeddings.cls_token"].new_zeros(1, config.width)
+        dressed = super().dress(tensors | {"embeddings.mask_token": mask}, config)
+        if config.mlp == "swiglu":
+            for ours, theirs in ((".fc1.", ".weights_in."), (".fc2.", ".weights_out.")):
+                dressed = {name.replace(ours, theirs): tensor for name, tensor in dressed.items()}
+        return dressed
+
+    def own(self, config: ModelConfig) -> ModelConfig:
+        own = super().own(config)
+        assert isinstance(own, ViTConfig)
+        if own.registers:
+            own = own.replace(numerics=own.numerics.replace(position_resize="bicubic_antialias"))
+        return own
+
+    def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
+        extra: dict[str, Any] = {"use_swiglu_ffn": config.mlp == "swiglu", "mlp_ratio": mlp_ratio(config)}
+        if config.registers:
+            extra["num_register_tokens"] = config.registers
+        return super().config_json(config, labels) | extra
+
+
+def mlp_ratio(config: ViTConfig) -> int | None:
+    """The whole number from which transformers computes the width of DINOv2's MLP; None if none gives it."""
+    for ratio in range(1, 65):
+        hidden = config.width * ratio
+        if config.mlp == "swiglu":
+            hidden = (int(hidden * 2 / 3) + 7) // 8 * 8
+        if hidden == config.mlp_width:
+            return ratio
+    return None

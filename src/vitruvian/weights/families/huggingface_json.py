@@ -1,0 +1,121 @@
+"""The JSON files of a Hugging Face folder: what they mean, and how they are written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vitruvian.config import Gelu, Interpolation, Preprocess, Size
+from vitruvian.errors import CheckpointError, ConfigError
+
+ACTIVATIONS: dict[str, Gelu] = {
+    "gelu": "erf",
+    "gelu_python": "erf",
+    "gelu_new": "tanh",
+    "gelu_fast": "tanh",
+    "gelu_pytorch_tanh": "tanh",
+}
+
+RESAMPLING: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "area"}
+"""Pillow's numbers, which `resample` holds."""
+
+
+def number(settings: dict[str, Any], key: str) -> int | None:
+    """A positive whole number of a JSON file, or None where it is absent."""
+    value = settings.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CheckpointError(f"config.json: {key}={value!r} is not a positive whole number")
+    return value
+
+
+def size(value: Any, key: str) -> Size:
+    """A side, [rows, columns] or {"height": rows, "width": columns}."""
+    if isinstance(value, dict):
+        value = [value.get("height"), value.get("width")]
+    pair = value if isinstance(value, list | tuple) else [value, value]
+    if len(pair) != 2 or not all(isinstance(side, int) and side > 0 for side in pair):
+        raise CheckpointError(f"{key}={value!r} is not a size in pixels")
+    return pair[0], pair[1]
+
+
+def image_size_of(settings: dict[str, Any]) -> Size | None:
+    return None if settings.get("image_size") is None else size(settings["image_size"], "config.json: image_size")
+
+
+def labels_of(settings: dict[str, Any]) -> tuple[str, ...] | None:
+    """`id2label` in order; None where it is absent or only numbers the classes (`LABEL_0`)."""
+    table = settings.get("id2label")
+    if not isinstance(table, dict):
+        return None
+    try:
+        names = tuple(str(table[key]) for key in sorted(table, key=int))
+        numbered = sorted(map(int, table)) == list(range(len(table)))
+    except ValueError as error:
+        raise CheckpointError(f"config.json: id2label has a key that is not a number: {error}") from error
+    if not numbered:
+        raise CheckpointError("config.json: id2label does not number the classes from 0 without gaps")
+    return None if names == generic_labels(len(names)) else names
+
+
+def generic_labels(count: int) -> tuple[str, ...]:
+    """The names transformers gives to classes that nobody named."""
+    return tuple(f"LABEL_{index}" for index in range(count))
+
+
+def preprocess_of(settings: dict[str, Any], image_size: Size) -> Preprocess:
+    """The view of `preprocessor_config.json`; where the file is missing or silent, a bilinear squash with 0.5."""
+    try:
+        mean, std = statistics(settings)
+        way = RESAMPLING[settings.get("resample", 2)]
+        return fitted(Preprocess(image_size=image_size, interpolation=way, mean=mean, std=std), settings)
+    except (ConfigError, KeyError, TypeError, ZeroDivisionError) as error:
+        raise CheckpointError(f"preprocessor_config.json cannot be read: {error}") from error
+
+
+def statistics(settings: dict[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and std for values between 0 and 1; `rescale_factor` takes a byte to what the file's own refer to."""
+    factor = settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1.0
+    scale = round(factor * 255, 9)
+    if not settings.get("do_normalize", True):
+        return (0.0,) * 3, (1.0 / scale,) * 3
+    mean, std = (settings.get(key, (0.5,) * 3) for key in ("image_mean", "image_std"))
+    return tuple(value / scale for value in mean), tuple(value / scale for value in std)
+
+
+def fitted(view: Preprocess, settings: dict[str, Any]) -> Preprocess:
+    """`view` with the sizes of the file: a squash, or the shorter side scaled and the centre cut.
+
+    DeiT's processor squashes to a square before it cuts; the models were made with the shorter side
+    scaled, which is what this gives.
+    """
+    wanted = settings.get("size")
+    shortest = wanted.get("shortest_edge") if isinstance(wanted, dict) else None
+    cuts = bool(settings.get("do_center_crop", "crop_size" in settings and shortest))
+    if not cuts and not shortest:
+        return view if wanted is None else view.replace(image_size=size(wanted, "size"))
+    scaled = size(shortest or wanted or view.image_size, "size")
+    cut = size(settings["crop_size"], "crop_size") if cuts and "crop_size" in settings else scaled
+    return view.replace(image_size=cut, fit="crop", scaled_size=tuple(map(max, scaled, cut)))
+
+
+def preprocessor_json(view: Preprocess) -> dict[str, Any]:
+    """`preprocessor_config.json` for a view; what transformers cannot say (no antialiasing) is left out."""
+    rows, columns = view.image_size
+    settings: dict[str, Any] = {
+        "do_resize": True,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(view.mean),
+        "image_std": list(view.std),
+        "resample": next(code for code, name in RESAMPLING.items() if name == view.interpolation),
+    }
+    if view.fit == "squash":
+        return settings | {"image_processor_type": "ViTImageProcessor", "size": {"height": rows, "width": columns}}
+    return settings | {
+        "image_processor_type": "BitImageProcessor",
+        "size": {"shortest_edge": max(view.scaled_size or view.image_size)},
+        "do_center_crop": True,
+        "crop_size": {"height": rows, "width": columns},
+    }

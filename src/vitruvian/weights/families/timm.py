@@ -1,0 +1,199 @@
+"""timm (safetensors or `.pth`), also AugReg, DeiT, DeiT-III and their hybrids."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, ClassVar, get_args
+
+from vitruvian.config import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    TIMM_NUMERICS,
+    Interpolation,
+    ModelConfig,
+    Preprocess,
+    ViTConfig,
+    as_size,
+)
+from vitruvian.errors import CheckpointError
+from vitruvian.weights.families.family import Facts, Family, vit_obstacles
+from vitruvian.weights.families.positions import FLAT
+from vitruvian.weights.families.rules import Row, Table, Tensors, pair
+from vitruvian.weights.files import Checkpoint
+
+UNIT, NATIVE_UNIT = "patch_embed.backbone.stages.{s}.blocks.{u}", "embed.stem.stages.{s}.{u}"
+
+BLOCK_ROWS = (
+    *pair("blocks.{i}.norm1", "blocks.{i}.norm1"),
+    *pair("blocks.{i}.attention.qkv", "blocks.{i}.attn.qkv"),
+    *pair("blocks.{i}.attention.out", "blocks.{i}.attn.proj"),
+    Row("blocks.{i}.scale1", ("blocks.{i}.ls1.gamma",)),
+    *pair("blocks.{i}.norm2", "blocks.{i}.norm2"),
+    *pair("blocks.{i}.mlp.fc1", "blocks.{i}.mlp.fc1"),
+    *pair("blocks.{i}.mlp.fc2", "blocks.{i}.mlp.fc2"),
+    Row("blocks.{i}.scale2", ("blocks.{i}.ls2.gamma",)),
+)
+
+TOKEN_ROWS = (
+    *pair("embed.patch", "patch_embed.proj"),
+    Row("embed.class_token", ("cls_token",)),
+    Row("embed.distillation_token", ("dist_token",)),
+    Row("embed.registers", ("reg_token",)),
+    Row(FLAT, ("pos_embed",)),
+    *pair("norm", "norm"),
+)
+
+STEM_ROWS = (
+    Row("embed.stem.root.weight", ("patch_embed.backbone.stem.conv.weight",)),
+    *pair("embed.stem.root_norm", "patch_embed.backbone.stem.norm"),
+    *(Row(f"{NATIVE_UNIT}.conv{n}.weight", (f"{UNIT}.conv{n}.weight",)) for n in (1, 2, 3)),
+    *(row for n in (1, 2, 3) for row in pair(f"{NATIVE_UNIT}.norm{n}", f"{UNIT}.norm{n}")),
+    Row(f"{NATIVE_UNIT}.shortcut.weight", (f"{UNIT}.downsample.conv.weight",)),
+    *pair(f"{NATIVE_UNIT}.shortcut_norm", f"{UNIT}.downsample.norm"),
+)
+
+POOL_ROWS = (
+    Row("pool.probe", ("attn_pool.latent",)),
+    *pair("pool.query", "attn_pool.q"),
+    *pair("pool.key_value", "attn_pool.kv"),
+    *pair("pool.out", "attn_pool.proj"),
+    *pair("pool.norm", "attn_pool.norm"),
+    *pair("pool.mlp.fc1", "attn_pool.mlp.fc1"),
+    *pair("pool.mlp.fc2", "attn_pool.mlp.fc2"),
+)
+
+OLD_NAMES = (
+    (r"(blocks\.\d+)\.gamma_([12])", r"\1.ls\2.gamma"),  # DeiT-III as Facebook wrote it
+    (r"patch_embed\.backbone\.(conv|norm)\.", r"patch_embed.backbone.stem.\1."),  # a stem without stages
+)
+
+
+class Timm(Family):
+    """erf GELU, eps 1e-6, positions resampled bicubically with antialiasing."""
+
+    name = "timm"
+    numerics = TIMM_NUMERICS
+    anchor = "patch_embed.proj.weight"
+    prefixes = ("", "module.", "backbone.", "module.backbone.", "model.", "module.model.", "_orig_mod.")
+    suffixes = (".safetensors", ".pth", ".pt", ".bin")
+    refused: ClassVar[dict[str, str]] = {
+        ".q_norm.": "normalised queries and keys",
+        ".k_norm.": "normalised queries and keys",
+        "norm_pre.": "a norm before the blocks (CLIP)",
+        "rel_pos": "relative position biases (BEiT, Swin)",
+        ".attn.q_bias": "BEiT's split attention bias",
+        "attn_pool.pos_embed": "positions inside the attention pooling",
+        "token_mixing": "an MLP-Mixer",
+    }
+    table = Table(
+        rows=(
+            *TOKEN_ROWS,
+            *BLOCK_ROWS,
+            *POOL_ROWS,
+            *pair("hidden", "pre_logits.fc"),
+            *pair("head", "head"),
+            *pair("distillation_head", "head_dist"),
+            *STEM_ROWS,
+        ),
+        block=r"blocks\.(\d+)\.",
+        unit=r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.",
+    )
+
+    def tidy(self, tensors: Tensors) -> Tensors:
+        tidied = rename(super().tidy(tensors), OLD_NAMES)
+        if "fc_norm.weight" in tidied:
+            if "norm.weight" in tidied:
+                raise CheckpointError("the file has both 'norm' and 'fc_norm': norms before and after the mean")
+            tidied = rename(tidied, ((r"fc_norm\.", "norm."),))
+        return tidied
+
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
+        after_pool = any(name.endswith("fc_norm.weight") for name in checkpoint.tensors)
+        cfg = published(checkpoint)
+        labels, size = cfg.get("label_names"), cfg.get("input_size")
+        return Facts(
+            numerics=self.numerics,
+            image_size=as_size(size[1:]) if isinstance(size, list) else None,
+            norm_after_pool=after_pool,
+            stem_style="timm",
+            labels=tuple(map(str, labels)) if isinstance(labels, list) else None,
+        )
+
+    def preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+        assert isinstance(config, ViTConfig)
+        if cfg := published(checkpoint):
+            return published_view(cfg, config)
+        # A file cannot say; these marks tell Facebook's models, trained with ImageNet statistics, from AugReg's.
+        deit = config.distillation or config.layer_scale or checkpoint.wrapper == "model"
+        view = crop_view(config, 1.0 if min(config.image_size) >= 384 else 0.9)
+        return view.replace(mean=IMAGENET_MEAN, std=IMAGENET_STD) if deit else view
+
+    def obstacles(self, config: ModelConfig) -> Iterator[str]:
+        yield from vit_obstacles(config, "timm")
+        if not isinstance(config, ViTConfig):
+            return
+        if config.head_hidden:
+            yield "timm has no hidden layer before the head (it drops pre_logits)"
+        if config.pool == "token_mean":
+            yield "timm has no head on class token and mean side by side"
+        if config.pool == "map" and config.norm_after_pool:
+            yield "timm normalises the tokens before attention pooling"
+        if config.distillation and config.registers:
+            yield "timm has no register tokens beside a distillation token"
+
+    def prefix_rows(self, config: ViTConfig) -> int:
+        """None with registers: timm then keeps positions for the patches alone."""
+        return super().prefix_rows(config) if config.class_position and not config.registers else 0
+
+    def dress(self, tensors: Tensors, config: ModelConfig) -> Tensors:
+        assert isinstance(config, ViTConfig)
+        if config.norm_after_pool and config.pool == "mean":
+            tensors = rename(tensors, ((r"norm\.", "fc_norm."),))
+        if config.stem and not config.stem.stages:
+            tensors = rename(tensors, ((r"patch_embed\.backbone\.stem\.", "patch_embed.backbone."),))
+        return tensors
+
+    def own(self, config: ModelConfig) -> ModelConfig:
+        assert isinstance(config, ViTConfig)
+        stem = config.stem and config.stem.replace(style="timm")
+        return config.replace(numerics=self.numerics, stem=stem)
+
+
+def rename(tensors: Tensors, rules: tuple[tuple[str, str], ...]) -> Tensors:
+    """The same arrays with each pattern replaced at the start of a name."""
+    renamed = {}
+    for name, tensor in tensors.items():
+        for pattern, replacement in rules:
+            if re.match(pattern, name):
+                name = re.sub(pattern, replacement, name, count=1)
+        renamed[name] = tensor
+    return renamed
+
+
+def published(checkpoint: Checkpoint) -> dict[str, Any]:
+    """`pretrained_cfg` of a folder from timm's hub, or nothing."""
+    cfg = checkpoint.settings.get("config.json", {}).get("pretrained_cfg")
+    return cfg if isinstance(cfg, dict) else {}
+
+
+def published_view(cfg: dict[str, Any], config: ViTConfig) -> Preprocess:
+    """The evaluation view that `pretrained_cfg` states."""
+    interpolation = cfg.get("interpolation", "bicubic")
+    if interpolation not in get_args(Interpolation):
+        raise CheckpointError(f"config.json: interpolation {interpolation!r} is not known")
+    try:
+        view = crop_view(config, float(cfg.get("crop_pct") or 0.9), squash=cfg.get("crop_mode") == "squash")
+        mean, std = (tuple(float(x) for x in cfg.get(key) or (0.5, 0.5, 0.5)) for key in ("mean", "std"))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"config.json: pretrained_cfg cannot be read: {error}") from error
+    return view.replace(interpolation=interpolation, mean=mean, std=std)
+
+
+def crop_view(config: ModelConfig, share: float, *, squash: bool = False) -> Preprocess:
+    """Bicubic; the centre whose side is `share` of the scaled picture."""
+    size = config.image_size
+    if squash and share == 1.0:
+        return Preprocess(image_size=size, interpolation="bicubic")
+    scaled = int(size[0] / share), int(size[1] / share)
+    return Preprocess(image_size=size, fit="crop", scaled_size=scaled, interpolation="bicubic")

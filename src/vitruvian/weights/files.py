@@ -1,0 +1,234 @@
+"""Reading raw tensors safely from npz, safetensors, PyTorch files and folders: data only, never code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vitruvian.errors import CheckpointError
+
+Format = Literal["npz", "safetensors", "torch"]
+
+CARRIED = "vitruvian"
+"""Key of the description that files we write carry, invisibly to other readers."""
+
+WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+"""What a folder is searched for, in this order."""
+
+SETTING_FILES = ("config.json", "preprocessor_config.json")
+
+WRAPPERS = ("teacher", "model", "state_dict", "model_state_dict", "net", "model_ema", "state_dict_ema")
+"""Entries under which training scripts keep the weights, first choice first (DINO evaluates its teacher)."""
+
+MAX_EXPANSION, MAX_FREE_BYTES = 50, 2**30
+"""An archive past the second may not unpack to more than the first times its size: weights hardly compress."""
+
+MAX_JSON_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """What a file or folder holds, still under its own names; floating-point tensors are float32."""
+
+    path: Path
+    format: Format
+    tensors: dict[str, Tensor]
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The JSON files of a folder, by file name."""
+    carried: Any = None
+    """The description inside a file that we wrote."""
+    wrapper: str = ""
+    """The entry of a PyTorch file under which the tensors were."""
+    beside: tuple[str, ...] = ()
+    """Other entries of a PyTorch file, such as the optimiser's state."""
+
+
+def read(path: Path) -> Checkpoint:
+    """The tensors of a weights file, or of the weights in a folder with its JSON files."""
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such file or folder")
+    weights = path
+    if path.is_dir():
+        weights = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), path)
+        if weights == path:
+            raise CheckpointError(f"{path}: the folder has none of {', '.join(WEIGHT_FILES)}")
+    beside = [weights.parent / name for name in SETTING_FILES] if weights.name in WEIGHT_FILES else []
+    settings = {file.name: read_json(file) for file in beside if file.is_file()}
+    checkpoint = read_shards(weights) if weights.suffix == ".json" else read_file(weights)
+    if not checkpoint.tensors:
+        raise CheckpointError(f"{weights}: the file holds no tensors")
+    return Checkpoint(
+        path=path,
+        format=checkpoint.format,
+        tensors={name: as_float(tensor) for name, tensor in checkpoint.tensors.items()},
+        settings=settings,
+        carried=checkpoint.carried,
+        wrapper=checkpoint.wrapper,
+        beside=checkpoint.beside,
+    )
+
+
+def read_file(path: Path) -> Checkpoint:
+    """One file, by what it contains, whatever it is called."""
+    readers = {"npz": read_npz, "safetensors": read_safetensors, "torch": read_torch}
+    kind = sniff(path)
+    try:
+        return readers[kind](path)
+    except CheckpointError:
+        raise
+    except Exception as error:  # a broken file makes the libraries below raise anything
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CheckpointError(f"{path}: broken or truncated {kind} file: {reason}") from error
+
+
+def sniff(path: Path) -> Format:
+    """The format of a file from its first bytes."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(64)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    if not start:
+        raise CheckpointError(f"{path}: the file is empty")
+    if start.startswith(b"version https://git-lfs"):
+        raise CheckpointError(f"{path}: a Git LFS pointer, not the weights; fetch them with `git lfs pull`")
+    if start.startswith(b"PK"):
+        return archive_format(path)
+    if start[8:9] == b"{":
+        return "safetensors"
+    if start.startswith(b"\x80"):
+        return "torch"
+    raise CheckpointError(f"{path}: not an npz, safetensors or PyTorch file")
+
+
+def archive_format(path: Path) -> Format:
+    """npz or PyTorch, for a ZIP archive of reasonable size."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError) as error:
+        raise CheckpointError(f"{path}: broken or truncated archive: {error}") from error
+    unpacked = sum(member.file_size for member in members)
+    if unpacked > max(MAX_FREE_BYTES, MAX_EXPANSION * path.stat().st_size):
+        raise CheckpointError(f"{path}: refused, the archive would unpack to {unpacked / 2**30:.1f} GiB")
+    return "npz" if any(member.filename.endswith(".npy") for member in members) else "torch"
+
+
+def read_npz(path: Path) -> Checkpoint:
+    import numpy as np
+
+    tensors: dict[str, Tensor] = {}
+    with np.load(path, allow_pickle=False) as archive:
+        for name in archive.files:
+            array = archive[name]
+            if array.dtype == np.dtype("V2"):  # bfloat16, which numpy has no name for
+                tensors[name] = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+            elif array.dtype.kind in "biuf":
+                tensors[name] = torch.from_numpy(np.ascontiguousarray(array))
+            else:
+                raise CheckpointError(f"{path}: {name!r} holds {array.dtype}, not numbers")
+    with zipfile.ZipFile(path) as zipped:
+        comment = zipped.comment
+    carried = parse_json(comment, path).get(CARRIED) if comment.startswith(b'{"' + CARRIED.encode()) else None
+    return Checkpoint(path=path, format="npz", tensors=tensors, carried=carried)
+
+
+def read_safetensors(path: Path) -> Checkpoint:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    carried = parse_json(metadata[CARRIED], path) if CARRIED in metadata else None
+    return Checkpoint(path=path, format="safetensors", tensors=tensors, carried=carried)
+
+
+def read_torch(path: Path) -> Checkpoint:
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):  # inert options
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError as error:
+        if "weights_only" not in str(error) and "Unsupported" not in str(error):
+            raise
+        raise CheckpointError(
+            f"{path}: refused, the file holds Python objects that would run code when opened; "
+            "ask for its tensors alone (torch.save(model.state_dict(), ...)) or a safetensors copy"
+        ) from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: holds a {type(content).__name__}, not a dictionary of tensors")
+    wrapper, beside = "", list[str]()
+    while inner := next((key for key in WRAPPERS if isinstance(content.get(key), dict)), ""):
+        wrapper = inner
+        beside += [str(key) for key in content if key != wrapper]
+        content = content[wrapper]
+    tensors = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise CheckpointError(f"{path}: no tensors among its entries {', '.join(map(str, content)) or '(none)'}")
+    beside += [str(key) for key, value in content.items() if not isinstance(value, Tensor)]
+    carried = getattr(content, "_metadata", {}).get(CARRIED)
+    return Checkpoint(
+        path=path,
+        format="torch",
+        tensors=tensors,
+        carried=parse_json(carried, path) if isinstance(carried, str) else None,
+        wrapper=wrapper,
+        beside=tuple(beside),
+    )
+
+
+def read_shards(index: Path) -> Checkpoint:
+    """The tensors of all files that an index names; they must stand beside it."""
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise CheckpointError(f"{index}: 'weight_map' is missing")
+    tensors: dict[str, Tensor] = {}
+    kind: Format = "safetensors"
+    for name in sorted({str(name) for name in names.values()}):
+        if Path(name).name != name:
+            raise CheckpointError(f"{index}: refused, {name!r} is not a file beside the index")
+        if not (index.parent / name).is_file():
+            raise CheckpointError(f"{index}: the part {name!r} is missing")
+        shard = read_file(index.parent / name)
+        tensors |= shard.tensors
+        kind = shard.format
+    absent = [name for name in names if name not in tensors]
+    if absent:
+        raise CheckpointError(f"{index}: {len(absent)} of its tensors are in none of the parts, such as {absent[0]!r}")
+    return Checkpoint(path=index, format=kind, tensors=tensors)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise CheckpointError(f"{path}: larger than any settings file ({MAX_JSON_BYTES >> 20} MiB)")
+        return parse_json(path.read_bytes(), path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def parse_json(text: str | bytes, path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path}: holds a JSON {type(data).__name__}, not an object")
+    return data
+
+
+def as_float(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor

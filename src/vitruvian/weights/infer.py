@@ -1,0 +1,207 @@
+"""The settings of a model from its tensors under our names, and the facts its file states."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from vitruvian.config import ModelConfig, Pool, ResNetConfig, Size, StemConfig, ViTConfig
+from vitruvian.errors import CheckpointError
+from vitruvian.weights.families.family import Facts
+from vitruvian.weights.families.positions import FLAT, find_grid
+from vitruvian.weights.families.rules import Tensors
+
+HEADS = {
+    192: 3,
+    384: 6,
+    512: 8,
+    640: 10,
+    768: 12,
+    896: 14,
+    1024: 16,
+    1152: 16,
+    1280: 16,
+    1408: 16,
+    1536: 24,
+    1664: 16,
+    1792: 16,
+}
+"""Heads of the published models by width; not all have 64 a head (So400m 72, H 80, g 88, G 104)."""
+
+DEFAULT_SIDE = 224
+"""Image side of a model whose file holds nothing that depends on it."""
+
+
+def infer_config(
+    native: Tensors, facts: Facts, *, heads: int | None, grid: Size | None, image_size: Size | None
+) -> ModelConfig:
+    """The settings behind these tensors.
+
+    `heads` and `grid` are what the caller knows; `image_size` is what the caller asks for, and settles the
+    grid where the file and `grid` do not.
+    """
+    if "root.weight" in native:
+        return infer_resnet(native)
+    shape = read_shape(native, facts)
+    width, stem = shape["width"], shape["stem"]
+    stride = shape["patch_size"] * (stem.stride if stem else 1)
+    rows, columns = trained_grid(native, facts, stride=stride, grid=grid, image_size=image_size)
+    positions = native.get(FLAT)
+    count = positions.shape[1] if positions is not None and positions.dim() == 3 else 0
+    before = shape["class_token"] + shape["distillation"]
+    return ViTConfig(
+        **shape,
+        image_size=(rows * stride, columns * stride),
+        heads=find_heads(width, heads, facts.heads),
+        positions="sincos" if positions is None and facts.fixed_positions else "learned",
+        class_position=not before or count - rows * columns >= before,
+        norm_after_pool=facts.norm_after_pool,
+        numerics=facts.numerics,
+    )
+
+
+def read_shape(native: Tensors, facts: Facts) -> dict[str, Any]:
+    """The settings that shapes alone decide."""
+    width, inputs, patch_size = patch_shape(native)
+    stem = infer_stem(native, facts)
+    layers = count_blocks(native, facts.layers)
+    hidden, head = shape_of(native, "hidden.weight"), shape_of(native, "head.weight")
+    fc1, fc2 = shape_of(native, "blocks.0.mlp.fc1.weight"), shape_of(native, "blocks.0.mlp.fc2.weight")
+    mlp_width = fc2[1] if len(fc2) == 2 else fc1[0] if fc1 else 1
+    root = shape_of(native, "embed.stem.root.weight")
+    reads = hidden[1] if len(hidden) == 2 else head[1] if len(head) == 2 else width
+    distilled = "embed.distillation_token" in native
+    return {
+        "patch_size": patch_size,
+        "channels": root[1] if len(root) == 4 else inputs,
+        "classes": head[0] if head else 0,
+        "layers": layers,
+        "width": width,
+        "mlp_width": mlp_width,
+        "pool": infer_pool(native, facts, two_halves=reads == 2 * width),
+        "class_token": "embed.class_token" in native,
+        "distillation": distilled,
+        "registers": shape_of(native, "embed.registers")[1] if len(shape_of(native, "embed.registers")) == 3 else 0,
+        "head_hidden": hidden[0] if hidden else 0,
+        "mlp": "swiglu" if fc1 and fc1[0] == 2 * mlp_width else "gelu",
+        "qkv_bias": "blocks.0.attention.qkv.bias" in native,
+        "layer_scale": "blocks.0.scale1" in native,
+        "stem": stem,
+    }
+
+
+def infer_pool(native: Tensors, facts: Facts, *, two_halves: bool) -> Pool:
+    if "pool.probe" in native:
+        return "map"
+    if "embed.class_token" not in native or facts.norm_after_pool:
+        return "mean"
+    return "token_mean" if two_halves else "token"
+
+
+def patch_shape(native: Tensors) -> tuple[int, int, int]:
+    """Width, input channels and side of the patch embedding."""
+    shape = shape_of(native, "embed.patch.weight")
+    if len(shape) != 4 or shape[2] != shape[3]:
+        raise CheckpointError(f"the patch embedding has shape {shape}, only square patches are known")
+    return shape[0], shape[1], shape[2]
+
+
+def infer_stem(native: Tensors, facts: Facts) -> StemConfig | None:
+    root = shape_of(native, "embed.stem.root.weight")
+    if not root:
+        return None
+    return StemConfig(stages=count_units(native, "embed.stem.stages."), width=root[0], style=facts.stem_style)
+
+
+def infer_resnet(native: Tensors) -> ResNetConfig:
+    root, head = shape_of(native, "root.weight"), shape_of(native, "head.weight")
+    stages = count_units(native, "stages.")
+    if len(root) != 4:
+        raise CheckpointError(f"the first convolution has shape {root}, not 4 dimensions")
+    return ResNetConfig(channels=root[1], classes=head[0] if head else 0, stages=stages, width=root[0])
+
+
+def trained_grid(native: Tensors, facts: Facts, *, stride: int, grid: Size | None, image_size: Size | None) -> Size:
+    """Rows and columns of patches the positions were trained for."""
+    known = as_grid(facts.image_size, stride)
+    if known and grid and known != grid:
+        raise CheckpointError(f"grid={grid} contradicts the file, which says {known[0]}x{known[1]}")
+    wanted = as_grid(image_size, stride)
+    flat = native.get(FLAT)
+    if flat is None:
+        side = max(1, round(DEFAULT_SIDE / stride))
+        return grid or known or wanted or (side, side)
+    tokens = ("embed.class_token" in native) + ("embed.distillation_token" in native)
+    registers = shape_of(native, "embed.registers")
+    return find_grid(
+        flat.shape[1] if flat.dim() == 3 else 0,
+        tokens=tokens,
+        registers=registers[1] if len(registers) == 3 else 0,
+        grid=grid or known,
+        image_grid=wanted,
+    )
+
+
+def as_grid(size: Size | None, stride: int) -> Size | None:
+    return None if size is None else (size[0] // stride, size[1] // stride)
+
+
+def find_heads(width: int, asked: int | None, stated: int | None) -> int:
+    """The number of heads: what the file states, what the caller says, or what published models of this width have."""
+    if stated is not None:
+        if asked not in (None, stated):
+            raise CheckpointError(f"heads={asked} contradicts the file, which has {stated} heads")
+        return stated
+    if asked is not None:
+        return asked
+    if width in HEADS:
+        return HEADS[width]
+    if width % 64 == 0:
+        return width // 64
+    raise CheckpointError(f"the file does not say its number of heads and width {width} is not 64 a head; pass heads=")
+
+
+def count_blocks(native: Tensors, stated: int | None) -> int:
+    """The number of blocks the file states or numbers; a gap shows later, as names that are not found."""
+    numbers = {int(match[1]) for name in native if (match := re.match(r"blocks\.(\d+)\.", name))}
+    if not numbers:
+        raise CheckpointError("the file has no Transformer blocks")
+    layers = max(max(numbers) + 1, stated or 0)
+    if layers > 2 * len(numbers) + 8:
+        raise CheckpointError(f"the file has {len(numbers)} of {layers} blocks")
+    return layers
+
+
+def count_units(native: Tensors, beginning: str) -> tuple[int, ...]:
+    """Units in each stage of a stem or ResNet."""
+    pattern = re.compile(re.escape(beginning) + r"(\d+)\.(\d+)\.")
+    units = {(int(match[1]), int(match[2])) for name in native if (match := pattern.match(name))}
+    stages = 1 + max((stage for stage, _ in units), default=-1)
+    if stages > 8 or max((unit for _, unit in units), default=0) > 256:
+        raise CheckpointError(f"the file numbers {stages} stages of residual units, more than any ResNet has")
+    return tuple(1 + max((u for s, u in units if s == stage), default=-1) for stage in range(stages))
+
+
+def shape_of(native: Tensors, name: str) -> tuple[int, ...]:
+    """A tensor's shape; empty if it is not there."""
+    return tuple(native[name].shape) if name in native else ()
+
+
+def contradictions(config: ModelConfig, native: Tensors) -> list[str]:
+    """Where a description and the tensors it came with disagree about the shape of the model."""
+    if isinstance(config, ResNetConfig):
+        if "root.weight" not in native:
+            return ["it describes a ResNet"]
+        found: dict[str, Any] = {name: getattr(infer_resnet(native), name) for name in ("stages", "width", "classes")}
+    else:
+        if "embed.patch.weight" not in native:
+            return ["it describes a Vision Transformer"]
+        shape = read_shape(native, Facts(numerics=config.numerics))
+        found = {name: shape[name] for name in ("layers", "width", "mlp_width", "patch_size", "channels", "classes")}
+        found |= {"stages of the stem": shape["stem"] and shape["stem"].stages}
+    stated = {name: getattr(config, name, None) for name in found}
+    if isinstance(config, ViTConfig):
+        stated["stages of the stem"] = config.stem and config.stem.stages
+    return [
+        f"{name} is {stated[name]}, the tensors have {found[name]}" for name in found if stated[name] != found[name]
+    ]

@@ -1,0 +1,106 @@
+"""A model from a file, a folder or a published name, in any family of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from vitruvian.config import Size
+from vitruvian.errors import CheckpointError, ConfigError
+from vitruvian.model.build import Model, empty
+from vitruvian.weights import files
+from vitruvian.weights.adapt import Changes, Head, adapt
+from vitruvian.weights.description import Description
+from vitruvian.weights.families.rules import Tensors
+from vitruvian.weights.understand import Known, understand
+
+RUN_FILE = "run.json"
+"""What tells the folder of a training run from other folders."""
+
+
+def load(
+    source: str | Path,
+    *,
+    heads: int | None = None,
+    image_size: int | Size | None = None,
+    classes: int | None = None,
+    patch_size: int | None = None,
+    grid: Size | None = None,
+    family: str | None = None,
+    labels: Sequence[str] | None = None,
+    head: Head = "keep",
+) -> Model:
+    """A model in evaluation mode from a weights file, a folder or a published name.
+
+    The family is recognised from the names inside. `family` names it instead (native, google,
+    big_vision, timm, torchvision, huggingface, dino), and then a description that the file carries
+    from an earlier conversion is not read. `heads` and `grid` (rows, columns of patches) tell what a
+    file cannot. `image_size` (a side, or rows and columns) and `patch_size` resample positions and
+    patch embedding in the family's own way. `classes` other than the file's, or `head="new"`, puts a
+    single linear layer of zeros in place of the head and of a hidden layer before it; `classes=0`
+    leaves the head out. What a file held that has no place in the model stands in `model.origin`.
+    """
+    changes = Changes(image_size=image_size, patch_size=patch_size, classes=classes, head=head)
+    known = Known(heads=heads, grid=grid, image_size=changes.size, family=family)
+    return open_model(locate(source), known, changes, labels)[0]
+
+
+def open_model(path: Path, known: Known, changes: Changes, labels: Sequence[str] | None = None) -> tuple[Model, str]:
+    """A model from a path, and the name of its family."""
+    try:
+        family, description, model, state = understand(files.read(path), known)
+        config, state = adapt(description.config, state, changes)
+        if config != description.config:
+            model = empty(config)
+        view = description.preprocess if changes.size is None else description.preprocess.at(changes.size)
+        names = fitting_labels(description, changes, classes=config.classes, given=labels)
+        description = replace(description, config=config, preprocess=view, labels=names)
+        return assemble(model, state, description), family
+    except (CheckpointError, ConfigError) as error:
+        raise CheckpointError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from error
+
+
+def locate(source: str | Path) -> Path:
+    """The path that a source means: itself, the model of a training run, or where published weights were put."""
+    path = Path(source).expanduser()
+    if (path / RUN_FILE).is_file():
+        return trained(path)
+    if path.exists():
+        return path
+    if isinstance(source, Path) or path.is_absolute() or source.startswith((".", "~")):
+        raise CheckpointError(f"{path}: no such file or folder")
+    from vitruvian.weights import hub
+
+    return hub.resolve_source(source)
+
+
+def trained(run: Path) -> Path:
+    """The model that a training run has made."""
+    if (run / "model").is_dir():
+        return run / "model"
+    raise CheckpointError(f"{run}: this run has not finished; continue it with `vit train --resume {run}`")
+
+
+def fitting_labels(
+    description: Description, changes: Changes, *, classes: int, given: Sequence[str] | None
+) -> tuple[str, ...] | None:
+    """The caller's labels, or those of the file as long as its head is kept."""
+    if given is not None:
+        if len(given) != classes:
+            raise CheckpointError(f"{len(given)} labels were given for a head of {classes} classes")
+        return tuple(given)
+    if description.labels is None or changes.head == "new" or classes != description.config.classes:
+        return None
+    if len(description.labels) != classes:
+        raise CheckpointError(
+            f"the file names {len(description.labels)} labels for a head of {classes} classes; pass labels="
+        )
+    return description.labels
+
+
+def assemble(model: Model, state: Tensors, description: Description) -> Model:
+    """The empty model with its tensors, ready to answer."""
+    model.load_state_dict({name: tensor.contiguous() for name, tensor in state.items()}, strict=True, assign=True)
+    model.preprocess, model.labels, model.origin = description.preprocess, description.labels, description.origin
+    return model.eval()

@@ -1,0 +1,129 @@
+"""A model to a file or folder, in any family that can express it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from vitruvian.config import ModelConfig, Preprocess, ResNetConfig, ViTConfig
+from vitruvian.errors import ConversionError
+from vitruvian.model.build import Model
+from vitruvian.weights.description import Description, fingerprint
+from vitruvian.weights.families.family import Family
+from vitruvian.weights.families.huggingface import HuggingFace
+from vitruvian.weights.families.huggingface_json import preprocess_of, preprocessor_json
+from vitruvian.weights.families.positions import gather
+from vitruvian.weights.families.registry import check_writer, writer
+from vitruvian.weights.families.rules import Tensors
+from vitruvian.weights.files import Checkpoint
+from vitruvian.weights.store import install, staging, write_json, write_tensors
+
+
+def save(model: Model, path: str | Path, family: str = "native") -> None:
+    """Write a model as native, google, timm, torchvision or huggingface weights, in float32.
+
+    native and huggingface are folders, google a `.npz`, timm a `.safetensors` (or `.pth`), torchvision
+    a `.pth` (or `.safetensors`). What was at `path` stays until the new is complete. Every file also
+    carries our description of the model, which other readers do not see, so that `load` gives back the
+    same numbers; a model that the family cannot express is a ConversionError.
+    """
+    check_writer(family)
+    destination = Path(path).expanduser()
+    with staging(check_destination(destination, family, model.config)) as staged:
+        write(model, staged, family)
+        install(staged, destination)
+
+
+def check_destination(path: Path, family: str, config: ModelConfig) -> Path:
+    """`path`, if this family's weights can have that name."""
+    suffixes = () if family == "native" else writer(family, config).suffixes
+    if suffixes and (path.suffix not in suffixes or path.is_dir()):
+        raise ConversionError(f"{path}: {family} weights are a file that ends in {' or '.join(suffixes)}")
+    if not suffixes and (path.is_file() or path.suffix in (".safetensors", ".npz", ".pth")):
+        raise ConversionError(f"{path}: {family} weights are a folder, give the name of a folder")
+    return path
+
+
+def write(model: Model, path: Path, family: str) -> list[str]:
+    """Write into a place that is not yet used; what other readers should know, in words."""
+    description = Description.of(model)
+    state = {name: tensor.detach().cpu().float() for name, tensor in model.state_dict().items()}
+    if family == "native":
+        write_native(path, state, description)
+        return []
+    member = writer(family, model.config)
+    obstacles = list(member.obstacles(model.config))
+    if obstacles:
+        raise ConversionError(f"{family} cannot express this model: {'; '.join(obstacles)}")
+    tensors = foreign_tensors(member, state, model.config)
+    if isinstance(member, HuggingFace):
+        notes = write_huggingface(member, path, tensors, description)
+    else:
+        notes = write_tensors(path, tensors, description.to_json())
+    return [*notes, *readers_notes(member, description)]
+
+
+def foreign_tensors(member: Family, state: Tensors, config: ModelConfig) -> Tensors:
+    """A model's tensors under a family's names and in its layouts."""
+    if isinstance(config, ViTConfig):
+        state = gather(state, config, member.prefix_rows(config))
+    return member.dress(member.table.write(member.adopt(state, config), config), config)
+
+
+def write_native(path: Path, state: Tensors, description: Description) -> None:
+    path.mkdir()
+    header = description.to_json()
+    write_tensors(path / "model.safetensors", state, header)
+    write_json(path / "config.json", header | {"header": fingerprint(header)})
+
+
+def write_huggingface(member: HuggingFace, path: Path, tensors: Tensors, description: Description) -> list[str]:
+    config = description.config
+    assert isinstance(config, ViTConfig)
+    path.mkdir()
+    contents = {
+        "config.json": member.config_json(config, description.labels),
+        "preprocessor_config.json": preprocessor_json(description.preprocess),
+    }
+    for name, content in contents.items():
+        write_json(path / name, content)
+    marks = {name: fingerprint(content) for name, content in contents.items()}
+    return write_tensors(path / "model.safetensors", tensors, description.to_json() | {"files": marks})
+
+
+def readers_notes(member: Family, description: Description) -> Iterator[str]:
+    """What another reader of these weights would do differently, and cannot be told by the file."""
+    config = description.config
+    if isinstance(config, ResNetConfig):
+        return
+    own = member.own(config)
+    assert isinstance(own, ViTConfig)
+    if own.numerics.gelu != config.numerics.gelu:
+        yield f"{member.name}'s own code computes GELU with {own.numerics.gelu}, this model with {config.numerics.gelu}"
+    if own.numerics.norm_eps != config.numerics.norm_eps:
+        ours, theirs = config.numerics.norm_eps, own.numerics.norm_eps
+        yield f"{member.name}'s own code norms with eps {theirs}, this model with {ours}"
+    if own.stem != config.stem:
+        yield f"{member.name}'s own code standardises the stem's convolutions with another epsilon"
+    if config.positions != "learned":
+        yield f"{config.positions} positions were written out for a grid of {config.grid[0]}x{config.grid[1]}"
+    elif own.numerics.position_resize != config.numerics.position_resize:
+        ways = f"by {own.numerics.position_resize}, this model by {config.numerics.position_resize}"
+        yield f"at other image sizes, {member.name}'s own code resamples positions {ways}"
+    assumed = assumed_view(member, description)
+    if assumed != description.preprocess:
+        yield f"other readers may prepare pictures otherwise: {differences(assumed, description.preprocess)}"
+
+
+def differences(theirs: Preprocess, ours: Preprocess) -> str:
+    """Where two views differ, as `fit squash (this model: crop), ...`."""
+    pairs = zip(theirs.to_json().items(), ours.to_json().values())
+    return ", ".join(f"{name} {value} (this model: {own})" for (name, value), own in pairs if value != own)
+
+
+def assumed_view(member: Family, description: Description) -> Preprocess:
+    """How a reader that sees only the family's own files would prepare pictures."""
+    if isinstance(member, HuggingFace):
+        return preprocess_of(preprocessor_json(description.preprocess), description.config.image_size)
+    nothing = Checkpoint(path=Path(), format="safetensors", tensors={})
+    return member.preprocess(nothing, description.config)

@@ -1,0 +1,49 @@
+"""`vit convert` and `vit demo`."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from vitruvian.cli.convert import Family
+from vitruvian.weights.families.registry import WRITERS
+
+
+def test_the_families_are_those_that_can_be_written():
+    assert tuple(Family) == WRITERS
+
+
+def test_the_certificate_is_printed_and_the_weights_are_there(vit, weights, photos, tmp_path):
+    code, out, err = vit("convert", weights, tmp_path / "g.npz", "--to", "google")
+    assert code == 0
+    assert out.startswith("native -> google: largest difference ")
+    assert out.endswith(f"wrote {tmp_path / 'g.npz'}\n")
+    assert err.startswith("reading ")
+    before, after = (vit("predict", photos, "--model", model).out for model in (weights, tmp_path / "g.npz"))
+    assert before == after
+
+
+def test_json_prints_the_certificate_as_one_object(vit, weights, tmp_path):
+    out = vit("convert", weights, tmp_path / "t.npz", "--to", "google", "--image-size", "24x16", "--json").out
+    certificate = json.loads(out)
+    assert certificate["batch_shape"] == [2, 3, 24, 16]
+    assert certificate["largest_difference"] <= 1e-5
+
+
+def test_what_cannot_be_converted_is_one_line(vit, weights, tmp_path):
+    code, out, err = vit("convert", weights, tmp_path / "x.npz", "--to", "timm")
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1].startswith(f"error: {tmp_path / 'x.npz'}: timm weights are a file that ends in ")
+
+
+@pytest.mark.slow
+def test_the_demo_runs_offline_and_is_right(vit, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = vit("demo")
+    assert (code, err) == (0, "")
+    assert re.search(r"right on 7[5-9] of 80 pictures", out)  # 78 here; least squares differ a little between CPUs
+    assert "native -> google: largest difference" in out
+    assert "google -> timm: largest difference" in out
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,136 @@
+"""`vit` itself: quick help, exit codes, and one line for every failure."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from vitruvian import __version__
+from vitruvian.cli import app
+
+
+def vit_process(*arguments: str, command: str = "from vitruvian.cli import main; main()") -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("predict", "--help"), ("models",), ("models", "B/16", "--json")])
+def test_help_and_lists_import_neither_torch_nor_numpy_nor_rich(arguments):
+    command = (
+        "import atexit, sys; from vitruvian.cli import main; "
+        "atexit.register(lambda: print({'torch', 'numpy', 'rich'} & set(sys.modules), file=sys.stderr)); main()"
+    )
+    out, err = vit_process(*arguments, command=command).communicate(timeout=60)
+    assert out
+    assert err == "set()\n"
+
+
+def test_the_version_is_the_packages(vit):
+    assert vit("--version") == (0, f"vitruvian {__version__}\n", "")
+
+
+OPTIONS = {
+    "predict": "--model -m --top --json --batch --heads --image-size --device",
+    "models": "--json",
+    "convert": "--to --heads --image-size --patch-size --classes --json",
+    "demo": "",
+}
+
+
+def test_commands_and_their_options_are_these():
+    commands = typer.main.get_command(app).commands
+    found = {
+        name: {flag for option in command.params for flag in option.opts if flag.startswith("-")} - {"--help"}
+        for name, command in commands.items()
+    }
+    assert found == {name: set(flags.split()) for name, flags in OPTIONS.items()}
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_every_command_and_option_has_help(vit, command):
+    shown = vit(command, "--help")
+    assert shown.code == 0
+    parameters = typer.main.get_command(app).commands[command].params
+    assert all(parameter.help for parameter in parameters if parameter.name != "help")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["predikt"], "No such command 'predikt'. Did you mean 'predict'?"),
+        (["predict"], "Missing"),
+        (["predict", "a.jpg"], "Missing option '--model'"),
+        (["predict", "a.jpg", "--model", "m", "--top", "0"], "Invalid value for '--top'"),
+        (["predict", "a.jpg", "--model", "m", "--top", "-3"], "Invalid value for '--top'"),
+        (["predict", "a.jpg", "--model", "m", "--batch", "0"], "Invalid value for '--batch'"),
+        (["predict", "a.jpg", "--model", "m", "--heads", "x"], "Invalid value for '--heads'"),
+        (
+            ["predict", "a.jpg", "--model", "m", "--image-size", "0"],
+            "'0' is neither a side such as 384 nor ROWSxCOLUMNS",
+        ),
+        (["predict", "a.jpg", "--model", "m", "--image-size", "1x2x3"], "'1x2x3' is neither a side such as 384"),
+        (["convert", "a", "b"], "Missing option '--to'"),
+        (["convert", "a", "b", "--to", "jax"], "Invalid value for '--to'"),
+        (["--nonsense"], "No such option"),
+    ],
+)
+def test_wrong_usage_exits_with_2_and_says_what_is_wrong(vit, arguments, text):
+    code, out, err = vit(*arguments)
+    assert code == 2
+    assert out == ""
+    assert text in err
+
+
+def test_an_error_is_one_line_without_traceback(vit, tmp_path):
+    code, out, err = vit("predict", tmp_path, "--model", "m")
+    assert code == 1
+    assert out == ""
+    assert err.startswith(f"error: {tmp_path}: no pictures in this folder")
+    assert err.count("\n") == 1
+
+
+def test_an_error_about_an_odd_path_is_one_line_too(vit, photos):
+    code, _, err = vit("predict", photos, "--model", "./no\nmodel")
+    assert code == 1
+    assert err == "error: no\\nmodel: no such file or folder\n"
+
+
+def test_a_surprise_is_one_line_that_tells_how_to_see_more(vit, monkeypatch):
+    def surprise(paths: object) -> None:
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr("vitruvian.data.find.find_images", surprise)
+    code, _, err = vit("predict", "a.jpg", "--model", "m")
+    assert code == 1
+    assert err == "internal error: RuntimeError: two lines (set VIT_TRACEBACK=1 to see the traceback)\n"
+    monkeypatch.setenv("VIT_TRACEBACK", "1")
+    with pytest.raises(RuntimeError):
+        vit("predict", "a.jpg", "--model", "m")
+
+
+def test_a_full_disk_is_one_line(vit, monkeypatch):
+    def full(paths: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("vitruvian.data.find.find_images", full)
+    assert vit("predict", "a.jpg", "--model", "m") == (1, "", "error: output: no space left on device\n")
+
+
+def test_ctrl_c_exits_with_130_and_nothing_more(vit, monkeypatch):
+    def interrupted(paths: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vitruvian.data.find.find_images", interrupted)
+    assert vit("predict", "a.jpg", "--model", "m") == (130, "", "")
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    process = vit_process("models")
+    process.stdout.close()  # as `vit models | head -0` does
+    assert process.stderr.read() == ""
+    process.wait(timeout=60)
+    process.stderr.close()

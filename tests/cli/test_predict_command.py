@@ -1,0 +1,147 @@
+"""`vit predict`."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import struct
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+import vitruvian.cli.progress as progress
+from vitruvian.cli.progress import track
+
+
+def test_json_is_one_object_a_picture_with_exactly_these_keys(vit, weights, photos):
+    code, out, err = vit("predict", photos, "--model", weights, "--top", 2, "--json")
+    assert (code, err) == (0, "")
+    first, second = map(json.loads, out.splitlines())
+    assert (first["path"], second["path"]) == (str(photos / "a.png"), str(photos / "b.jpg"))
+    assert list(first) == ["path", "answers"]
+    assert [list(answer) for answer in first["answers"]] == [["label", "index", "probability"]] * 2
+    best = first["answers"][0]
+    assert ("dark", "grey", "light")[best["index"]] == best["label"]
+    assert 1 / 3 <= best["probability"] <= 1
+
+
+def test_people_get_aligned_labels_and_percentages_without_colour_codes(vit, weights, photos):
+    code, out, _ = vit("predict", photos / "a.png", "--model", weights)
+    assert code == 0
+    path, *rows = out.splitlines()
+    assert path == str(photos / "a.png")
+    assert len(rows) == 3
+    assert len({len(row) for row in rows}) == 1
+    assert all(row.endswith("%") for row in rows)
+    assert "\x1b" not in out
+
+
+def test_bad_pictures_are_reported_and_the_others_answered(vit, weights, photos):
+    (photos / "empty.jpg").touch()
+    (photos / "text.png").write_text("hello")
+    shutil.copy(photos / "b.jpg", photos / "z.jpg")
+    code, out, err = vit("predict", photos, photos / "gone.jpg", "--model", weights)
+    assert code == 1
+    assert [line for line in out.splitlines() if line.startswith("/")] == [
+        str(photos / name) for name in ("a.png", "b.jpg", "z.jpg")
+    ]
+    lines = err.splitlines()
+    assert lines[0] == f"error: {photos / 'empty.jpg'}: the file is empty"
+    assert lines[1].startswith(f"error: {photos / 'text.png'}: not a picture")
+    assert lines[2] == f"error: {photos / 'gone.jpg'}: no such file"
+    assert lines[3:] == ["3 of 6 pictures could not be read"]
+
+
+def test_json_has_errors_in_their_place(vit, weights, photos):
+    (photos / "aa.jpg").touch()
+    code, out, _ = vit("predict", photos, "--model", weights, "--json", "--batch", 1)
+    assert code == 1
+    _, error, last = map(json.loads, out.splitlines())
+    assert error == {"path": str(photos / "aa.jpg"), "error": f"{photos / 'aa.jpg'}: the file is empty"}
+    assert "answers" in last
+
+
+def test_pillows_own_remarks_on_odd_files_stay_off_the_terminal(tmp_path):
+    path = tmp_path / "odd.tif"
+    Image.new("RGB", (20, 20)).save(path)
+    samples = struct.pack("<HHI", 277, 3, 1)  # the tag SamplesPerPixel, one short integer
+    path.write_bytes(path.read_bytes().replace(samples + b"\x03\0", samples + b"\xff\0"))
+    code = """if True:
+        import sys
+        from vitruvian.cli.start import quiet_pillow
+        from vitruvian.data.decode import decode
+        quiet_pillow()
+        try:
+            decode(sys.argv[1])
+        except Exception as error:
+            print(error)
+        """
+    ran = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    assert ran.stdout.startswith(f"{path}: broken TIFF picture: ")
+    assert ran.stderr == ""
+
+
+@pytest.mark.parametrize("name", ["with space.png", "ünï↯.png", "two\nlines.png", "\udcff.png", "--top.png"])
+def test_odd_file_names_are_shown_in_one_line_and_told_exactly(vit, weights, photos, name, monkeypatch):
+    shutil.copy(photos / "a.png", photos / name)
+    monkeypatch.chdir(photos)
+    code, out, _ = vit("predict", "--model", weights, "--json", "--", name)
+    assert code == 0
+    assert json.loads(out)["path"] == name
+    code, out, _ = vit("predict", "--model", weights, "--", name)
+    assert code == 0
+    assert len(out.splitlines()) == 4
+
+
+def test_a_terminal_that_knows_only_ascii_gets_escapes(vit, weights, photos, monkeypatch):
+    shutil.copy(photos / "a.png", photos / "ü.png")
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert vit("predict", photos / "ü.png", "--model", weights).code == 0
+    assert b"\\xfc.png\n" in terminal.buffer.getvalue()
+
+
+def test_another_image_size_can_be_asked_for(vit, weights, photos):
+    assert vit("predict", photos, "--model", weights, "--image-size", "24x16").code == 0
+    code, _, err = vit("predict", photos, "--model", weights, "--image-size", "20")
+    assert code == 1
+    assert "image of 20x20 pixels is not divisible by the patch of 8" in err
+
+
+def test_an_unknown_model_is_answered_with_near_ones(vit, photos):
+    code, out, err = vit("predict", photos, "--model", "vit_bse_patch16_224")
+    assert (code, out) == (1, "")
+    assert err.count("\n") == 1
+    assert "vit_base_patch16_224" in err
+
+
+def test_progress_is_silent_where_stderr_is_no_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "QUIET_SECONDS", -1)
+    assert list(track(range(5), 5, "pictures")) == [0, 1, 2, 3, 4]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_is_shown_on_a_terminal_after_a_while(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert list(track(range(5), 5, "pictures")) == [0, 1, 2, 3, 4]
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "QUIET_SECONDS", -1)
+    assert list(track(range(5), 5, "pictures")) == [0, 1, 2, 3, 4]
+    shown = capsys.readouterr()
+    assert "pictures" in shown.err
+    assert shown.out == ""
+
+
+@pytest.mark.slow
+def test_imagenet_pictures_are_named_as_well_as_published(vit, shared):
+    folders = sorted((shared / "data" / "imagenet-val-1000").iterdir())[::5]
+    weights = shared / "weights" / "vit_ti16_imagenet1k.safetensors"
+    code, out, _ = vit("predict", *folders, "--model", weights, "--json", "--top", 1)
+    assert code == 0
+    predictions = [json.loads(line) for line in out.splitlines()]
+    right = sum(int(p["path"].split("/")[-2]) == p["answers"][0]["index"] for p in predictions)
+    assert len(predictions) == 200
+    assert abs(right - 160) <= 2  # 753 of all 1000; another CPU may sum near ties the other way

@@ -1,0 +1,10 @@
+"""Every test has a cache folder of its own."""
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("VITRUVIAN_CACHE", str(folder))
+    return folder

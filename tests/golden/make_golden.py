@@ -1,0 +1,121 @@
+"""Tiny checkpoints of other libraries with the answers their own models give, for tests without those libraries.
+
+Run in an environment with timm (1.0.30 made the files here):
+
+    python tests/golden/make_golden.py
+
+Each `peers/NAME.safetensors` (or `.pth`) is a checkpoint; `peers/NAME.expected.safetensors` holds `input_HxW` and
+`output_HxW`: logits, or features where there is no head.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from timm.layers import GluMlp, StdConv2dSame
+from timm.models.resnetv2 import ResNetV2, create_resnetv2_stem
+from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer_hybrid import HybridEmbed
+from torch import Tensor, nn
+
+OUT = Path(__file__).parent / "peers"
+SHAPE = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 4, "mlp_ratio": 2, "num_classes": 5}
+
+CONV = partial(StdConv2dSame, eps=1e-8)
+GATED = {"mlp_layer": partial(GluMlp, gate_last=False), "act_layer": nn.SiLU, "mlp_ratio": 4}
+
+
+def stem_with_stages(**_: object) -> nn.Module:
+    return ResNetV2(
+        layers=(1,), channels=(128,), stem_chs=32, num_classes=0, global_pool="", preact=False, stem_type="same",
+        conv_layer=CONV,
+    )  # fmt: skip
+
+
+def stem_alone() -> nn.Module:
+    return create_resnetv2_stem(3, 32, stem_type="same", conv_layer=CONV, preact=False)
+
+
+TIMM = {
+    "timm_registers": {"reg_tokens": 2, "no_embed_class": True},
+    "timm_registers_placed": {"reg_tokens": 2},
+    "timm_map": {"global_pool": "map", "class_token": False},
+    "timm_mean": {"global_pool": "avg", "class_token": False, "fc_norm": False},
+    "timm_swiglu": {"init_values": 0.1, **GATED},
+    "timm_without_bias": {"qkv_bias": False},
+    "timm_oblong": {"img_size": (32, 64)},
+    "timm_headless": {"num_classes": 0},
+    "timm_hybrid": {"img_size": 32, "patch_size": 1, "embed_layer": partial(HybridEmbed, backbone=stem_with_stages())},
+    "timm_stem": {"img_size": 32, "patch_size": 2, "embed_layer": partial(HybridEmbed, backbone=stem_alone())},
+}
+
+# Not (64, 32) for the oblong: as many patches as before, which timm then leaves as they are.
+OTHER_SIZES = {"timm_oblong": [(48, 64), (64, 48)], "timm_registers": [(48, 48)], "timm_registers_placed": [(48, 48)]}
+
+
+def randomise(model: nn.Module) -> nn.Module:
+    """Weights large enough that every part of the model shows in the answers."""
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        scale = 1 / math.sqrt(parameter[0].numel()) if parameter.dim() > 1 and "token" not in name else 0.3
+        offset = 1.0 if parameter.dim() == 1 and name.endswith("weight") else 0.0
+        parameter.data = offset + scale * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def images(rows: int, columns: int) -> Tensor:
+    return torch.randn(2, 3, rows, columns, generator=torch.Generator().manual_seed(rows * 1000 + columns))
+
+
+@torch.no_grad()
+def make_timm(name: str, changes: dict[str, object]) -> None:
+    expected = {}
+    size = changes.get("img_size", 32)
+    for rows, columns in [size if isinstance(size, tuple) else (size, size), *OTHER_SIZES.get(name, [])]:
+        model = randomise(VisionTransformer(**(SHAPE | changes)))
+        if not expected:
+            save_file({k: tensor.contiguous() for k, tensor in model.state_dict().items()}, OUT / f"{name}.safetensors")
+        else:
+            model.set_input_size((rows, columns))
+        expected[f"input_{rows}x{columns}"] = images(rows, columns)
+        expected[f"output_{rows}x{columns}"] = model(images(rows, columns)).contiguous()
+    save_file(expected, OUT / f"{name}.expected.safetensors")
+
+
+@torch.no_grad()
+def make_dino() -> None:
+    """DINO's layout and its way with positions, on timm's blocks: a scale factor with 0.1 added to the new side."""
+    model = randomise(VisionTransformer(**(SHAPE | {"num_classes": 0})))
+    state = model.state_dict()
+    training = {"teacher": {f"backbone.{key}": value for key, value in state.items()}, "epoch": 3}
+    training["teacher"]["head.mlp.0.weight"] = torch.zeros(4, 4)
+    torch.save(training, OUT / "dino.pth")
+    expected = {}
+    for rows, columns in ((32, 32), (48, 48), (32, 64)):
+        expected[f"input_{rows}x{columns}"] = images(rows, columns)
+        expected[f"output_{rows}x{columns}"] = dino_forward(model, images(rows, columns)).contiguous()
+    save_file(expected, OUT / "dino.expected.safetensors")
+
+
+def dino_forward(model: VisionTransformer, pixels: Tensor) -> Tensor:
+    grid = pixels.shape[-2] // 8, pixels.shape[-1] // 8
+    positions = model.pos_embed[:, 1:]
+    if grid != (4, 4):
+        square = positions.reshape(1, 4, 4, 32).permute(0, 3, 1, 2)
+        factors = ((grid[0] + 0.1) / math.sqrt(16), (grid[1] + 0.1) / math.sqrt(16))
+        positions = F.interpolate(square, scale_factor=factors, mode="bicubic").permute(0, 2, 3, 1).reshape(1, -1, 32)
+    patches = model.patch_embed.proj(pixels).flatten(2).transpose(1, 2) + positions
+    tokens = (model.cls_token + model.pos_embed[:, :1]).expand(len(pixels), -1, -1)
+    return model.norm(model.blocks(torch.cat([tokens, patches], dim=1)))[:, 0]
+
+
+if __name__ == "__main__":
+    OUT.mkdir(exist_ok=True)
+    for name, changes in TIMM.items():
+        make_timm(name, changes)
+    make_dino()

@@ -1,0 +1,66 @@
+"""Positions and patch kernels follow another grid as each family of weights does it."""
+
+import numpy as np
+import pytest
+import scipy.ndimage
+import torch
+import torch.nn.functional as F
+
+from vitruvian.model.embed import resize_patch_kernel, resize_positions, sincos_positions
+
+
+def random_positions(rows, columns, width=6):
+    return torch.randn(rows, columns, width, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("grid", [(7, 7), (3, 9), (14, 5), (2, 2)])
+def test_google_resize_is_scipys_zoom(grid):
+    old = random_positions(4, 4)
+    zoom = (grid[0] / 4, grid[1] / 4, 1)
+    expected = scipy.ndimage.zoom(old.numpy().astype(np.float64), zoom, order=1)
+    torch.testing.assert_close(resize_positions(old, grid, "zoom").double().numpy(), expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["zoom", "bicubic", "bicubic_antialias", "bicubic_aligned", "dino"])
+@pytest.mark.parametrize("grid", [(7, 7), (3, 9), (14, 5)])
+def test_constant_positions_stay_constant(method, grid):
+    resized = resize_positions(torch.full((4, 4, 2), 0.5), grid, method)
+    torch.testing.assert_close(resized, torch.full((*grid, 2), 0.5))
+
+
+@pytest.mark.parametrize("method", ["zoom", "bicubic", "bicubic_antialias", "bicubic_aligned", "dino"])
+def test_the_same_grid_is_left_alone(method):
+    old = random_positions(3, 5)
+    assert resize_positions(old, (3, 5), method) is old
+
+
+def test_families_resize_differently():
+    old = random_positions(4, 4)
+    methods = ["zoom", "bicubic", "bicubic_antialias", "bicubic_aligned", "dino"]
+    resized = [resize_positions(old, (3, 3), method) for method in methods]
+    for i, one in enumerate(resized):
+        for other in resized[i + 1 :]:
+            assert (one - other).abs().max() > 1e-3
+
+
+def test_sincos_positions_are_the_formula():
+    positions = sincos_positions((3, 5), 16)
+    omega = [10000 ** (-k / 3) for k in range(4)]
+    for y in range(3):
+        for x in range(5):
+            parts = [np.sin(x * np.array(omega)), np.cos(x * np.array(omega))]
+            parts += [np.sin(y * np.array(omega)), np.cos(y * np.array(omega))]
+            np.testing.assert_allclose(positions[y, x].numpy(), np.concatenate(parts), atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["zoom", "bicubic_antialias", "bicubic_aligned"])
+def test_an_enlarged_patch_kernel_answers_an_enlarged_patch_alike(method):
+    generator = torch.Generator().manual_seed(0)
+    kernel = torch.randn(5, 3, 8, 8, generator=generator)
+    image = torch.randn(1, 3, 8, 8, generator=generator)
+    mode, aligned = ("bilinear", True) if method == "zoom" else ("bicubic", method == "bicubic_aligned")
+    smooth = method == "bicubic_antialias"
+    enlarged = F.interpolate(image, (16, 16), mode=mode, align_corners=aligned, antialias=smooth)
+    old = F.conv2d(image, kernel)
+    new = F.conv2d(enlarged, resize_patch_kernel(kernel, 16, method))
+    torch.testing.assert_close(new, old, atol=1e-4, rtol=1e-4)  # pseudo-inverse of a 64 x 256 matrix

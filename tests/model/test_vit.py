@@ -1,0 +1,181 @@
+"""Laws of the Vision Transformer: what every option must do, whatever the weights."""
+
+import pytest
+import torch
+
+from vitruvian.config import Numerics, ViTConfig
+from vitruvian.errors import ConfigError, UnknownNameError
+from vitruvian.model.build import build
+from vitruvian.model.cores import even_pieces, spread
+
+TINY = ViTConfig(image_size=32, patch_size=8, layers=3, width=32, mlp_width=48, heads=4, classes=5)
+SHAPES = {
+    "token": {},
+    "mean": {"pool": "mean"},
+    "mean without class token": {"pool": "mean", "class_token": False},
+    "map": {"pool": "map", "class_token": False},
+    "token and mean": {"pool": "token_mean"},
+    "norm after pool": {"pool": "mean", "norm_after_pool": True},
+    "no positions": {"positions": "none"},
+    "2-D positions": {"positions": "learned_2d"},
+    "relative": {"positions": "relative"},
+    "sin-cos": {"positions": "sincos"},
+    "hidden layer": {"head_hidden": 12},
+    "distilled": {"distillation": True},
+    "registers and layer scale": {"registers": 3, "layer_scale": True, "class_position": False},
+    "gated": {"mlp": "swiglu", "qkv_bias": False},
+    "grey": {"channels": 1},
+    "non-square": {"image_size": (16, 40)},
+}
+
+
+def random_model(seed=0, **changes):
+    """A tiny model in which no parameter is zero, so that nothing is hidden."""
+    model = build(TINY.replace(**changes)).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return model
+
+
+def pixels(model, batch=2, size=None):
+    rows, columns = size or model.config.image_size
+    return torch.randn(batch, model.config.channels, rows, columns, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+def test_every_shape_answers_and_trains(changes):
+    model = random_model(**changes)
+    model.train()
+    logits = model(pixels(model))
+    assert logits.shape == (2, 5)
+    logits.square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+def test_an_image_is_answered_alone_as_in_a_batch(changes):
+    model = random_model(**changes)
+    images = pixels(model, batch=3)
+    with torch.no_grad():
+        together = model(images)
+        alone = torch.cat([model(image[None]) for image in images])
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)  # float32 sums in another order
+
+
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+def test_other_image_sizes_are_answered(changes):
+    model = random_model(**changes)
+    with torch.no_grad():
+        assert model(pixels(model, size=(48, 24))).isfinite().all()
+
+
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+def test_the_walk_ends_where_the_forward_pass_does(changes):
+    model = random_model(**changes)
+    images = pixels(model)
+    with torch.no_grad():
+        found = model.intermediates(images, model.intermediate_names)
+        torch.testing.assert_close(found["logits"], model(images), atol=0, rtol=0)
+        torch.testing.assert_close(found["features"], model.features(images), atol=0, rtol=0)
+    assert list(found) == model.intermediate_names
+
+
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+def test_attention_maps_are_the_attention_that_was_paid(changes):
+    """Rows sum to one, and values mixed by the map give what the block's attention gives."""
+    model = random_model(**changes)
+    with torch.no_grad():
+        x = model.embed(pixels(model))
+        for layer, weights in model.attention_maps(pixels(model)):
+            block = model.blocks[layer]
+            normed = block.norm1(x)
+            torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+            _, _, v = block.attention.project(normed)
+            mixed = block.attention.out((weights @ v).transpose(1, 2).reshape(x.shape))
+            torch.testing.assert_close(mixed, block.attention(normed), atol=1e-5, rtol=1e-5)
+            x = block(x)
+
+
+def test_attention_maps_come_one_layer_at_a_time_and_only_those_asked_for():
+    model = random_model()
+    assert [layer for layer, _ in model.attention_maps(pixels(model), [0, -1])] == [0, 2]
+    with pytest.raises(ConfigError, match="layer 3 does not exist: the model has layers 0 to 2"):
+        next(model.attention_maps(pixels(model), [3]))
+
+
+def test_an_unknown_intermediate_is_answered_with_the_nearest():
+    model = random_model()
+    with pytest.raises(UnknownNameError, match="unknown intermediate 'block_9'; did you mean block_"):
+        model.intermediates(pixels(model), ["block_9"])
+
+
+def test_wrong_pixels_are_refused_with_both_shapes():
+    model = random_model()
+    with pytest.raises(ConfigError, match=r"pixels have shape \(2, 1, 32, 32\), the model wants \(B, 3, height"):
+        model(torch.zeros(2, 1, 32, 32))
+    with pytest.raises(ConfigError, match="image of 33x32 pixels is not divisible by the patch of 8"):
+        model(torch.zeros(2, 3, 33, 32))
+
+
+def test_without_positions_the_order_of_patches_does_not_matter():
+    model, images = random_model(positions="none"), None
+    images = pixels(model)
+    patches = images.unfold(2, 8, 8).unfold(3, 8, 8)  # (B, 3, 4, 4, 8, 8)
+    shuffled = patches.flatten(2, 3)[:, :, torch.randperm(16, generator=torch.Generator().manual_seed(3))]
+    moved = shuffled.unflatten(2, (4, 4)).permute(0, 1, 2, 4, 3, 5).reshape(images.shape)
+    with torch.no_grad():
+        torch.testing.assert_close(model(moved), model(images), atol=1e-5, rtol=1e-5)
+        learned = random_model()
+        assert (learned(moved) - learned(images)).abs().max() > 1e-2
+
+
+def test_gelu_forms_differ_as_little_as_they_should():
+    erf = random_model(numerics=Numerics(gelu="erf"))
+    tanh = random_model(numerics=Numerics(gelu="tanh"))
+    with torch.no_grad():
+        difference = (erf(pixels(erf)) - tanh(pixels(tanh))).abs().max()
+    assert 1e-6 < difference < 1e-2
+
+
+def test_stochastic_depth_grows_with_depth_and_rests_in_evaluation():
+    model = random_model(stochastic_depth=0.5, layers=3)
+    assert [block.skip for block in model.blocks] == [0.0, 0.25, 0.5]
+    images = pixels(model)
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), model(images), atol=0, rtol=0)
+        model.train()
+        torch.manual_seed(0)
+        assert (model(images) - model(images)).abs().max() > 0
+
+
+def test_dropout_acts_while_training_only():
+    model = random_model(dropout=0.3, attention_dropout=0.3)
+    images = pixels(model)
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), model(images), atol=0, rtol=0)
+        model.train()
+        torch.manual_seed(0)
+        assert (model(images) - model(images)).abs().max() > 0
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7, 16])
+def test_images_spread_over_cores_are_answered_in_order(batch):
+    model = random_model()
+    images = pixels(model, batch=batch)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with torch.no_grad():
+            torch.testing.assert_close(spread(model, images), model(images), atol=1e-5, rtol=1e-5)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_pieces_keep_every_core_busy_and_lose_no_image():
+    for batch in range(1, 40):
+        sizes = [len(piece) for piece in even_pieces(torch.zeros(batch, 1), 2)]
+        assert sum(sizes) == batch
+        assert max(sizes) - min(sizes) <= 1

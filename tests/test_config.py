@@ -1,0 +1,71 @@
+"""Settings are validated when made and survive JSON."""
+
+import json
+
+import pytest
+
+from vitruvian.config import Numerics, Preprocess, ResNetConfig, StemConfig, ViTConfig
+from vitruvian.errors import ConfigError, UnknownNameError
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ViTConfig(image_size=(256, 192), patch_size=4, stem=StemConfig(stages=(2, 2)), numerics=Numerics(gelu="erf")),
+        ViTConfig(image_size=64, patch_size=8, pool="map", class_token=False, positions="sincos"),
+        ResNetConfig(stages=(1, 2), width=32),
+        Preprocess(fit="crop", scaled_size=(256, 256), mean=(0.1,), std=(0.2,)),
+    ],
+)
+def test_settings_come_back_from_json_as_they_were(settings):
+    text = json.dumps(settings.to_json())
+    assert type(settings).from_json(json.loads(text)) == settings
+
+
+def test_an_unknown_setting_is_answered_with_the_nearest():
+    with pytest.raises(UnknownNameError, match="unknown ViTConfig setting 'patchsize'; did you mean patch_size"):
+        ViTConfig.from_json({"patchsize": 8})
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"width": 100, "heads": 12}, "width=100 is not divisible by heads=12"),
+        ({"image_size": 225}, "image of 225x225 pixels is not divisible by the patch of 16"),
+        ({"image_size": (224, 8)}, "image of 224x8 pixels is not divisible"),
+        ({"image_size": (1, 2, 3)}, "is not a positive number or"),
+        ({"pool": "max"}, "pool='max' is not one of token, mean, map, token_mean"),
+        ({"positions": "sin"}, "positions='sin' is not one of"),
+        ({"class_token": False}, "pool='token' needs class_token=True"),
+        ({"distillation": True, "pool": "mean"}, "distillation=True needs"),
+        ({"dropout": 1.0}, "dropout=1.0 is not between 0.0 and 0.99"),
+        ({"classes": -1}, "classes=-1 is not at least 0"),
+        ({"positions": "sincos", "width": 6, "heads": 2}, "sin-cos positions need a width divisible by 4"),
+        ({"stem": StemConfig(stages=(3, 4, 9)), "patch_size": 16}, "patch and stem stride together of 256"),
+    ],
+)
+def test_impossible_models_are_refused(changes, text):
+    with pytest.raises(ConfigError, match=text):
+        ViTConfig(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"std": (0.5, 0.0, 0.5)}, "do not fit together"),
+        ({"mean": (0.5,)}, "do not fit together"),
+        ({"scaled_size": 256}, "scaled_size has no meaning with fit='squash'"),
+        ({"scaled_size": 200, "fit": "crop"}, "does not cover image_size"),
+        ({"interpolation": "cubic"}, "interpolation='cubic' is not one of"),
+    ],
+)
+def test_impossible_views_are_refused(changes, text):
+    with pytest.raises(ConfigError, match=text):
+        Preprocess(**changes)
+
+
+def test_a_view_at_another_size_keeps_the_share_of_its_crop():
+    view = Preprocess(image_size=224, fit="crop", scaled_size=256)
+    assert view.at(448).scaled_size == (512, 512)
+    assert view.at((224, 112)).scaled_size == (256, 128)
+    assert Preprocess().at(384) == Preprocess(image_size=384)

@@ -1,0 +1,76 @@
+"""Counts from settings equal the published ones, and those of the modules themselves."""
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from vitruvian.catalog import VARIANTS, resolve
+from vitruvian.config import ViTConfig
+from vitruvian.cost import multiply_adds, parameters
+from vitruvian.model.build import build, empty
+
+PUBLISHED = {
+    "ViT-Ti/16": 5_717_416,
+    "ViT-S/16": 22_050_664,
+    "ViT-B/16": 86_567_656,
+    "ViT-B/32": 88_224_232,
+    "ViT-L/16": 304_326_632,
+    "ViT-L/32": 306_535_400,
+    "ViT-H/14": 632_045_800,
+}
+PUBLISHED_GIGA_MULTIPLY_ADDS = {
+    "ViT-B/16": "17.6",
+    "ViT-B/32": "4.4",
+    "ViT-L/16": "61.6",
+    "ViT-L/32": "15.4",
+    "ViT-H/14": "167",
+}
+
+
+@pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
+def test_parameter_count_is_the_published_one(name, count):
+    assert parameters(resolve(name)) == count
+
+
+@pytest.mark.parametrize(("name", "giga"), PUBLISHED_GIGA_MULTIPLY_ADDS.items())
+def test_multiply_adds_are_the_published_ones(name, giga):
+    digits = len(giga.split(".")[1]) if "." in giga else 0
+    assert f"{multiply_adds(resolve(name)) / 1e9:.{digits}f}" == giga
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_counted_parameters_are_those_of_the_module(name):
+    assert parameters(VARIANTS[name]) == sum(p.numel() for p in empty(VARIANTS[name]).parameters())
+
+
+TINY = ViTConfig(image_size=(16, 24), patch_size=8, layers=2, width=32, mlp_width=48, heads=4, classes=5)
+ODD_ONES = {
+    "map": {"pool": "map", "class_token": False},
+    "two-dimensional positions": {"positions": "learned_2d"},
+    "relative positions": {"positions": "relative"},
+    "sin-cos positions": {"positions": "sincos"},
+    "no positions": {"positions": "none"},
+    "gated": {"mlp": "swiglu", "qkv_bias": False, "registers": 2},
+    "distilled": {"distillation": True, "layer_scale": True, "class_position": False},
+    "hidden": {"head_hidden": 7, "pool": "token_mean"},
+    "headless": {"classes": 0},
+    "grey": {"channels": 1},
+}
+
+
+@pytest.mark.parametrize("changes", ODD_ONES.values(), ids=ODD_ONES)
+def test_counted_parameters_follow_every_option(changes):
+    config = TINY.replace(**changes)
+    assert parameters(config) == sum(p.numel() for p in empty(config).parameters())
+
+
+@pytest.mark.parametrize("name", ["plain", *ODD_ONES, "R26+ViT-S/32", "BiT-R50x1"])
+def test_multiply_adds_are_what_torch_counts(name):
+    config = VARIANTS.get(name) or TINY.replace(**ODD_ONES.get(name, {}))
+    pixels = torch.zeros(1, config.channels, *config.image_size)
+    model = build(config).eval()
+    # torch does not count its fused attention on a CPU; the plain products are the same work
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(pixels)
+    assert counter.get_total_flops() == 2 * multiply_adds(config)

@@ -1,0 +1,79 @@
+"""Imports point down the rows of the design, and importing the package does nothing."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vitruvian
+
+PACKAGE = Path(vitruvian.__file__).parent
+ROWS = [
+    ["errors", "config", "catalog", "cost", "published", "labels"],
+    ["model"],
+    ["data"],
+    ["weights"],
+    ["predict"],
+    ["evaluation"],
+    ["training", "explain", "deploy"],
+    ["cli", "serve"],
+]
+ROW = {name: row for row, names in enumerate(ROWS) for name in names}
+STRANGERS = {"model": {"data"}, "data": {"model"}}
+
+
+def modules():
+    return sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def imported_parts(path):
+    """First parts of the vitruvian modules a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module] if node.module != "vitruvian" else [f"vitruvian.{a.name}" for a in node.names]
+        for name in names:
+            if name.startswith("vitruvian."):
+                yield name.split(".")[1]
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_module_imports_only_from_its_row_or_above(path):
+    part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    assert part in ROW, f"{part} has no row in the design"
+    for other in imported_parts(path):
+        if other == "__version__":
+            continue
+        assert ROW[other] <= ROW[part], f"{part} imports {other}, which lies below it"
+        assert other not in STRANGERS.get(part, ()), f"{part} and {other} must not know each other"
+
+
+def test_nothing_imports_the_edges():
+    edges = {"cli", "serve"}
+    for path in modules():
+        if path.relative_to(PACKAGE).parts[0] not in edges:
+            assert not edges & set(imported_parts(path)), path
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_importing_the_package_loads_no_torch_and_sets_nothing_up():
+    code = "import logging, sys, vitruvian; print({'torch', 'numpy'} & set(sys.modules), logging.root.handlers)"
+    assert run(code) == "set() []"
+
+
+def test_public_names_are_these():
+    assert vitruvian.__all__ == sorted(vitruvian._HOMES)
+    for name in vitruvian.__all__:
+        assert getattr(vitruvian, name) is not None
+
+
+def test_an_unknown_attribute_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'transformer'"):
+        vitruvian.transformer  # noqa: B018

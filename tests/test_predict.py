@@ -1,0 +1,185 @@
+"""From pictures to ranked answers."""
+
+from __future__ import annotations
+
+import io
+import threading
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from vitruvian.config import Preprocess, ViTConfig
+from vitruvian.data.decode import decode
+from vitruvian.data.preprocess import view
+from vitruvian.errors import CheckpointError, ConfigError, ImageError
+from vitruvian.labels import imagenet_labels
+from vitruvian.model.build import build
+from vitruvian.model.vit import ViT
+from vitruvian.predict import Classifier, Prediction
+from vitruvian.weights.save import save
+
+TINY = ViTConfig(image_size=(16, 16), patch_size=8, layers=1, width=16, mlp_width=32, heads=2, classes=5)
+
+
+def tiny_model(**changes: object) -> ViT:
+    model = build(TINY.replace(**changes), seed=0)
+    assert isinstance(model, ViT)
+    if model.head is not None:
+        nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(1))
+    return model
+
+
+def pictures(count: int) -> list[Image.Image]:
+    rng = np.random.default_rng(0)
+    return [Image.fromarray(rng.integers(0, 256, (20 + i, 30, 3), np.uint8)) for i in range(count)]
+
+
+def test_answers_are_the_largest_probabilities_of_the_model():
+    model, (picture,) = tiny_model(), pictures(1)
+    (answers,) = Classifier(model).predict([picture], top=3)
+    with torch.no_grad():
+        probabilities = model(view(decode(picture), model.preprocess)[None]).softmax(dim=-1)[0]
+    assert [answer.index for answer in answers] == probabilities.argsort(descending=True)[:3].tolist()
+    expected = sorted(probabilities.tolist(), reverse=True)[:3]
+    assert [answer.probability for answer in answers] == pytest.approx(expected, abs=1e-6)  # order of sums
+    assert all(answer.label == str(answer.index) for answer in answers)
+
+
+def test_labels_are_the_models_own_or_imagenets_for_1000_classes_or_numbers():
+    model = tiny_model()
+    assert Classifier(model).labels == ("0", "1", "2", "3", "4")
+    model.labels = ("a", "b", "c", "d", "e")
+    assert Classifier(model).labels == model.labels
+    assert Classifier(tiny_model(classes=1000)).labels == imagenet_labels()
+    assert Classifier(tiny_model(classes=1001)).labels[1000] == "1000"
+
+
+def test_more_answers_than_classes_are_all_of_them():
+    (answers,) = Classifier(tiny_model()).predict(pictures(1), top=99)
+    assert sorted(answer.index for answer in answers) == [0, 1, 2, 3, 4]
+    assert sum(answer.probability for answer in answers) == pytest.approx(1.0)
+
+
+def test_equal_answers_stand_in_the_order_of_classes():
+    logits = torch.zeros(1, 1000)
+    logits[0, [700, 30]] = 1.0
+    (ranked,) = Classifier(tiny_model(classes=1000)).ranked(logits, 1000)
+    others = [index for index in range(1000) if index not in (30, 700)]
+    assert [answer.index for answer in ranked] == [30, 700, *others]
+
+
+def test_answers_do_not_depend_on_the_batch():
+    classifier, images = Classifier(tiny_model()), pictures(7)
+    alone, together = classifier.predict(images, batch=1), classifier.predict(images, batch=4)
+    for one, other in zip(alone, together, strict=True):
+        assert [answer.index for answer in one] == [answer.index for answer in other]
+        assert [a.probability for a in one] == pytest.approx([a.probability for a in other], abs=1e-6)  # order of sums
+
+
+def test_a_stream_keeps_the_order_and_reports_bad_pictures_in_their_place(tmp_path):
+    good = tmp_path / "good.png"
+    pictures(1)[0].save(good)
+    bad = tmp_path / "bad.jpg"
+    bad.write_text("not a picture")
+    sources = [good, bad, str(good), good.read_bytes(), b"", io.BytesIO(good.read_bytes()), tmp_path / "none.jpg"]
+    seen = list(Classifier(tiny_model()).stream(sources, batch=3))
+    assert [prediction.path for prediction in seen[:3]] == [str(good), str(bad), str(good)]
+    assert [bool(prediction.answers) for prediction in seen] == [True, False, True, True, False, True, False]
+    assert seen[1].error.startswith(f"{bad}: not a picture")
+    assert seen[4] == Prediction("picture of 0 bytes", error="picture of 0 bytes: the file is empty")
+    best = [prediction.answers[0].index for prediction in seen if prediction.answers]
+    assert best == best[:1] * 4
+
+
+def test_predict_raises_on_a_bad_picture():
+    with pytest.raises(ImageError, match="picture of 4 bytes: not a picture"):
+        Classifier(tiny_model()).predict([*pictures(2), b"junk"])
+
+
+def test_nothing_in_gives_nothing_out():
+    assert Classifier(tiny_model()).predict([]) == []
+
+
+def test_a_long_stream_is_read_only_a_little_ahead_and_can_be_left():
+    taken = 0
+
+    def many():
+        nonlocal taken
+        (picture,) = pictures(1)
+        for _ in range(1000):
+            taken += 1
+            yield picture
+
+    stream = Classifier(tiny_model()).stream(many(), batch=4)
+    assert len(list(islice(stream, 10))) == 10
+    assert taken <= 3 * 4 + 2 * 4  # three batches answered, two ahead
+    stream.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("decode")]
+
+
+def test_dropout_is_off_and_a_model_in_training_stays_in_training():
+    model = tiny_model(dropout=0.5).train()
+    classifier = Classifier(model)
+    (one,), (other,) = classifier.predict(pictures(1)), classifier.predict(pictures(1))
+    assert [a.probability for a in one] == pytest.approx([a.probability for a in other], abs=1e-6)  # order of sums
+    assert model.training
+
+
+def test_logits_have_no_gradient():
+    logits = Classifier(tiny_model()).logits(torch.zeros(2, 3, 16, 16))
+    assert logits.shape == (2, 5)
+    assert not logits.requires_grad
+
+
+def test_a_model_with_broken_weights_gives_an_error_and_not_nan():
+    model = tiny_model()
+    nn.init.constant_(model.head.bias, float("nan"))
+    (prediction,) = Classifier(model).stream(pictures(1))
+    assert prediction == Prediction("picture", error="picture: the model's answer is not a finite number")
+
+
+def test_a_grey_model_sees_grey_pictures():
+    model = tiny_model(channels=1)
+    with pytest.raises(ConfigError, match="the model takes 1 channels, its preprocessing gives 3"):
+        Classifier(model)
+    model.preprocess = Preprocess(image_size=(16, 16), mean=(0.5,), std=(0.5,))
+    assert len(Classifier(model).predict(pictures(3))) == 3
+
+
+def test_a_model_without_head_is_refused():
+    with pytest.raises(ConfigError, match=r"no head, so it gives features but no answers; load it with classes=N"):
+        Classifier(tiny_model(classes=0))
+
+
+def test_labels_that_do_not_fit_are_refused():
+    model = tiny_model()
+    model.labels = ("cat", "dog")
+    with pytest.raises(ConfigError, match="the model has 5 classes but 2 labels"):
+        Classifier(model)
+
+
+def test_weights_are_loaded_from_their_path(tmp_path):
+    model = tiny_model()
+    save(model, tmp_path / "native")
+    (expected,), (found,) = (Classifier(source).predict(pictures(1)) for source in (model, tmp_path / "native"))
+    assert [answer.index for answer in found] == [answer.index for answer in expected]
+    assert Classifier(str(tmp_path / "native"), image_size=(16, 24)).model.config.grid == (2, 3)
+    with pytest.raises(CheckpointError, match="no such file or folder"):
+        Classifier(Path("nowhere"))
+
+
+def test_wrong_arguments_are_refused():
+    classifier = Classifier(tiny_model())
+    with pytest.raises(ConfigError, match="expected a list of pictures, not one"):
+        classifier.predict("a.jpg")
+    with pytest.raises(ConfigError, match="top=0 and batch=16 must be at least 1"):
+        classifier.stream([], top=0)
+    with pytest.raises(ConfigError, match="heads and image_size are for loading weights"):
+        Classifier(tiny_model(), image_size=32)
+    with pytest.raises(ConfigError, match="device='abacus' cannot be used: "):
+        Classifier(tiny_model(), device="abacus")

@@ -1,0 +1,253 @@
+"""Older, newer, wrapped and stacked ways in which each family's files were written all give the same model."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import TOLERANCE, arrays_of, expected, largest_difference, path_of
+from safetensors.torch import load_file, save_file
+
+from vitruvian.config import IMAGENET_MEAN, ResNetConfig
+from vitruvian.errors import CheckpointError
+from vitruvian.model.build import build
+from vitruvian.weights.load import load
+from vitruvian.weights.save import save
+
+
+def same_answers(path, name, **options):
+    """The model at `path`, which must answer like the fixture it was made from."""
+    model = load(path, **options)
+    assert largest_difference(model, name) < TOLERANCE
+    return model
+
+
+def write_npz(path, arrays):
+    np.savez(path, **arrays)
+    return path
+
+
+def renamed(tensors, *rules):
+    out = {}
+    for name, tensor in tensors.items():
+        for pattern, replacement in rules:
+            name = re.sub(pattern, replacement, name)
+        out[name] = tensor
+    return out
+
+
+def timm_tensors(name="timm_vit"):
+    return load_file(path_of(name))
+
+
+class TestGoogle:
+    @pytest.mark.parametrize("prefix", ["opt/target/", "params/", "params/img/"])
+    def test_names_may_have_a_prefix(self, prefix, tmp_path):
+        arrays = {prefix + name: array for name, array in arrays_of("google_vit").items()}
+        model = same_answers(write_npz(tmp_path / "w.npz", arrays), "google_vit")
+        assert model.origin == "google weights from w.npz"
+
+    def test_optimiser_state_and_text_tower_are_left_out_by_name_and_recorded(self, tmp_path):
+        arrays = {"params/img/" + name: array for name, array in arrays_of("google_vit").items()}
+        extra = {"opt/state/step": np.ones(1), "params/txt/head/kernel": np.ones((2, 2)), "params/t": np.ones(1)}
+        model = same_answers(write_npz(tmp_path / "w.npz", arrays | extra), "google_vit")
+        assert "opt/state/step (optimiser state)" in model.origin
+        assert "params/txt/head/kernel (text tower)" in model.origin
+
+    def test_group_norm_arrays_may_be_four_dimensional(self, tmp_path):
+        arrays = arrays_of("google_hybrid")
+        arrays = {n: a.reshape(1, 1, 1, -1) if "/gn" in n or n.startswith("gn_root") else a for n, a in arrays.items()}
+        same_answers(write_npz(tmp_path / "w.npz", arrays), "google_hybrid")
+
+    def test_bfloat16_saved_as_raw_bytes_is_read(self, tmp_path):
+        arrays = arrays_of("google_vit_nohidden")
+        raw = {n: torch.from_numpy(a).bfloat16().view(torch.int16).numpy().view("V2") for n, a in arrays.items()}
+        exact = {n: torch.from_numpy(a).bfloat16().float().numpy() for n, a in arrays.items()}
+        half = load(write_npz(tmp_path / "half.npz", raw))
+        full = load(write_npz(tmp_path / "full.npz", exact))
+        assert all(torch.equal(a, b) for a, b in zip(half.state_dict().values(), full.state_dict().values()))
+        assert next(half.parameters()).dtype == torch.float32
+
+    def test_a_file_without_head_gives_features(self, tmp_path):
+        arrays = {name: array for name, array in arrays_of("google_vit_nohidden").items() if "head" not in name}
+        model = load(write_npz(tmp_path / "w.npz", arrays))
+        assert model.config.classes == 0
+        assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 32)
+
+
+class TestBigVision:
+    def test_blocks_stacked_by_scan_are_taken_apart(self, tmp_path):
+        arrays = arrays_of("bigvision_vit_map")
+        pattern = re.compile(r"params/Transformer/encoderblock_(\d)/(.*)")
+        kept = {name: array for name, array in arrays.items() if not pattern.match(name)}
+        inner = {match[2] for name in arrays if (match := pattern.match(name))}
+        for name in inner:
+            blocks = [arrays[f"params/Transformer/encoderblock_{i}/{name}"] for i in (0, 1)]
+            kept[f"params/Transformer/encoderblock/{name}"] = np.stack(blocks)
+        same_answers(write_npz(tmp_path / "w.npz", kept), "bigvision_vit_map")
+
+    def test_a_position_row_of_the_class_token_is_added_to_it(self, tmp_path):
+        arrays = arrays_of("bigvision_vit_tok")
+        row = np.full((1, 1, 32), 0.25, dtype=np.float32)
+        arrays["params/cls"] = arrays["params/cls"] - row
+        arrays["params/pos_embedding"] = np.concatenate([row, arrays["params/pos_embedding"]], axis=1)
+        same_answers(write_npz(tmp_path / "w.npz", arrays), "bigvision_vit_tok")
+
+    def test_positions_and_attention_pooling_may_stand_where_old_code_had_them(self, tmp_path):
+        rules = (r"params/pos_embedding", "params/Transformer/pos_embedding"), (r"params/MAPHead_0/", "params/")
+        arrays = renamed(arrays_of("bigvision_vit_map"), *rules)
+        same_answers(write_npz(tmp_path / "w.npz", arrays), "bigvision_vit_map")
+
+    def test_fixed_positions_take_any_image_size_and_default_to_224(self):
+        path = path_of("bigvision_vit_gap_sincos")
+        assert load(path).config.image_size == (224, 224)
+        assert load(path, image_size=(32, 64)).config.grid == (4, 8)
+
+
+class TestBit:
+    def test_numbered_convolutions_and_a_missing_prefix_are_read(self, tmp_path):
+        model = build(ResNetConfig(stages=(1, 1), width=32, classes=5, image_size=64)).eval()
+        save(model, tmp_path / "bit.npz", "google")
+        with np.load(tmp_path / "bit.npz") as archive:
+            names = set(archive.files)
+            arrays = renamed(dict(archive), (r"standardized_conv2d/", "standardized_conv2d_7/"), (r"^resnet/", ""))
+        assert {
+            "resnet/root_block/standardized_conv2d/kernel",
+            "resnet/block2/unit01/a/proj/standardized_conv2d/kernel",
+            "resnet/block1/unit01/b/group_norm/gamma",
+            "resnet/head/conv2d/kernel",
+        } <= names
+        again = load(write_npz(tmp_path / "other.npz", arrays))
+        assert again.origin == "bit weights from other.npz"
+        assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values()))
+
+    def test_settings_of_patches_are_refused(self, tmp_path):
+        save(build(ResNetConfig(stages=(1,), width=32, classes=2)), tmp_path / "bit.npz", "google")
+        for option in ({"heads": 4}, {"grid": (2, 2)}, {"patch_size": 8}):
+            with pytest.raises(CheckpointError, match="no meaning for a ResNet"):
+                load(tmp_path / "bit.npz", **option)
+        assert load(tmp_path / "bit.npz", image_size=480, classes=3).config.image_size == (480, 480)
+
+
+class TestTimm:
+    @pytest.mark.parametrize("prefix", ["module.", "backbone.", "model.", "_orig_mod."])
+    @pytest.mark.parametrize("wrapper", [None, "model", "state_dict"])
+    def test_names_may_be_wrapped_and_prefixed(self, prefix, wrapper, tmp_path):
+        tensors = {prefix + name: tensor for name, tensor in timm_tensors().items()}
+        torch.save({wrapper: tensors, "epoch": 3} if wrapper else tensors, tmp_path / "w.pth")
+        model = same_answers(tmp_path / "w.pth", "timm_vit", heads=4)
+        assert model.origin == "timm weights from w.pth" + ("; not used: epoch" if wrapper else "")
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+    def test_any_floating_point_becomes_float32(self, dtype, tmp_path):
+        tensors = timm_tensors()
+        save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, tmp_path / "w.safetensors")
+        found = load(tmp_path / "w.safetensors", heads=4).state_dict()["norm.weight"]
+        assert torch.equal(found, tensors["norm.weight"].to(dtype).float())
+
+    def test_layer_scale_of_the_first_deit3_files_is_read(self, tmp_path):
+        tensors = renamed(timm_tensors("timm_deit3"), (r"ls(\d)\.gamma", r"gamma_\1"))
+        torch.save({"model": tensors}, tmp_path / "w.pth")
+        same_answers(tmp_path / "w.pth", "timm_deit3", heads=4)
+
+    def test_a_hidden_layer_of_older_files_is_kept(self, tmp_path):
+        tensors = timm_tensors()
+        hidden = {"pre_logits.fc.weight": torch.eye(32), "pre_logits.fc.bias": torch.zeros(32)}
+        save_file(tensors | hidden, tmp_path / "w.safetensors")
+        model, plain = load(tmp_path / "w.safetensors", heads=4), load(path_of("timm_vit"), heads=4)
+        pixels = expected("timm_vit")[0][0]
+        assert torch.allclose(model.features(pixels), plain.features(pixels).tanh(), atol=1e-6)
+
+    def test_a_lone_distillation_token_stays_in_its_place(self, tmp_path):
+        """DeiT fine-tuned without a teacher: the answer is the first head's alone."""
+        tensors = timm_tensors("timm_deit_distilled")
+        save_file({n: t for n, t in tensors.items() if "head_dist" not in n}, tmp_path / "w.safetensors")
+        model, both = load(tmp_path / "w.safetensors", heads=4), load(path_of("timm_deit_distilled"), heads=4)
+        pixels = expected("timm_deit_distilled")[0][0]
+        assert torch.allclose(model(pixels), both.head(both.features(pixels)), atol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("name", "reason"),
+        [
+            ("blocks.0.attn.q_norm.weight", "normalised queries and keys"),
+            ("norm_pre.weight", "a norm before the blocks"),
+        ],
+    )
+    def test_other_architectures_are_refused_by_what_they_have(self, name, reason, tmp_path):
+        save_file(timm_tensors() | {name: torch.ones(32)}, tmp_path / "w.safetensors")
+        with pytest.raises(CheckpointError, match=f"the weights have {reason}.*{name}"):
+            load(tmp_path / "w.safetensors", heads=4)
+
+    def test_norms_before_and_after_the_mean_are_refused(self, tmp_path):
+        more = {"norm.weight": torch.ones(32), "norm.bias": torch.zeros(32)}
+        save_file(timm_tensors("timm_vit_gap") | more, tmp_path / "w.safetensors")
+        with pytest.raises(CheckpointError, match="both 'norm' and 'fc_norm'"):
+            load(tmp_path / "w.safetensors", heads=4)
+
+    def test_a_folder_from_the_hub_says_how_to_prepare_pictures(self, tmp_path):
+        save_file(timm_tensors(), tmp_path / "model.safetensors")
+        cfg = {"mean": [0.4] * 3, "std": [0.2] * 3, "interpolation": "bilinear", "crop_pct": 0.5, "crop_mode": "center"}
+        (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit", "pretrained_cfg": cfg}))
+        view = load(tmp_path, heads=4).preprocess
+        assert (view.mean, view.interpolation, view.scaled_size) == ((0.4,) * 3, "bilinear", (64, 64))
+
+    @pytest.mark.parametrize(
+        ("name", "wrapper", "mean"),
+        [
+            ("timm_vit", None, (0.5,) * 3),
+            ("timm_vit", "model", IMAGENET_MEAN),
+            ("timm_deit_distilled", None, IMAGENET_MEAN),
+            ("timm_deit3", None, IMAGENET_MEAN),
+        ],
+    )
+    def test_statistics_follow_what_tells_augreg_from_deit(self, name, wrapper, mean, tmp_path):
+        torch.save({wrapper: timm_tensors(name)} if wrapper else timm_tensors(name), tmp_path / "w.pth")
+        assert load(tmp_path / "w.pth", heads=4).preprocess.mean == mean
+
+
+class TestTorchvision:
+    def test_older_names_of_the_mlp_are_read(self, tmp_path):
+        tensors = torch.load(path_of("torchvision_vit"), weights_only=True)
+        old = renamed(tensors, (r"mlp\.0\.", "mlp.linear_1."), (r"mlp\.3\.", "mlp.linear_2."))
+        torch.save(old, tmp_path / "w.pth")
+        same_answers(tmp_path / "w.pth", "torchvision_vit", heads=4)
+
+
+class TestDino:
+    def test_the_teacher_of_a_training_checkpoint_is_read(self):
+        model = load(path_of("dino"), heads=4)
+        assert model.origin.startswith("dino weights from dino.pth")
+        assert "head.mlp.0.weight (projection head of the training)" in model.origin
+        assert "epoch" in model.origin
+        assert model.preprocess.mean == IMAGENET_MEAN
+
+    def test_the_prefix_of_parallel_training_is_stripped_from_all_names(self, tmp_path):
+        teacher = torch.load(path_of("dino"), weights_only=True)["teacher"]
+        torch.save({"teacher": {f"module.{n}": t for n, t in teacher.items()}}, tmp_path / "w.pth")
+        same_answers(tmp_path / "w.pth", "dino", heads=4)
+
+    def test_a_bare_backbone_in_a_pth_is_dino_and_in_safetensors_timm(self, tmp_path):
+        tensors = timm_tensors("timm_headless")
+        torch.save(tensors, tmp_path / "w.pth")
+        assert load(tmp_path / "w.pth", heads=4).config.numerics.position_resize == "dino"
+        assert load(path_of("timm_headless"), heads=4).config.numerics.position_resize == "bicubic_antialias"
+        assert load(path_of("timm_headless"), heads=4, family="dino").config.numerics.position_resize == "dino"
+
+    def test_dinov2_gated_registered_and_chunked_is_read(self, tmp_path):
+        """DINOv2's own names on timm's numbers: LayerScale and gated MLP, registers after a placed class token."""
+        tensors = timm_tensors("timm_swiglu") | {"mask_token": torch.zeros(1, 32)}
+        rules = (r"mlp\.fc1", "mlp.w12"), (r"mlp\.fc2", "mlp.w3"), (r"^blocks\.0\.", "blocks.0.0.")
+        torch.save({"teacher": renamed(tensors, *rules, (r"^(?!head)", "backbone."))}, tmp_path / "w.pth")
+        model = same_answers(tmp_path / "w.pth", "timm_swiglu", heads=4)
+        assert model.origin == "dinov2 weights from w.pth; not used: mask_token (token of masked training)"
+        assert model.config.numerics.position_resize == "dino"
+
+    def test_dinov2_registers_bring_antialiased_resizing(self, tmp_path):
+        tensors = renamed(timm_tensors("timm_registers"), (r"reg_token", "register_tokens"))
+        save_file(tensors | {"mask_token": torch.zeros(1, 32)}, tmp_path / "w.safetensors")
+        model = same_answers(tmp_path / "w.safetensors", "timm_registers", heads=4)
+        assert model.config.numerics.position_resize == "bicubic_antialias"
+        assert model.config.registers == 2

@@ -1,0 +1,197 @@
+"""Reading files: data only, and one line for whatever is wrong with them."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import pickle
+import shutil
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import TOLERANCE, arrays_of, largest_difference, path_of
+from safetensors.torch import load_file, save_file
+
+from vitruvian.errors import CheckpointError
+from vitruvian.weights import files
+from vitruvian.weights.load import load
+
+
+def one_line(path, match):
+    """Loading must fail with a CheckpointError of one line that names the file."""
+    with pytest.raises(CheckpointError, match=match) as caught:
+        load(path, heads=4)
+    assert type(caught.value) is CheckpointError
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def copy_folder(tmp_path):
+    return shutil.copytree(path_of("huggingface_vit"), tmp_path / "hf")
+
+
+class Malicious:
+    """Runs a command when unpickled by a reader that executes what it reads."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.mark}",)
+
+
+class TestBrokenFiles:
+    @pytest.mark.parametrize("name", ["google_vit", "timm_vit", "torchvision_vit"])
+    @pytest.mark.parametrize("share", [0.001, 0.3, 0.9, 0.999])
+    def test_a_truncated_file_is_one_line(self, name, share, tmp_path):
+        data = path_of(name).read_bytes()
+        path = tmp_path / path_of(name).name
+        path.write_bytes(data[: max(1, int(len(data) * share))])
+        one_line(path, "broken or truncated|not an npz")
+
+    @pytest.mark.parametrize("name", ["google_vit", "timm_vit", "torchvision_vit"])
+    def test_noise_in_the_middle_never_shows_a_foreign_error(self, name, tmp_path):
+        data = bytearray(path_of(name).read_bytes())
+        path = tmp_path / path_of(name).name
+        generator = np.random.default_rng(0)
+        for _ in range(40):
+            noisy = bytearray(data)
+            for place in generator.integers(0, len(data), 30):
+                noisy[place] = generator.integers(0, 256)
+            path.write_bytes(noisy)
+            with contextlib.suppress(CheckpointError):
+                load(path, heads=4)
+
+    @pytest.mark.parametrize(
+        ("content", "text"),
+        [
+            (b"", "the file is empty"),
+            (b"hello, this is not a checkpoint at all", "not an npz, safetensors or PyTorch file"),
+            (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "Git LFS pointer"),
+            (b"PK\x03\x04 and then nothing", "broken or truncated archive"),
+            (b"\x80\x02rubbish", "broken or truncated torch file"),
+            (b"\xff\xff\xff\xff\xff\xff\xff\x7f{}", "broken or truncated safetensors file"),
+        ],
+    )
+    def test_what_is_no_checkpoint_is_said_to_be_none(self, content, text, tmp_path):
+        (tmp_path / "w.bin").write_bytes(content)
+        one_line(tmp_path / "w.bin", text)
+
+    def test_an_npz_of_objects_is_not_unpickled(self, tmp_path):
+        np.savez(tmp_path / "w.npz", a=np.array([Malicious(tmp_path / "ran")], dtype=object))
+        one_line(tmp_path / "w.npz", "Object arrays cannot be loaded")
+        assert not (tmp_path / "ran").exists()
+
+    def test_an_npz_of_words_is_refused(self, tmp_path):
+        np.savez(tmp_path / "w.npz", a=np.array(["word"]))
+        one_line(tmp_path / "w.npz", "holds <U4, not numbers")
+
+    def test_a_pickle_that_would_run_code_is_refused(self, tmp_path):
+        torch.save({"model": Malicious(tmp_path / "ran")}, tmp_path / "w.pth")
+        one_line(tmp_path / "w.pth", "refused, the file holds Python objects that would run code")
+        (tmp_path / "old.pth").write_bytes(pickle.dumps(Malicious(tmp_path / "ran"), protocol=2))
+        one_line(tmp_path / "old.pth", "refused|broken")
+        assert not (tmp_path / "ran").exists()
+
+    def test_an_array_larger_than_memory_is_one_line(self, tmp_path):
+        header = b"\x93NUMPY\x01\x00v\x00" + str({"descr": "<f4", "fortran_order": False, "shape": (2**50,)}).encode()
+        with zipfile.ZipFile(tmp_path / "w.npz", "w") as archive:
+            archive.writestr("embedding/kernel.npy", header.ljust(127) + b"\n")
+        one_line(tmp_path / "w.npz", "broken or truncated npz file")
+
+    def test_an_archive_that_unpacks_to_far_more_is_refused(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(files, "MAX_FREE_BYTES", 2**20)
+        np.savez_compressed(tmp_path / "w.npz", a=np.zeros(10_000_000, dtype=np.float32))
+        one_line(tmp_path / "w.npz", "refused, the archive would unpack to 0.0 GiB")
+
+    def test_a_file_without_tensors_is_said_to_have_none(self, tmp_path):
+        torch.save({"epoch": 3}, tmp_path / "w.pth")
+        one_line(tmp_path / "w.pth", "no tensors among its entries epoch")
+        torch.save([1, 2], tmp_path / "list.pth")
+        one_line(tmp_path / "list.pth", "holds a list, not a dictionary of tensors")
+        save_file({}, tmp_path / "w.safetensors")
+        one_line(tmp_path / "w.safetensors", "holds no tensors")
+
+    @pytest.mark.parametrize("name", ["google_vit", "timm_deit_distilled", "timm_registers_placed", "torchvision_vit"])
+    @pytest.mark.parametrize("shape", [(), (3,), (2, 2), (1, 1, 3), (1, 0, 32), (1, 2, 3, 4)])
+    def test_an_array_of_any_other_shape_never_shows_a_foreign_error(self, name, shape, monkeypatch):
+        checkpoint = files.read(path_of(name))
+        for array in checkpoint.tensors:
+            if "block" in array and "0" not in array:
+                continue
+            changed = dataclasses.replace(checkpoint, tensors=checkpoint.tensors | {array: torch.ones(shape)})
+            monkeypatch.setattr(files, "read", lambda path, changed=changed: changed)
+            with pytest.raises(CheckpointError):
+                load(path_of(name), heads=4)
+
+    def test_arrays_of_the_wrong_rank_are_one_line(self, tmp_path):
+        for name in ("embedding/kernel", "Transformer/posembed_input/pos_embedding", "cls", "head/kernel"):
+            np.savez(tmp_path / "w.npz", **(arrays_of("google_vit") | {name: np.ones(3, dtype=np.float32)}))
+            one_line(tmp_path / "w.npz", "shape")
+
+
+class TestTorchFiles:
+    def test_options_of_the_training_script_do_no_harm(self, tmp_path):
+        """Facebook's checkpoints keep an argparse.Namespace beside the weights."""
+        content = {"model": load_file(path_of("timm_vit")), "args": argparse.Namespace(lr=0.1), "optimizer": {"a": 1}}
+        torch.save(content, tmp_path / "w.pth")
+        model = load(tmp_path / "w.pth", heads=4)
+        assert largest_difference(model, "timm_vit") < TOLERANCE
+        assert model.origin.endswith("not used: args, optimizer")
+
+    def test_the_format_before_zip_archives_is_read(self, tmp_path):
+        tensors = torch.load(path_of("torchvision_vit"), weights_only=True)
+        torch.save(tensors, tmp_path / "w.pth", _use_new_zipfile_serialization=False)
+        assert largest_difference(load(tmp_path / "w.pth", heads=4), "torchvision_vit") < TOLERANCE
+
+    def test_the_teacher_comes_before_other_entries(self, tmp_path):
+        tensors = load_file(path_of("timm_vit"))
+        wrong = {name: tensor + 1 for name, tensor in tensors.items()}
+        torch.save({"student": wrong, "model": wrong, "teacher": tensors}, tmp_path / "w.pth")
+        assert largest_difference(load(tmp_path / "w.pth", heads=4), "timm_vit") < TOLERANCE
+
+
+class TestFolders:
+    def test_sharded_weights_are_put_together(self, tmp_path):
+        folder = copy_folder(tmp_path)
+        tensors = load_file(folder / "model.safetensors")
+        (folder / "model.safetensors").unlink()
+        places = {}
+        for part, names in enumerate((sorted(tensors)[::2], sorted(tensors)[1::2])):
+            save_file({name: tensors[name] for name in names}, folder / f"model-{part}.safetensors")
+            places |= dict.fromkeys(names, f"model-{part}.safetensors")
+        index = folder / "model.safetensors.index.json"
+        index.write_text(json.dumps({"weight_map": places}))
+        assert largest_difference(load(folder), "huggingface_vit") < TOLERANCE
+        (folder / "model-1.safetensors").unlink()
+        one_line(folder, r"the part 'model-1.safetensors' is missing")
+        index.write_text(json.dumps({"weight_map": {"a": "../../etc/passwd"}}))
+        one_line(folder, "is not a file beside the index")
+        index.write_text(json.dumps({"weight_map": {"nowhere": "model-0.safetensors"}}))
+        one_line(folder, "1 of its tensors are in none of the parts, such as 'nowhere'")
+        index.write_text("{}")
+        one_line(folder, "'weight_map' is missing")
+
+    def test_a_pytorch_bin_is_read_too(self, tmp_path):
+        folder = copy_folder(tmp_path)
+        torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+        assert largest_difference(load(folder), "huggingface_vit") < TOLERANCE
+
+    def test_the_weights_file_of_a_folder_stands_for_the_folder(self):
+        model = load(path_of("huggingface_vit") / "model.safetensors")
+        assert model.labels[0] == "class_0"
+
+    def test_a_folder_without_weights_says_what_it_looked_for(self, tmp_path):
+        one_line(tmp_path, r"the folder has none of model.safetensors, ")
+
+    @pytest.mark.parametrize("content", ["{", "[1]", "\x00\xff", "[" * 100_000, '{"image_size": "large"}'])
+    def test_a_broken_config_is_one_line(self, content, tmp_path):
+        folder = copy_folder(tmp_path)
+        (folder / "config.json").write_text(content)
+        one_line(folder, r"config.json")
