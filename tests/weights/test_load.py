@@ -252,6 +252,7 @@ class TestSource:
     def test_a_published_name_is_asked_of_the_hub(self, monkeypatch):
         monkeypatch.setattr(hub, "resolve_source", lambda name: path_of("google_vit") if name == "a/name" else None)
         assert largest_difference(load("a/name"), "google_vit") < TOLERANCE
+        assert load("a/name").origin == "google weights from a/name"
 
     def test_a_bad_size_is_a_setting_error(self):
         with pytest.raises(ConfigError, match="image_size"):

@@ -16,7 +16,7 @@ from vitruvian.errors import ConversionError
 from vitruvian.model.build import Model, empty
 from vitruvian.weights.adapt import Changes
 from vitruvian.weights.families.registry import check_writer, writer
-from vitruvian.weights.load import load, locate, open_model
+from vitruvian.weights.load import load, locate, open_model, published_name
 from vitruvian.weights.save import check_destination, write
 from vitruvian.weights.store import digests, install, staging, write_json
 from vitruvian.weights.understand import Known
@@ -90,7 +90,8 @@ def convert(
         raise ConversionError(f"{target}: is the source itself, choose another destination")
     tell(f"reading {path}")
     changes = Changes(image_size=image_size, patch_size=patch_size, classes=classes)
-    known = Known(heads=heads, grid=grid, image_size=changes.size, family=family)
+    name = published_name(source)
+    known = Known(heads=heads, grid=grid, image_size=changes.size, family=family, name=name)
     model, source_family = open_model(path, known, changes)
     source_sha256 = digests(path)
     with staging(check_destination(target, to, model.config)) as staged:

@@ -42,8 +42,10 @@ def load(
     leaves the head out. What a file held that has no place in the model stands in `model.origin`.
     """
     changes = Changes(image_size=image_size, patch_size=patch_size, classes=classes, head=head)
-    known = Known(heads=heads, grid=grid, image_size=changes.size, family=family)
-    return open_model(locate(source), known, changes, labels)[0]
+    path = locate(source)
+    name = published_name(source)
+    known = Known(heads=heads, grid=grid, image_size=changes.size, family=family, name=name)
+    return open_model(path, known, changes, labels)[0]
 
 
 def open_model(path: Path, known: Known, changes: Changes, labels: Sequence[str] | None = None) -> tuple[Model, str]:
@@ -73,6 +75,11 @@ def locate(source: str | Path) -> Path:
     from vitruvian.weights import hub
 
     return hub.resolve_source(source)
+
+
+def published_name(source: str | Path) -> str:
+    """The name of published weights; empty for a path, which has its own."""
+    return "" if Path(source).expanduser().exists() else str(source)
 
 
 def trained(run: Path) -> Path:

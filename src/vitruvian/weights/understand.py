@@ -33,6 +33,8 @@ class Known:
     image_size: Size | None = None
     """The size asked for; it settles the grid where nothing else does."""
     family: str | None = None
+    name: str = ""
+    """What published weights are called; files have their own names."""
 
     def __post_init__(self) -> None:
         if self.grid is not None:
@@ -82,7 +84,7 @@ def describe(
     config = infer_config(reading.native, facts, heads=known.heads, grid=known.grid, image_size=known.image_size)
     check_known(config, known)
     left_out = [f"{name} ({why})" for name in reading.unused if (why := first_match(name, family.idle))]
-    origin = f"{family.name} weights from {checkpoint.path.name}"
+    origin = f"{family.name} weights from {known.name or checkpoint.path.name}"
     if left_out or checkpoint.beside:
         origin += f"; not used: {shortened([*left_out, *checkpoint.beside])}"
     return Description(
