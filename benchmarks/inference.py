@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import subprocess
 import sys
@@ -38,17 +39,20 @@ def random_model(size: str) -> vt.ViT:
 
 
 def interleaved(forwards: dict[str, Forward], pixels: torch.Tensor, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each forward pass in each round; the order turns by one every round."""
+    """Seconds of each forward pass in each round, in an order drawn anew: what ran before decides what is cached."""
     names = list(forwards)
     seconds: dict[str, list[float]] = {name: [] for name in names}
+    order = random.Random(0)
+    calls = max(1, 6 // len(pixels))  # a single image is too short a time to read off once
     with torch.inference_mode():
         for name in names:
             forwards[name](pixels)
-        for turn in range(rounds):
-            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+        for _ in range(rounds):
+            for name in order.sample(names, len(names)):
                 start = time.perf_counter()
-                forwards[name](pixels)
-                seconds[name].append(time.perf_counter() - start)
+                for _ in range(calls):
+                    forwards[name](pixels)
+                seconds[name].append((time.perf_counter() - start) / calls)
     return seconds
 
 
@@ -133,11 +137,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--sizes", default="Ti,S,B")
     parser.add_argument("--batches", default="1,16")
-    parser.add_argument("--cold-python", default=sys.executable, help="Python with vitruvian and transformers")
+    parser.add_argument(
+        "--cold-python", default=sys.executable, help="Python with vitruvian and transformers; empty: skip"
+    )
     parser.add_argument("--out", type=Path, help="write the rows as JSON lines")
     arguments = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {arguments.rounds} interleaved rounds")
-    rows = cold_start(arguments.cold_python, min(arguments.rounds, 7))
+    rows = cold_start(arguments.cold_python, min(arguments.rounds, 7)) if arguments.cold_python else []
     declare_torchvision_operators()
     for size in arguments.sizes.split(","):
         rows += throughput(size, [int(batch) for batch in arguments.batches.split(",")], arguments.rounds)

@@ -39,8 +39,8 @@ class Embedding(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        patches = self.patches(pixels)
         grid = self.config.grid_of((pixels.shape[-2], pixels.shape[-1]))
+        patches = self.patches(pixels)
         positions = self.grid_positions(grid)
         if positions is not None:
             patches = patches + positions.flatten(0, 1)
@@ -52,7 +52,12 @@ class Embedding(nn.Module):
     def patches(self, pixels: Tensor) -> Tensor:
         """The patch tokens (B, N, D) alone, without positions."""
         features = self.stem(pixels) if self.stem else pixels
-        return self.patch(features).flatten(2).transpose(1, 2)
+        B, C, height, width = features.shape
+        P = self.config.patch_size
+        # One product of matrices: the convolution's sums, sooner, and with tokens side by side in memory.
+        cut = features.reshape(B, C, height // P, P, width // P, P)
+        cut = cut.permute(0, 2, 4, 1, 3, 5)  # (B, rows, columns, C, P, P)
+        return F.linear(cut.reshape(B, -1, C * P * P), self.patch.weight.flatten(1), self.patch.bias)
 
     def prefix(self) -> Tensor | None:
         """The tokens before the patches with their positions, (1, T, D)."""

@@ -112,12 +112,15 @@ class Block(nn.Module):
         return self.add(x, self.mlp(self.norm2(x)), self.scale2)
 
     def add(self, x: Tensor, branch: Tensor, scale: Tensor | None) -> Tensor:
-        branch = self.dropout(branch)
         if scale is not None:
             branch = branch * scale
-        if self.skip and self.training:
-            branch = branch * keep_mask(branch, self.skip)
-        return x + branch
+        if self.training:
+            branch = self.dropout(branch)
+            if self.skip:
+                branch = branch * keep_mask(branch, self.skip)
+        if torch.is_grad_enabled() or branch.dtype != x.dtype:
+            return x + branch
+        return branch.add_(x)  # nobody else holds the branch; x may be an intermediate somebody keeps
 
 
 def keep_mask(x: Tensor, skip: float) -> Tensor:
