@@ -37,6 +37,9 @@ OPTIONS = {
     "predict": "--model -m --top --json --batch --heads --image-size --device",
     "models": "--json",
     "convert": "--to --heads --image-size --patch-size --classes --json",
+    "train": "--recipe --model -m --from --out --set --resume --plan --recipes",
+    "doctor": "--out --json --workers",
+    "pack": "--side --format --quality --shard-mb --workers",
     "demo": "",
 }
 

@@ -11,8 +11,11 @@ import typer
 from vitruvian import __version__
 from vitruvian.cli.convert import convert
 from vitruvian.cli.demo import demo
+from vitruvian.cli.doctor import doctor
 from vitruvian.cli.models import models
+from vitruvian.cli.pack import pack
 from vitruvian.cli.predict import predict
+from vitruvian.cli.train import train
 from vitruvian.errors import VitruvianError
 
 app = typer.Typer(
@@ -24,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (predict, models, convert, demo):
+for command in (predict, models, convert, train, doctor, pack, demo):
     app.command()(command)
 
 

@@ -1,0 +1,99 @@
+"""What the doctor says: findings with their examples, and the whole diagnosis."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vitruvian.data.doctor.scan import Scan
+
+Level = Literal["hurts", "look", "fine"]
+"""Training would suffer; worth a look; nothing to do."""
+
+EXACT = "exact copy"
+NEAR = "nearly the same"
+
+EXAMPLES = 12
+"""Examples kept of each finding; the count tells of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Where a picture is found again."""
+
+    split: str
+    index: int
+    key: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Pictures that show a finding, and what to see there."""
+
+    note: str
+    pictures: tuple[Picture, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """The result of one check."""
+
+    check: str
+    """Its short name, such as `leak`; the same in every report."""
+    level: Level
+    text: str
+    """One sentence with the numbers."""
+    count: int = 0
+    advice: str = ""
+    examples: tuple[Example, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosis:
+    """All findings about one data set."""
+
+    data: str
+    splits: dict[str, int]
+    """Pictures in each split, readable or not."""
+    classes: int
+    bytes: int
+    seconds: float
+    findings: tuple[Finding, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """Whether training can do its best with these pictures."""
+        return not self.at("hurts")
+
+    def at(self, level: Level) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.level == level)
+
+    def to_json(self) -> dict[str, Any]:
+        """The diagnosis as one JSON object; `docs/doctor.md` explains its fields."""
+        return {**dataclasses.asdict(self), "healthy": self.healthy, "pictures": sum(self.splits.values())}
+
+
+def picture(scan: Scan, place: int) -> Picture:
+    """The picture at a place of the scan."""
+    split, source, index = scan.source(place)
+    return Picture(split, index, source.key(index), source.classes[int(scan.records["label"][place])])
+
+
+def examples(scan: Scan, places: Iterable[int], note: str = "") -> tuple[Example, ...]:
+    """The first few of some pictures, each an example of its own, its size noted unless there is another note."""
+    found = []
+    for place, _ in zip(places, range(EXAMPLES)):
+        record = scan.records[place]
+        size = f"{record['columns']}x{record['rows']} pixels"
+        found.append(Example(scan.reasons.get(int(place), note or size), (picture(scan, int(place)),)))
+    return tuple(found)
+
+
+def counted(count: int, noun: str, verb: str = "") -> str:
+    """`1 picture`, `2,000 pictures`, `3 classes`; with the verb `is|are`, `1 picture is`, `3 classes are`."""
+    plural = noun + ("es" if noun.endswith("s") else "s")
+    one, many = verb.split("|") if verb else ("", "")
+    return f"{count:,} {noun if count == 1 else plural} {one if count == 1 else many}".rstrip()

@@ -1,0 +1,244 @@
+"""Batches of views: ordered by seed and epoch, from any number of workers, entered anywhere.
+
+The view of example i in epoch e depends on (seed, e, i) alone, so neither workers nor an interruption change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitruvian.config import check_range
+from vitruvian.data.decode import printable
+from vitruvian.data.order import IndexArray, generator_for
+from vitruvian.data.sampling import Plan, Sampling
+from vitruvian.data.sources.base import Picture, Source
+from vitruvian.data.workers import Workers, one_line
+from vitruvian.errors import ConfigError, DataError, ImageError, VitruvianError
+
+View = Callable[[Picture, np.random.Generator], Tensor]
+"""From what a source reads to a tensor of one shape; ImageError where the picture is broken."""
+
+Unreadable = tuple[str, str]
+"""An example's key, and why it cannot be read."""
+
+FEW = 10
+"""So many unreadable pictures are let pass, whatever their share."""
+
+MAX_REPLACEMENTS = 100
+"""Unreadable pictures in a row that end a run."""
+
+LOOK_AHEAD = 16
+"""Batches by which a slow source learns beforehand what is read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """This process's part of one batch."""
+
+    pixels: Tensor
+    """(B, C, H, W) as the view makes them; (0,) where this process has no part in a short last batch."""
+    labels: Tensor
+    """int64 (B,)"""
+    indices: Tensor
+    """int64 (B,): the examples' numbers in the source."""
+    weights: Tensor
+    """float32 (B,)"""
+    unreadable: list[Unreadable]
+    """Pictures met on the way that are not in the batch."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass
+class Rows:
+    """A batch as it comes from a worker; only the pixels are worth shared memory."""
+
+    count: int
+    pixels: Tensor = field(default_factory=lambda: torch.empty(0))
+    labels: list[int] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    unreadable: list[Unreadable] = field(default_factory=list)
+
+    def add(self, view: Tensor, source: Source, index: int) -> None:
+        row = len(self.labels)
+        if row == 0:
+            self.pixels = torch.empty((self.count, *view.shape), dtype=view.dtype)
+            if torch.utils.data.get_worker_info() is not None:
+                self.pixels.share_memory_()  # type: ignore[no-untyped-call]
+        if view.shape != self.pixels.shape[1:]:
+            raise DataError(
+                f"{printable(source.key(index))}: a view of shape {tuple(view.shape)} "
+                f"in a batch of {tuple(self.pixels.shape[1:])}"
+            )
+        self.pixels.numpy()[row] = view.numpy()  # PyTorch would wake its threads for each picture
+        self.labels.append(source.label(index))
+        self.indices.append(index)
+        self.weights.append(source.weight(index))
+
+    def batch(self) -> Batch:
+        return Batch(
+            pixels=self.pixels[: len(self.labels)],
+            labels=torch.tensor(self.labels, dtype=torch.int64),
+            indices=torch.tensor(self.indices, dtype=torch.int64),
+            weights=torch.tensor(self.weights, dtype=torch.float32),
+            unreadable=self.unreadable,
+        )
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Makes a batch from its epoch and number, in this process or in a worker."""
+
+    plan: Plan
+    view: View
+
+    def __call__(self, place: tuple[int, int]) -> Rows:
+        epoch, number = place
+        examples, repetitions = self.plan.batch(epoch, number)
+        self._announce(epoch, number, examples)
+        rows = Rows(len(examples))
+        for index, repetition in zip(examples.tolist(), repetitions.tolist()):
+            self._add(rows, epoch, index, repetition)
+        return rows
+
+    def _announce(self, epoch: int, number: int, examples: IndexArray) -> None:
+        if self.plan.source.blocks is not None:
+            self.plan.source.announce(examples)
+            if number + LOOK_AHEAD < self.plan.steps:
+                self.plan.source.announce(self.plan.batch(epoch, number + LOOK_AHEAD)[0])
+
+    def _add(self, rows: Rows, epoch: int, index: int, repetition: int) -> None:
+        """Add a view of the example or, while training, of the next one in the source that can be read."""
+        source = self.plan.source
+        for attempt in range(min(MAX_REPLACEMENTS, len(source)) if self.plan.training else 1):
+            chosen = (index + attempt) % len(source)
+            # The view of a replacement is another one than that of the same example in its own place.
+            view_number = repetition + attempt * self.plan.repeats
+            try:
+                view = self._view(chosen, generator_for(self.plan.seed, epoch, chosen, view_number))
+            except (ImageError, OSError) as error:
+                rows.unreadable.append((source.key(chosen), reason(error)))
+            else:
+                rows.add(view, source, chosen)
+                return
+        if self.plan.training:
+            key, why = rows.unreadable[-1]
+            raise DataError(f"{source.name}: {attempt + 1} pictures in a row cannot be read, such as {key}: {why}")
+
+    def _view(self, index: int, generator: np.random.Generator) -> Tensor:
+        try:
+            return self.view(self.plan.source.read(index), generator)
+        except (VitruvianError, OSError):
+            raise
+        except Exception as error:
+            key = printable(self.plan.source.key(index))
+            raise DataError(f"{key}: no view of this picture: {type(error).__name__}: {one_line(error)}") from error
+
+
+def reason(error: ImageError | OSError) -> str:
+    text = error.strerror if isinstance(error, OSError) else None
+    return text or one_line(error) or type(error).__name__
+
+
+class Loader:
+    """The batches of a source, epoch after epoch."""
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        view: View,
+        batch_size: int,
+        training: bool,
+        seed: int = 0,
+        workers: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        drop_last: bool | None = None,
+        sampling: Sampling = "uniform",
+        repeats: int = 1,
+        max_unreadable: float = 0.01,
+    ) -> None:
+        """`batch_size` counts over all `world` processes; see `Plan` for the order.
+
+        A short last batch is dropped while training, unless `drop_last` says otherwise, and never in an
+        evaluation. Where more than the share `max_unreadable` of the pictures, and more than a few, cannot be
+        read, DataError; until then, training takes the next readable one instead, and an evaluation leaves them out.
+        """
+        check_range("workers", workers, 0)
+        check_range("max_unreadable", max_unreadable, 0.0, 1.0)
+        self.plan = Plan(
+            source=source,
+            batch_size=batch_size,
+            seed=seed,
+            training=training,
+            drop_last=training if drop_last is None else drop_last,
+            rank=rank,
+            world=world,
+            sampling=sampling,
+            repeats=repeats,
+        )
+        self.max_unreadable = max_unreadable
+        self.unreadable: dict[str, str] = {}
+        """Why each unreadable example that was met cannot be read, by key."""
+        self._seen = self._failed = 0
+        self._make = Maker(self.plan, view)
+        self._workers: Workers[tuple[int, int], Rows] | None = Workers(self._make, workers) if workers else None
+
+    @property
+    def source(self) -> Source:
+        return self.plan.source
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.plan.steps
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from number `start` on, exactly as an unbroken epoch gives them.
+
+        One epoch at a time: a new call ends what an earlier one has not yet given.
+        """
+        if not 0 <= start <= self.steps_per_epoch:
+            raise ConfigError(f"batch {start} of an epoch of {self.steps_per_epoch}")
+        places = ((epoch, number) for number in range(start, self.steps_per_epoch))
+        read = 0
+        for rows in map(self._make, places) if self._workers is None else self._workers.results(places):
+            read += len(rows.labels)
+            self._count(rows)
+            yield rows.batch()
+        if not read and self._failed:
+            raise DataError(f"{self.source.name}: not one picture could be read, {self._examples()}")
+
+    def _count(self, rows: Rows) -> None:
+        self._seen += rows.count
+        self._failed += len(rows.unreadable)
+        self.unreadable.update(rows.unreadable)
+        allowed = max(self.max_unreadable * self._seen, FEW if self.max_unreadable else 0)
+        if self._failed > allowed:
+            raise DataError(
+                f"{self.source.name}: {self._failed} of {self._seen} pictures could not be read, {self._examples()}; "
+                f"more than {self.max_unreadable:.1%} are not let pass"
+            )
+
+    def _examples(self) -> str:
+        some = list(self.unreadable.items())[:3]
+        return "such as " + ", ".join(f"{printable(key)} ({printable(why)})" for key, why in some)
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._workers is not None:
+            self._workers.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,88 @@
+"""A data set made small and put into shards that are quick to read; stopped anywhere, it goes on from there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import chain, groupby
+from pathlib import Path
+
+from vitruvian.data.pack.choice import chosen
+from vitruvian.data.pack.encode import PackFormat, PackSettings, encode_some
+from vitruvian.data.pack.shard import Filling, Shard, Skipped, label_texts, write_json, write_shard
+from vitruvian.data.pack.state import PackState, SplitState, fresh_state, resumed_state
+from vitruvian.data.parallel import Track, in_order, untracked
+from vitruvian.data.sources import open_source
+from vitruvian.data.sources.base import DataSet, split_name
+from vitruvian.data.sources.stream import SIZES_FILE
+from vitruvian.errors import DataError
+
+__all__ = ["PackFormat", "PackSettings", "PackState", "Shard", "Skipped", "SplitState", "pack"]
+
+CHUNK = 16
+"""Pictures that a worker encodes before it hands them over."""
+
+
+def pack(
+    data: str | Path | DataSet,
+    folder: str | Path,
+    settings: PackSettings | None = None,
+    *,
+    workers: int = 0,
+    track: Track = untracked,
+) -> PackState:
+    """Pack all splits of a data set into `folder`, or go on where an earlier call was stopped.
+
+    The files are the same, byte for byte, with any number of workers and however often the work was stopped.
+    Examples that cannot be read are left out and listed in `pack.json`.
+    """
+    source = data if isinstance(data, DataSet) else open_source(data)
+    target = Path(folder)
+    check_target(target, data, source)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        state = resumed_state(target, fresh_state(source, chosen(source, settings or PackSettings())))
+        if not state.complete:
+            fill(target, source, state, workers=workers, track=track)
+    except OSError as error:
+        raise DataError(
+            f"{error.filename or target}: {(error.strerror or str(error)).lower()}; the shards finished so far stay, "
+            "and the same command goes on from there"
+        ) from error
+    return state
+
+
+def check_target(target: Path, data: str | Path | DataSet, source: DataSet) -> None:
+    """Refuse a folder inside the data, and splits whose names no reader would know again."""
+    if not isinstance(data, DataSet) and target.resolve().is_relative_to(Path(data).resolve()):
+        raise DataError(f"{target}: lies inside the data to be packed; name a folder outside of {data}")
+    for name in source.splits:
+        if split_name(name) != name:
+            raise DataError(f"{source.name}: the split {name!r} cannot be packed; call it train, val or test")
+
+
+def fill(folder: Path, data: DataSet, state: PackState, *, workers: int, track: Track) -> None:
+    """Write what is missing, shard by shard, with the state after each."""
+    state.save(folder)
+    write_json(folder / "classes.json", data.classes)
+    missing = sum(split.examples - split.start for split in state.splits.values())
+    encode = partial(encode_some, data.splits, state.settings)
+    packed = chain.from_iterable(in_order(encode, chunks(state), workers=workers))
+    first = {name: len(split.shards) for name, split in state.splits.items()}
+    labels = label_texts(data.classes)
+    filling = Filling(state.settings.shard_mb * 1_000_000, first)
+    for (name, number), examples in groupby(track(packed, missing), filling):
+        shard, skipped = write_shard(folder / name, f"{name}-{number:06d}.tar", examples, labels)
+        state.splits[name].shards.append(shard)
+        state.splits[name].skipped += skipped
+        state.save(folder)
+    for name, split in state.splits.items():
+        write_json(folder / name / SIZES_FILE, {shard.file: shard.pictures for shard in split.shards})
+    state.complete = True
+    state.save(folder)
+
+
+def chunks(state: PackState) -> Iterator[tuple[str, range]]:
+    for name, split in state.splits.items():
+        for start in range(split.start, split.examples, CHUNK):
+            yield name, range(start, min(start + CHUNK, split.examples))

@@ -1,0 +1,121 @@
+"""Which examples make up a batch: of an epoch, for one of several processes, from the batch's number alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from vitruvian.config import check_choice, check_range
+from vitruvian.data.order import IndexArray, ordered, permuted
+from vitruvian.data.sources.base import Source
+from vitruvian.data.sources.cache import scratch_folder
+from vitruvian.data.sources.index import CHUNK, Column, piece
+from vitruvian.data.sources.subset import class_sizes
+from vitruvian.errors import ConfigError
+
+Sampling = Literal["uniform", "balanced"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The batches of every epoch."""
+
+    source: Source
+    batch_size: int
+    """Examples in a batch over all processes together."""
+    seed: int
+    training: bool
+    """In a shuffled order that differs from epoch to epoch; otherwise in the source's order, each example once."""
+    drop_last: bool
+    """Leave out the last batch of an epoch where it would be short."""
+    rank: int = 0
+    world: int = 1
+    """Number of processes; of each batch, process `rank` has the part of that number."""
+    sampling: Sampling = "uniform"
+    """`uniform`: each example once an epoch; `balanced`: all classes equally often."""
+    repeats: int = 1
+    """Views of each example in a batch; an epoch keeps its length, so it has fewer examples (repeated augmentation)."""
+    balanced: Balanced | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        check_choice("sampling", self.sampling, Sampling)
+        check_range("batch_size", self.batch_size, 1)
+        check_range("repeats", self.repeats, 1)
+        check_range("rank", self.rank, 0, self.world - 1)
+        if self.batch_size % self.repeats:
+            raise ConfigError(f"batch_size={self.batch_size} is not divisible by repeats={self.repeats}")
+        if not self.training and (self.drop_last or self.repeats > 1 or self.sampling != "uniform"):
+            raise ConfigError("an evaluation takes each example once: no drop_last, repeats or balanced sampling")
+        if self.training and self.batch_size % self.world:
+            raise ConfigError(f"batch_size={self.batch_size} is not divisible by the {self.world} processes")
+        if not self.steps:
+            raise ConfigError(
+                f"batch_size={self.batch_size} is more than the {len(self.source)} examples of {self.source.name}; "
+                f"take {len(self.source)} or less"
+            )
+        if self.sampling == "balanced":
+            object.__setattr__(self, "balanced", Balanced(self.source))
+
+    @property
+    def rows(self) -> int:
+        """Views in an epoch over all processes together, before a short last batch is dropped."""
+        return len(self.source) // self.repeats * self.repeats
+
+    @property
+    def steps(self) -> int:
+        """Batches in an epoch."""
+        return self.rows // self.batch_size if self.drop_last else -(-self.rows // self.batch_size)
+
+    def batch(self, epoch: int, number: int) -> tuple[IndexArray, IndexArray]:
+        """This process's part of a batch: the examples, and for each which of its repeated views it is."""
+        first = number * self.batch_size
+        count = min(self.batch_size, self.rows - first)
+        positions = np.arange(first // self.repeats, (first + count) // self.repeats)
+        if not self.training:
+            examples = positions
+        elif self.balanced is not None:
+            examples = self.balanced.examples(positions, self.rows // self.repeats, self.seed, epoch)
+        else:
+            examples = ordered(positions, len(self.source), self.seed, epoch, self.source.blocks)
+        mine = slice(self.rank * count // self.world, (self.rank + 1) * count // self.world)
+        repetitions = np.tile(np.arange(self.repeats), len(positions))
+        return np.repeat(examples, self.repeats)[mine], repetitions[mine]
+
+
+class Balanced:
+    """An order in which every class comes up equally often, to within one in an epoch.
+
+    The examples of a class are gone through from epoch to epoch, each time in a new order, so none comes up a
+    second time before all others of its class did.
+    """
+
+    def __init__(self, source: Source) -> None:
+        labels = source.labels()
+        self.sizes = class_sizes(labels, len(source.classes))
+        self.present = np.flatnonzero(self.sizes)
+        self.starts = np.cumsum(self.sizes) - self.sizes
+        path = scratch_folder() / "by_class.i64"
+        free = self.starts.copy()
+        with open(path, "wb") as file:
+            for start in range(0, len(labels), CHUNK):
+                chunk = piece(labels, start)
+                order = np.argsort(chunk, kind="stable")
+                edges = np.flatnonzero(np.diff(chunk[order], prepend=-1))
+                for label, members in zip(chunk[order[edges]], np.split(start + order, edges[1:])):
+                    file.seek(int(free[label]) * 8)
+                    file.write(members.astype("i8").tobytes())
+                    free[label] += len(members)
+        self.members = Column(path, "i8")
+        """The examples, class by class."""
+
+    def examples(self, positions: IndexArray, length: int, seed: int, epoch: int) -> IndexArray:
+        """The examples at these positions of an epoch of this length."""
+        count = len(self.present)
+        turn, slot = np.divmod(permuted(positions, length, seed, epoch), count)
+        label = self.present[slot]
+        size = self.sizes[label]
+        cycle, place = np.divmod(turn + epoch * -(-length // count), size)
+        within = permuted(place, size, seed, stream=cycle * len(self.sizes) + label)
+        return np.array([self.members[int(index)] for index in self.starts[label] + within], np.int64)

@@ -1,0 +1,172 @@
+"""What every source of examples offers, and the data set that its splits form."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import unicodedata
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitruvian.data.decode import printable
+from vitruvian.data.order import Blocks, IndexArray
+from vitruvian.errors import DataError, ImageError
+
+Picture = bytes | NDArray[np.uint8]
+"""An encoded picture, or pixels (rows, columns) or (rows, columns, 3) where the format holds pixels."""
+
+SPLITS = {
+    # the name used here: how folders, files and manifests call it
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev"),
+    "test": ("test", "testing"),
+}
+
+MAX_PICTURE_BYTES = 2**28
+
+
+@dataclass
+class LeftOut:
+    """What was come across and not taken, counted by reason."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+
+    def add(self, reason: str, example: str) -> None:
+        self.counts[reason] += 1
+        self.examples.setdefault(reason, example)
+
+    def lines(self) -> list[str]:
+        return [
+            f"left out: {count} {reason}, such as {printable(self.examples[reason])}"
+            for reason, count in self.counts.items()
+        ]
+
+
+class Source(ABC):
+    """One split of a data set: labelled pictures that can be read in any order."""
+
+    classes: tuple[str, ...]
+    name: str
+    """What to call the source in messages."""
+    blocks: Blocks | None = None
+    """Which examples are cheap only when read together; None where all cost the same."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def label(self, index: int) -> int: ...
+
+    @abstractmethod
+    def labels(self) -> NDArray[np.int32]:
+        """All labels, perhaps mapped from a file: go through them in pieces, and no memory is needed."""
+
+    @abstractmethod
+    def read(self, index: int) -> Picture:
+        """The picture, not yet decoded; ImageError or OSError where it cannot be had."""
+
+    @abstractmethod
+    def key(self, index: int) -> str:
+        """What to call the example in reports."""
+
+    def weight(self, index: int) -> float:
+        """How much the example counts in the loss."""
+        return 1.0
+
+    def announce(self, indices: IndexArray) -> None:  # noqa: B027  (most sources have nothing to do)
+        """Say that these examples are read soon, so that a slow source can begin to fetch them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """The splits of one data set; all have the same classes."""
+
+    name: str
+    splits: Mapping[str, Source]
+    """`train`, `val` and `test`, as far as there are such, then others."""
+    notes: tuple[str, ...] = ()
+    """What was left out or is strange, a line each."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return next(iter(self.splits.values())).classes
+
+    @property
+    def train(self) -> Source:
+        if "train" not in self.splits:
+            raise DataError(f"{self.name}: no split to train on, only {', '.join(self.splits)}; call one 'train'")
+        return self.splits["train"]
+
+    @property
+    def validation(self) -> Source | None:
+        """The validation split, or else the test split, if there is one."""
+        return self.splits.get("val", self.splits.get("test"))
+
+    def only(self, split: str) -> DataSet:
+        """The data set with no other split than this one."""
+        name = split_name(split) or split
+        if name not in self.splits:
+            raise DataError(f"{self.name}: there is no split {split!r}, only {', '.join(self.splits)}")
+        return replace(self, splits={name: self.splits[name]})
+
+
+def data_set(name: str, splits: Mapping[str, Source], notes: Iterable[str] = ()) -> DataSet:
+    """The data set of these splits in their usual order, once it is sure that one can learn from it."""
+    filled = {split: source for split, source in splits.items() if len(source)}
+    if not filled:
+        raise DataError(f"{name}: there are no pictures in it")
+    order = sorted(filled, key=lambda split: ([*SPLITS, split].index(split), split))
+    result = DataSet(name=name, splits={split: filled[split] for split in order}, notes=tuple(notes))
+    if len(result.classes) < 2:
+        total = sum(map(len, filled.values()))
+        raise DataError(
+            f"{name}: all {total} pictures are of one class, {result.classes[0]!r}; at least two classes are wanted"
+        )
+    return result
+
+
+@lru_cache(maxsize=1000)
+def split_name(text: str) -> str | None:
+    """The usual name of a split that is called `text`, or None where it means no split."""
+    return next((name for name, others in SPLITS.items() if text.strip().lower() in others), None)
+
+
+def split_of_file(path: str) -> str:
+    """The split that a file's name or else its folder's names: `imagenet-train-0001.tar` is in `train`."""
+    folder, _, name = path.replace("\\", "/").rpartition("/")
+    for word in [*re.findall("[a-z]+", name.lower()), folder.rpartition("/")[2]]:
+        split = split_name(word)
+        if split:
+            return split
+    return "train"
+
+
+def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
+    """A sorting key by which `class2` comes before `class10`."""
+    parts = re.split(r"(\d+)", name.casefold())
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part], name
+
+
+def class_name(text: str) -> str:
+    """A class's name in one spelling, however the file system composes its accents."""
+    return unicodedata.normalize("NFC", text)
+
+
+def read_file(path: str | Path) -> bytes:
+    """The bytes of a regular file of a picture's size."""
+    with open(path, "rb", buffering=0) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise ImageError(f"{printable(str(path))}: this is not a regular file")
+        if found.st_size > MAX_PICTURE_BYTES:
+            raise ImageError(f"{printable(str(path))}: {found.st_size >> 20} MB is too much for a picture")
+        return file.readall()

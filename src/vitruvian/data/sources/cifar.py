@@ -1,0 +1,174 @@
+"""CIFAR-10 and CIFAR-100 in their two original formats, unpacked or in the original archive.
+
+The binary version is read as it is. Pickles and archives are written once into the cache in the binary version:
+a record is the label (CIFAR-100: coarse, then fine) and three planes of 32 x 32 pixels.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from vitruvian.data.sources.base import DataSet, Source, data_set
+from vitruvian.data.sources.cache import derived
+from vitruvian.data.sources.classes import parse_classes
+from vitruvian.data.sources.records import RecordSource, records_in
+from vitruvian.data.sources.unpickle import plain_pickle
+from vitruvian.errors import DataError
+
+PIXELS = 3 * 32 * 32
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the files of a data set are called; in the binary version each data file ends in `.bin`."""
+
+    train: tuple[str, ...]
+    test: str
+    names: str
+    """File of class names in the binary version."""
+    meta: str
+    """File of class names among the pickles."""
+    names_key: bytes
+    label_keys: tuple[bytes, ...]
+    """Of the labels in a pickle, in the order of a record's first bytes; the last is the one learnt."""
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        return (*self.train, self.test)
+
+
+LAYOUTS = (
+    Layout(
+        train=tuple(f"data_batch_{number}" for number in range(1, 6)),
+        test="test_batch",
+        names="batches.meta.txt",
+        meta="batches.meta",
+        names_key=b"label_names",
+        label_keys=(b"labels",),
+    ),
+    Layout(
+        train=("train",),
+        test="test",
+        names="fine_label_names.txt",
+        meta="meta",
+        names_key=b"fine_label_names",
+        label_keys=(b"coarse_labels", b"fine_labels"),
+    ),
+)
+
+
+def is_cifar(folder: Path) -> bool:
+    return any(binary_files(folder, layout) or pickles(folder, layout) for layout in LAYOUTS)
+
+
+def binary_files(folder: Path, layout: Layout) -> list[Path]:
+    names = [f"{name}.bin" for name in layout.data]
+    return [folder / name for name in names if (folder / layout.names).is_file() and (folder / name).is_file()]
+
+
+def pickles(folder: Path, layout: Layout) -> list[Path]:
+    return [folder / name for name in layout.data if (folder / layout.meta).is_file() and (folder / name).is_file()]
+
+
+def open_cifar(path: Path) -> DataSet:
+    """The data set in a folder of either format, or in the original archive."""
+    if path.is_file():
+        return open_binary(derived("cifar", [path], partial(convert, partial(archive_members, path))), str(path))
+    for layout in LAYOUTS:
+        if binary_files(path, layout):
+            return open_binary(path, str(path))
+        found = pickles(path, layout)
+        if found:
+            files = [path / layout.meta, *found]
+            return open_binary(derived("cifar", files, partial(convert, partial(folder_members, files))), str(path))
+    raise DataError(f"{path}: no files of CIFAR-10 or CIFAR-100 in it")
+
+
+def open_binary(folder: Path, name: str) -> DataSet:
+    layout = next((layout for layout in LAYOUTS if binary_files(folder, layout)), None)
+    if layout is None:
+        raise DataError(f"{name}: not an archive of CIFAR-10 or CIFAR-100; unpack it and pass the folder")
+    classes = parse_classes((folder / layout.names).read_text(), layout.names)
+    prefix = len(layout.label_keys)
+    sources: dict[str, Source] = {}
+    notes = []
+    for split, wanted in (("train", layout.train), ("test", (layout.test,))):
+        files = [folder / f"{stem}.bin" for stem in wanted if (folder / f"{stem}.bin").is_file()]
+        if len(files) < len(wanted):
+            notes.append(f"only {len(files)} of the {len(wanted)} files of the split {split} are there")
+        if files:
+            labels = np.concatenate([read_labels(file, prefix) for file in files])
+            if labels.max() >= len(classes):
+                raise DataError(
+                    f"{files[0]}: label {labels.max()}, but only {len(classes)} classes; get the files again"
+                )
+            sources[split] = RecordSource(
+                f"{name} ({split})", classes, files, labels=labels, shape=(3, 32, 32), prefix=prefix
+            )
+    return data_set(name, sources, notes)
+
+
+def read_labels(path: Path, prefix: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    records_in(path, prefix + PIXELS, 0)
+    records = np.memmap(path, np.uint8, "r").reshape(-1, prefix + PIXELS)
+    return records[:, prefix - 1].astype(np.int32)
+
+
+Member = tuple[str, BinaryIO]
+
+
+def archive_members(path: Path) -> Iterator[Member]:
+    """The regular files of an archive by their last names; nothing is unpacked by name."""
+    try:
+        with tarfile.open(path, "r|*") as archive:
+            for member in archive:
+                file = archive.extractfile(member) if member.isreg() else None
+                if file is not None:
+                    yield member.name.rpartition("/")[2], file  # type: ignore[misc]
+    except (tarfile.TarError, EOFError) as error:
+        raise DataError(f"{path}: a broken archive ({error}); get it again") from error
+
+
+def folder_members(files: list[Path]) -> Iterator[Member]:
+    for path in files:
+        with open(path, "rb") as file:
+            yield path.name, file
+
+
+def convert(members: Callable[[], Iterator[Member]], into: Path) -> None:
+    """Write the members of either format as the binary version."""
+    for name, file in members():
+        for layout in LAYOUTS:
+            if name == layout.names or name in {f"{stem}.bin" for stem in layout.data}:
+                with open(into / name, "wb") as copy:
+                    shutil.copyfileobj(file, copy, 1 << 20)
+            elif name == layout.meta:
+                names = class_names(plain_pickle(file.read(), name), layout, name)
+                (into / layout.names).write_text("\n".join(names))
+            elif name in layout.data:
+                records(plain_pickle(file.read(), name), layout, name).tofile(into / f"{name}.bin")
+
+
+def class_names(content: Any, layout: Layout, where: str) -> list[str]:
+    try:
+        return [name.decode() if isinstance(name, bytes) else str(name) for name in content[layout.names_key]]
+    except (KeyError, TypeError, UnicodeDecodeError) as error:
+        raise DataError(f"{where}: no names of CIFAR classes in it ({error!r}); get the file again") from error
+
+
+def records(content: Any, layout: Layout, where: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The content of one pickle as records of the binary version."""
+    try:
+        pixels = np.asarray(content[b"data"], np.uint8).reshape(-1, PIXELS)
+        labels = [np.asarray(content[key], np.uint8).reshape(len(pixels), 1) for key in layout.label_keys]
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"{where}: not a batch of CIFAR pictures ({error!r}); get the file again") from error
+    return np.concatenate([*labels, pixels], axis=1)

@@ -1,0 +1,252 @@
+"""A compact list of examples on disk: keys, labels, weights and numbers, read by position.
+
+Nothing of it stays in memory, however long it is: entries are read with `pread` rather than mapped, since mapped
+pages count as the process's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from array import array
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitruvian.data.sources.base import LeftOut, Source, class_name, natural
+from vitruvian.errors import DataError
+
+CHUNK = 1 << 14
+"""Entries handled at a time where all are gone through."""
+
+SMALL_BYTES = 2**18
+"""Of a column that is kept in memory, which is faster."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """One example on its way into an index."""
+
+    split: str
+    key: str
+    label: str
+    weight: float = 1.0
+    numbers: tuple[int, ...] = ()
+    """Where the picture lies, as the source understands it."""
+
+
+class OpenFile:
+    """A file read by position; a copy in another process opens it anew."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+
+    def read(self, offset: int, size: int) -> bytes:
+        if self._descriptor is None:
+            self._descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        if hasattr(os, "pread"):
+            return os.pread(self._descriptor, size, offset)
+        os.lseek(self._descriptor, offset, os.SEEK_SET)  # Windows
+        return os.read(self._descriptor, size)
+
+    def __reduce__(self) -> tuple[type[OpenFile], tuple[Path]]:
+        return OpenFile, (self.path,)
+
+    def __del__(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+
+class Column:
+    """One number an entry, in a file; only a short one is kept in memory."""
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        self.path = path
+        self.dtype = np.dtype(dtype)
+        self.length = path.stat().st_size // self.dtype.itemsize
+        self._file = OpenFile(path)
+        self._whole: NDArray[Any] | None = None
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < self.length:
+            raise IndexError(f"entry {index} of {self.length} in {self.path}")
+        if self._whole is None and self.length * self.dtype.itemsize <= SMALL_BYTES:
+            self._whole = np.fromfile(self.path, self.dtype)
+        if self._whole is not None:
+            return self._whole.item(index)
+        return np.frombuffer(self._file.read(index * self.dtype.itemsize, self.dtype.itemsize), self.dtype).item()
+
+    def array(self) -> NDArray[Any]:
+        """All numbers, mapped from the file."""
+        return np.memmap(self.path, self.dtype, "r") if self.length else np.empty(0, self.dtype)
+
+
+def piece(values: NDArray[Any], start: int) -> NDArray[Any]:
+    """A copy of CHUNK values from `start` on; not through the mapping, whose pages would stay, if they are mapped."""
+    stop = min(start + CHUNK, len(values))
+    if isinstance(values, np.memmap) and values.filename is not None:
+        return np.fromfile(values.filename, values.dtype, stop - start, offset=values.offset + start * values.itemsize)
+    return values[start:stop].copy()
+
+
+class Index:
+    """The entries of one split."""
+
+    def __init__(self, folder: Path, numbers: Sequence[str] = ()) -> None:
+        self._ends = Column(folder / "ends.i64", "i8")
+        self._keys = OpenFile(folder / "keys.bin")
+        self._weights = Column(folder / "weights.f32", "f4") if (folder / "weights.f32").exists() else None
+        self.numbers = {name: Column(folder / f"{name}.i64", "i8") for name in numbers}
+        self.labels = Column(folder / "labels.i32", "i4")
+        self.length = self._ends.length
+
+    def key(self, index: int) -> str:
+        end, start = self._ends[index], self._ends[index - 1] if index else 0
+        return os.fsdecode(self._keys.read(start, end - start))
+
+    def weight(self, index: int) -> float:
+        return 1.0 if self._weights is None else float(self._weights[index])
+
+
+class IndexedSource(Source):
+    """A source whose examples are listed in an index; how a picture is read is left open."""
+
+    def __init__(self, name: str, classes: tuple[str, ...], index: Index) -> None:
+        self.name = name
+        self.classes = classes
+        self.index = index
+
+    def __len__(self) -> int:
+        return self.index.length
+
+    def label(self, index: int) -> int:
+        return int(self.index.labels[index])
+
+    def labels(self) -> NDArray[np.int32]:
+        return self.index.labels.array()
+
+    def weight(self, index: int) -> float:
+        return self.index.weight(index)
+
+    def key(self, index: int) -> str:
+        return self.index.key(index)
+
+
+class Writer:
+    """Appends the entries of one split to files."""
+
+    def __init__(self, folder: Path, numbers: Sequence[str], files: ExitStack) -> None:
+        folder.mkdir()
+        self.folder = folder
+
+        def column(name: str) -> BinaryIO:
+            return files.enter_context(open(folder / name, "wb"))
+
+        self._keys = column("keys.bin")
+        self._end = 0
+        self._ends, self._labels, self._weights = array("q"), array("i"), array("f")
+        self._numbers = [array("q") for _ in numbers]
+        self._columns: list[tuple[BinaryIO, array[Any]]] = [
+            (column("ends.i64"), self._ends),
+            (column("labels.i32"), self._labels),
+            (column("weights.f32"), self._weights),
+            *((column(f"{name}.i64"), values) for name, values in zip(numbers, self._numbers)),
+        ]
+        self.weighted = False
+
+    def add(self, entry: Entry, label: int) -> None:
+        key = os.fsencode(entry.key)
+        self._end += len(key)
+        self._keys.write(key)
+        self.weighted |= entry.weight != 1.0
+        self._ends.append(self._end)
+        self._labels.append(label)
+        self._weights.append(entry.weight)
+        for values, number in zip(self._numbers, entry.numbers, strict=True):
+            values.append(number)
+        if len(self._ends) >= CHUNK:
+            self.flush()
+
+    def flush(self) -> None:
+        for file, values in self._columns:
+            values.tofile(file)
+            del values[:]
+
+
+@dataclass(frozen=True)
+class StoredIndex:
+    """What `write_index` left in a folder."""
+
+    classes: tuple[str, ...]
+    splits: dict[str, Index]
+    notes: list[str]
+
+
+def write_index(
+    folder: Path,
+    entries: Iterable[Entry],
+    *,
+    left_out: LeftOut,
+    numbers: Sequence[str] = (),
+    classes: tuple[str, ...] | None = None,
+) -> None:
+    """Write the entries, in their order, as an index of each split, and what was left out on the way to them.
+
+    Without given classes, they are the labels that occur, in natural order. With them, a label is a name or the
+    number of a class.
+    """
+    seen: dict[str, int] = {}
+    writers: dict[str, Writer] = {}
+    with ExitStack() as files:
+        for entry in entries:
+            writer = writers.get(entry.split)
+            if writer is None:
+                writer = writers[entry.split] = Writer(folder / str(len(writers)), numbers, files)
+            writer.add(entry, seen.setdefault(entry.label, len(seen)))
+        for writer in writers.values():
+            writer.flush()
+    known = classes or tuple(sorted({class_name(label) for label in seen}, key=natural))
+    final = class_numbers(seen, known)
+    for writer in writers.values():
+        renumber(writer.folder / "labels.i32", final)
+        if not writer.weighted:
+            (writer.folder / "weights.f32").unlink()
+    content = {"classes": known, "splits": list(writers), "numbers": list(numbers), "notes": left_out.lines()}
+    (folder / "index.json").write_text(json.dumps(content))
+
+
+def class_numbers(labels: Iterable[str], classes: tuple[str, ...]) -> NDArray[np.int32]:
+    """The number of each label, which is a class's name or its number."""
+    known = {name: number for number, name in enumerate(classes)}
+    numbers = []
+    for label in labels:
+        name = class_name(label)
+        number = known.get(name, int(name) if name.isdecimal() else -1)
+        if not 0 <= number < len(classes):
+            raise DataError(
+                f"label {label!r} is neither one of the {len(classes)} names in the list of classes "
+                f"nor a number below {len(classes)}"
+            )
+        numbers.append(number)
+    return np.array(numbers, "i4")
+
+
+def renumber(path: Path, numbers: NDArray[np.int32]) -> None:
+    """Replace each label by its final number, in place."""
+    with open(path, "r+b") as file:
+        while labels := file.read(4 * CHUNK):
+            file.seek(-len(labels), os.SEEK_CUR)
+            file.write(numbers[np.frombuffer(labels, "i4")].tobytes())
+
+
+def read_index(folder: Path) -> StoredIndex:
+    """What `write_index` left in this folder."""
+    content = json.loads((folder / "index.json").read_text())
+    splits = {split: Index(folder / str(number), content["numbers"]) for number, split in enumerate(content["splits"])}
+    return StoredIndex(tuple(content["classes"]), splits, content["notes"])

@@ -1,0 +1,132 @@
+"""A CSV or Parquet manifest: a row for each picture, with its path, label and perhaps split and weight."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vitruvian.data.decode import printable
+from vitruvian.data.sources.base import DataSet, LeftOut, Picture, data_set, read_file, split_name
+from vitruvian.data.sources.cache import derived
+from vitruvian.data.sources.classes import listed_classes
+from vitruvian.data.sources.index import CHUNK, Entry, Index, IndexedSource, read_index, write_index
+from vitruvian.errors import DataError, nearest, require
+
+WANTED = ("path", "label")
+OPTIONAL = ("split", "weight")
+
+CHECKED_ROWS = 20
+"""Pictures at the beginning of each split that are looked for when a manifest is opened."""
+
+Row = tuple[tuple[str, int], dict[str, Any]]
+"""Where the row stands, such as ("line", 7), and its values by column."""
+
+
+class ManifestSource(IndexedSource):
+    """The pictures that a manifest lists; relative paths begin at the manifest's folder."""
+
+    def __init__(self, name: str, classes: tuple[str, ...], index: Index, *, root: Path) -> None:
+        super().__init__(name, classes, index)
+        self.root = root
+
+    def read(self, index: int) -> Picture:
+        return read_file(self.root / self.key(index))
+
+
+def open_manifest(path: Path) -> DataSet:
+    """The data set that a manifest lists, compiled once into an index on disk, so that length costs no memory."""
+    listed, beside = listed_classes(path.parent)
+    folder = derived("manifest", [path, *beside], partial(compile_manifest, path, listed))
+    stored = read_index(folder)
+    if not stored.splits:
+        raise DataError(f"{path}: a manifest without rows; wanted a row of {', '.join(WANTED)} for each picture")
+    sources = {
+        split: ManifestSource(f"{path} ({split})", stored.classes, index, root=path.parent)
+        for split, index in stored.splits.items()
+    }
+    for source in sources.values():
+        check_paths(path, source)
+    return data_set(str(path), sources)
+
+
+def compile_manifest(path: Path, classes: tuple[str, ...] | None, into: Path) -> None:
+    rows = parquet_rows(path) if path.suffix.lower() == ".parquet" else csv_rows(path)
+    write_index(into, (entry(path, *row) for row in rows), left_out=LeftOut(), classes=classes)
+
+
+def entry(path: Path, place: tuple[str, int], row: dict[str, Any]) -> Entry:
+    """One row as an entry, every value checked."""
+    picture, label = printed(row.get("path")), printed(row.get("label"))
+    split, weight = printed(row.get("split")) or "train", printed(row.get("weight")) or "1"
+    if not picture or not label:
+        wrong = f"no {'label' if picture else 'path'}; every row needs both"
+    else:
+        try:
+            number = float(weight)
+        except ValueError:
+            number = math.nan
+        if 0 <= number < math.inf:
+            return Entry(split_name(split) or split, picture, label, number)
+        wrong = f"the weight {weight!r} is not a number from 0 up"
+    raise DataError(f"{path}, {place[0]} {place[1]}: {wrong}")
+
+
+def printed(value: object) -> str:
+    return "" if value is None else str(value).strip()
+
+
+def csv_rows(path: Path) -> Iterator[Row]:
+    """The rows of a table with commas, semicolons or tabs between the columns."""
+    line = 1
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            header = file.readline()
+            delimiter = max(",;\t", key=header.count)
+            columns = [name.strip().lower() for name in next(csv.reader([header], delimiter=delimiter), [])]
+            check_columns(path, columns)
+            reader = csv.reader(file, delimiter=delimiter)
+            for values in reader:
+                line = reader.line_num + 1
+                if values:
+                    yield ("line", line), dict(zip(columns, values))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not a table in UTF-8 after line {line} ({error}); save it as CSV UTF-8") from error
+
+
+def parquet_rows(path: Path) -> Iterator[Row]:
+    parquet = require("pyarrow.parquet", "parquet")
+    with parquet.ParquetFile(path) as file:
+        columns = file.schema_arrow.names
+        check_columns(path, columns)
+        wanted = [column for column in columns if column in WANTED + OPTIONAL]
+        number = 0
+        for batch in file.iter_batches(CHUNK, columns=wanted, use_threads=False):
+            for row in batch.to_pylist():
+                number += 1
+                yield ("row", number), row
+
+
+def check_columns(path: Path, columns: Iterable[str]) -> None:
+    found = list(columns)
+    missing = [column for column in WANTED if column not in found]
+    if missing:
+        near = [name for column in missing for name in nearest(column, found, 1)]
+        hint = f"; is {near[0]!r} meant?" if near else ""
+        raise DataError(
+            f"{path}: no column {' and no column '.join(missing)} among {printable(', '.join(found)) or 'none'}{hint} "
+            f"Wanted: {', '.join(WANTED)}, and if you like {', '.join(OPTIONAL)}"
+        )
+
+
+def check_paths(manifest: Path, source: ManifestSource) -> None:
+    """Fail at once where the paths begin somewhere else than at the manifest's folder."""
+    keys = [source.key(index) for index in range(min(len(source), CHECKED_ROWS))]
+    if not any((source.root / key).exists() for key in keys):
+        raise DataError(
+            f"{manifest}: none of its first {len(keys)} pictures exists, such as {printable(keys[0])}; "
+            f"paths are absolute or begin at {source.root}"
+        )

@@ -1,0 +1,157 @@
+"""Copies of remote shards on the local disk: fetched ahead, shared by all processes here, bounded in size."""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitruvian.data.sources.base import Picture
+from vitruvian.data.sources.cache import short_hash
+from vitruvian.data.sources.index import OpenFile, class_numbers
+from vitruvian.data.sources.locks import locked
+from vitruvian.data.sources.remote import download, remote_size
+from vitruvian.data.sources.shards import picture_of, samples
+from vitruvian.errors import DataError
+
+THREADS = 4
+"""Shards fetched at a time by one process."""
+
+
+class LocalShard:
+    """A shard on the local disk and where its labelled pictures lie; it stays readable when it is evicted."""
+
+    def __init__(self, folder: Path) -> None:
+        with np.load(folder / "index.npz", allow_pickle=False) as content:
+            self.labels: NDArray[np.int32] = content["labels"]
+            self._offsets, self._sizes, self._members = content["offsets"], content["sizes"], content["members"]
+            self.weights: NDArray[np.float32] = content["weights"]
+            self._name = str(content["name"])
+        self._file = OpenFile(folder / "shard.tar")
+        self._file.read(0, 0)  # opened now
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def key(self, index: int) -> str:
+        return f"{self._name}:{os.fsdecode(self._members[index])}"
+
+    def read(self, index: int) -> Picture:
+        size = int(self._sizes[index])
+        return picture_of(self._file.read(int(self._offsets[index]), size), size, self.key(index))
+
+
+class ShardCache:
+    """The shards of one data set by number, fetched when they are needed or announced."""
+
+    def __init__(self, urls: tuple[str, ...], classes: tuple[str, ...], *, folder: Path, bytes_kept: int, kept: int):
+        """At most about `bytes_kept` bytes stay on the disk, and `kept` shards stay open in a process."""
+        self.urls, self.classes = urls, classes
+        self.folder, self.bytes_kept, self.kept = folder, bytes_kept, kept
+        self._begin_empty()
+
+    def _begin_empty(self) -> None:
+        self._futures: OrderedDict[int, Future[LocalShard]] = OrderedDict()
+        self._waiting: queue.SimpleQueue[tuple[int, Future[LocalShard]]] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin_empty()
+
+    def shard(self, number: int) -> LocalShard:
+        """The shard, once it is here."""
+        future = self.begin(number)
+        try:
+            return future.result()
+        except BaseException:
+            with self._lock:
+                self._futures.pop(number, None)  # so that the next call tries again
+            raise
+
+    def begin(self, number: int) -> Future[LocalShard]:
+        """Fetch a shard in the background, unless it is here or on its way."""
+        with self._lock:
+            if number not in self._futures:
+                self._futures[number] = Future()
+                self._waiting.put((number, self._futures[number]))
+                if len(self._threads) < THREADS:
+                    thread = threading.Thread(target=self._work, daemon=True)  # an exit does not wait for it
+                    self._threads.append(thread)
+                    thread.start()
+            self._futures.move_to_end(number)
+            future = self._futures[number]
+            while len(self._futures) > self.kept and next(iter(self._futures.values())).done():
+                self._futures.popitem(last=False)
+            return future
+
+    def _work(self) -> None:
+        while True:
+            number, future = self._waiting.get()
+            try:
+                future.set_result(self._fetched(self.urls[number]))
+            except BaseException as error:
+                future.set_exception(error)
+
+    def _fetched(self, url: str) -> LocalShard:
+        target = self.folder / short_hash([url, remote_size(url), self.classes])
+        try:
+            return self._copied(url, target)
+        except OSError as error:  # it must not pass for a picture that cannot be read
+            raise DataError(f"{url}: no copy of it in {self.folder}: {error.strerror or error}") from error
+
+    def _copied(self, url: str, target: Path) -> LocalShard:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with locked(target.with_suffix(".lock")):  # other processes wait for this copy instead of making their own
+            if not target.is_dir():
+                unfinished = target.with_name(f".{target.name}")
+                shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+                try:
+                    unfinished.mkdir()
+                    download(url, unfinished / "shard.tar")
+                    write_table(unfinished, url.rpartition("/")[2], self.classes)
+                    unfinished.rename(target)
+                finally:
+                    shutil.rmtree(unfinished, ignore_errors=True)
+                self._evict(target)
+            os.utime(target)
+            return LocalShard(target)
+
+    def _evict(self, newest: Path) -> None:
+        """Remove the shards that were opened longest ago until the rest fits."""
+        with locked(self.folder / "eviction.lock"):
+            folders = [path.parent for path in self.folder.glob("[!.]*/shard.tar")]
+            sizes = {folder: (folder / "shard.tar").stat().st_size for folder in folders}
+            excess = sum(sizes.values()) - self.bytes_kept
+            for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime):
+                if excess > 0 and folder != newest:
+                    with locked(folder.with_suffix(".lock"), wait=False) as free:
+                        if free:  # no process is about to open it
+                            shutil.rmtree(folder, ignore_errors=True)
+                            excess -= sizes[folder]
+
+
+def write_table(folder: Path, name: str, classes: tuple[str, ...]) -> None:
+    """Write down where the labelled pictures of a shard lie."""
+    found = [sample for sample in samples(folder / "shard.tar", name) if sample.member and sample.label is not None]
+    np.savez(
+        folder / "index.npz",
+        labels=class_numbers([sample.label or "" for sample in found], classes),
+        offsets=np.array([sample.offset for sample in found], np.int64),
+        weights=np.array([sample.weight for sample in found], np.float32),
+        sizes=np.array([sample.size for sample in found], np.int64),
+        members=np.array([os.fsencode(sample.member) for sample in found], np.bytes_),
+        name=np.array(name),
+    )

@@ -1,0 +1,151 @@
+"""Worker processes that call one function again and again and hand back its results in order.
+
+They come from a fork server: a clean process without threads, from which forking is safe whatever this one runs
+(CUDA, OpenMP, file systems with threads of their own), and which imports PyTorch once for all workers. A script that
+asks for workers therefore needs the usual `if __name__ == "__main__":`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import forkserver
+from multiprocessing.context import BaseContext
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from vitruvian.errors import DataError, VitruvianError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+AHEAD = 2
+"""Results that each worker prepares before they are asked for."""
+
+TOO_MANY = "This DataLoader will create"
+"""How PyTorch's warning begins about more workers than cores, which are the user's choice."""
+
+
+class Failure:
+    """An error on its way from a worker; error objects with arguments of their own do not survive the journey."""
+
+    def __init__(self, error: Exception) -> None:
+        self.kind = type(error) if isinstance(error, VitruvianError) else DataError
+        self.text = str(error)
+        if not isinstance(error, VitruvianError):
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{last.filename}, line {last.lineno}"
+            self.text = f"{type(error).__name__} in a data worker: {one_line(error)} ({place})"
+
+    def error(self) -> VitruvianError:
+        error = self.kind.__new__(self.kind)
+        error.args = (self.text,)
+        return error
+
+
+class Calls(Dataset[Any]):
+    """A function as a data set whose items are its results."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def __getitem__(self, item: Any) -> Any:
+        try:
+            return self.function(item)
+        except Exception as error:
+            return Failure(error)
+
+
+class Items(Sampler[Any]):
+    """The items to call the function with: other ones each time."""
+
+    def __init__(self) -> None:
+        self.items: Iterable[Any] = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items)
+
+
+class Workers(Generic[Item, Result]):
+    """One or more processes that live until `close`, or until this object or this process ends."""
+
+    def __init__(self, function: Callable[[Item], Result], count: int) -> None:
+        context = start_method()
+        self._items = Items()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", TOO_MANY)
+            self._loader: DataLoader[Any] | None = DataLoader(
+                Calls(function),
+                sampler=self._items,
+                batch_size=None,
+                num_workers=count,
+                collate_fn=unchanged,
+                worker_init_fn=begin,
+                prefetch_factor=AHEAD,
+                persistent_workers=True,
+                multiprocessing_context=context,
+                generator=torch.Generator(),  # or the global generator would move with the number of workers
+            )
+
+    def results(self, items: Iterable[Item]) -> Iterator[Result]:
+        """The result for each item, in order; leaves off what an earlier call has not yet given."""
+        if self._loader is None:
+            raise DataError("the data workers are closed")
+        self._items.items = items
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", TOO_MANY)
+                results = iter(self._loader)
+            for result in results:
+                if isinstance(result, Failure):
+                    raise result.error()
+                yield result
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            self.close()
+            raise DataError(
+                f"a data worker died ({one_line(error)}); if memory or /dev/shm is short, use fewer workers"
+            ) from error
+
+    def close(self) -> None:
+        self._loader = None  # the iterator's end ends its processes
+
+
+def start_method() -> BaseContext:
+    """The fork server, which begins to import PyTorch now; on Windows, where there is none, fresh processes."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    forkserver.ensure_running()
+    return context
+
+
+def unchanged(result: Result) -> Result:
+    return result
+
+
+def begin(_: int) -> None:
+    """In a worker, which has one thread for tensors: leave Ctrl-C to the parent, and end if the parent is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def end_with_parent() -> None:
+    """PyTorch watches the process that forked the worker: the fork server, which lives as long as its workers."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,147 @@
+"""Every operation on colours and places means what it means in Pillow."""
+
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance, ImageOps
+
+from vitruvian.data.augment import colour, geometry
+from vitruvian.data.augment.randaugment import OPERATIONS, randaugment
+
+
+def sample(mode="RGB"):
+    y, x = np.mgrid[:50, :64]
+    noise = np.random.default_rng(0).integers(0, 80, (50, 64))
+    levels = np.stack([40 + 2 * x + noise // 2, 30 + 3 * y + noise // 4, 20 + noise * 2], axis=-1)
+    return Image.fromarray(levels.clip(0, 240).astype(np.uint8)).convert(mode)
+
+
+def difference(ours, pillow):
+    return np.asarray(ours).astype(int) - np.asarray(pillow).astype(int)
+
+
+EXACT = {
+    "invert": (colour.inverted, ImageOps.invert),
+    "autocontrast": (colour.autocontrast, ImageOps.autocontrast),
+    "equalize": (colour.equalized, ImageOps.equalize),
+    "posterize to 1 bit": (lambda x: colour.posterized(x, 1), lambda p: ImageOps.posterize(p, 1)),
+    "posterize to 4 bits": (lambda x: colour.posterized(x, 4), lambda p: ImageOps.posterize(p, 4)),
+    "solarize from 0": (lambda x: colour.solarized(x, 0), lambda p: ImageOps.solarize(p, 0)),
+    "solarize from 100": (lambda x: colour.solarized(x, 100), lambda p: ImageOps.solarize(p, 100)),
+    "solarize from 256": (lambda x: colour.solarized(x, 256), lambda p: p),
+    "solarize add": (
+        lambda x: colour.solarized_add(x, 110),
+        lambda p: p.point(lambda v: min(v + 110, 255) if v < 128 else v),
+    ),
+    "darker": (lambda x: colour.brightness(x, 0.37), lambda p: ImageEnhance.Brightness(p).enhance(0.37)),
+    "brighter": (lambda x: colour.brightness(x, 1.9), lambda p: ImageEnhance.Brightness(p).enhance(1.9)),
+    "less contrast": (lambda x: colour.contrast(x, 0.1), lambda p: ImageEnhance.Contrast(p).enhance(0.1)),
+    "more contrast": (lambda x: colour.contrast(x, 1.9), lambda p: ImageEnhance.Contrast(p).enhance(1.9)),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_operations_on_single_values_equal_pillow(name, mode):
+    ours, pillow = EXACT[name]
+    picture = sample(mode)
+    assert not difference(ours(np.asarray(picture)), pillow(picture)).any()
+
+
+@pytest.mark.parametrize("value", [0, 77, 255])
+def test_a_picture_of_one_colour_has_no_contrast_to_stretch(value):
+    flat = np.full((5, 6, 3), value, np.uint8)
+    assert np.array_equal(colour.autocontrast(flat), flat)
+    assert np.array_equal(colour.equalized(flat), flat)
+
+
+@pytest.mark.parametrize("factor", [0.1, 0.7, 1.0, 1.9])
+def test_blends_equal_pillow_but_for_rounding(factor):
+    picture = sample()
+    levels = np.asarray(picture)
+    # Pillow cuts off where OpenCV rounds; its luma differs by 1 now and then, which the factor 1.9 can double.
+    assert abs(difference(colour.saturation(levels, factor), ImageEnhance.Color(picture).enhance(factor))).max() <= 2
+    assert abs(difference(colour.sharpness(levels, factor), ImageEnhance.Sharpness(picture).enhance(factor))).max() <= 1
+
+
+@pytest.mark.parametrize("turn", [0.0, 0.1, -0.3, 0.5])
+def test_hue_turns_as_in_pillow(turn):
+    hue, *rest = sample().convert("HSV").split()
+    turned = Image.fromarray(np.asarray(hue) + np.uint8(round(turn * 255) % 256))
+    expected = Image.merge("HSV", (turned, *rest)).convert("RGB")
+    # Both go through 8-bit hue, but round on other steps: up to 2 of 256 hues, at most 12 levels.
+    found = difference(colour.hue(np.asarray(sample()), turn), expected)
+    assert abs(found).max() <= 12
+    assert abs(found).mean() < 1
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [(1, 0.3, 0, 0, 1, 0), (1, -0.17, 0, 0, 1, 0), (1, 0, 0, 0.3, 1, 0), (1, 0, 9.3, 0, 1, 0), (1, 0, 0, 0, 1, -8)],
+)
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_moved_pixels_equal_pillow(matrix, mode):
+    picture = sample(mode)
+    grey = (128,) * len(mode)
+    expected = picture.transform(picture.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST, fillcolor=grey)
+    assert not difference(geometry.moved(np.asarray(picture), matrix), expected).any()
+
+
+@pytest.mark.parametrize("degrees", [30, -13])
+def test_rotation_equals_pillow(degrees):
+    expected = sample().rotate(degrees, fillcolor=(128, 128, 128))
+    # A source exactly between two pixels may be rounded the other way.
+    assert (difference(geometry.rotated(np.asarray(sample()), degrees), expected) != 0).mean() < 0.005
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
+def test_enlarging_equals_pillow_but_for_rounding(interpolation):
+    filters = Image.Resampling
+    smooth = sample().resize((16, 12), filters.BOX)
+    expected = smooth.resize((40, 30), getattr(filters, interpolation.upper()))
+    ours = geometry.scaled(np.asarray(smooth), (30, 40), interpolation)
+    # bicubic: Pillow's kernel has a = -0.5, OpenCV's -0.75; lanczos: three lobes against four
+    allowed = {"nearest": 0, "bilinear": 1, "bicubic": 8, "lanczos": 8}[interpolation]
+    assert abs(difference(ours, expected)).max() <= allowed
+
+
+def test_jitter_of_nothing_changes_nothing_and_stays_within_its_strength():
+    levels = np.asarray(sample())
+    assert np.array_equal(colour.jittered(levels, (0, 0, 0, 0), np.random.default_rng(0)), levels)
+    means = [
+        colour.jittered(levels, (0.2, 0, 0, 0), np.random.default_rng(i)).mean() / levels.mean() for i in range(200)
+    ]
+    assert 0.79 < min(means) < 0.82
+    assert 1.18 < max(means) < 1.21
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_every_operation_of_randaugment_gives_a_picture_of_the_same_kind(name, mode):
+    levels = np.asarray(sample(mode))
+    for magnitude in (0.0, 5.0, 10.0):
+        changed = OPERATIONS[name](levels, magnitude / 10, np.random.default_rng(0))
+        assert changed.shape == levels.shape
+        assert changed.dtype == np.uint8
+
+
+def test_randaugment_has_the_operations_of_big_vision_and_uses_all_of_them(monkeypatch):
+    used = set()
+    for name in OPERATIONS:
+        monkeypatch.setitem(
+            OPERATIONS, name, lambda levels, strength, rng, name=name: used.add((name, strength)) or levels
+        )
+    for seed in range(40):
+        randaugment(np.asarray(sample()), 4, 9.0, np.random.default_rng(seed))
+    assert used == {(name, 0.9) for name in OPERATIONS}
+    assert len(used) == 16
+
+
+def test_shifts_and_holes_grow_with_the_view():
+    white = np.full((224, 112), 255, np.uint8)
+    shifted = OPERATIONS["translate_x"](white, 1.0, np.random.default_rng(0))
+    assert (shifted[0] == 128).sum() == 50
+    holes = [
+        (OPERATIONS["cutout"](np.full((224, 224), 255, np.uint8), 1.0, np.random.default_rng(i)) == 128).sum()
+        for i in range(30)
+    ]
+    assert max(holes) == 80 * 80

@@ -1,0 +1,232 @@
+"""Batches: their order, their views, what happens to unreadable pictures, and several processes."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from making import Numbers, failing_view, noisy_view
+
+from vitruvian.data.loader import Loader
+from vitruvian.errors import ConfigError, DataError, VitruvianError
+
+
+def loader(source=None, **settings):
+    defaults = {"view": noisy_view, "batch_size": 8, "seed": 3, "training": True}
+    return Loader(source or Numbers(30), **{**defaults, **settings})
+
+
+def indices(batches):
+    return [int(index) for batch in batches for index in batch.indices]
+
+
+def same(first, second):
+    fields = ("pixels", "labels", "indices", "weights")
+    return len(first) == len(second) and all(
+        torch.equal(getattr(a, name), getattr(b, name)) for a, b in zip(first, second) for name in fields
+    )
+
+
+def test_a_batch_has_views_labels_numbers_and_weights():
+    batch = next(loader().batches(0))
+    assert batch.pixels.shape == (8, 1, 2, 2)
+    assert batch.pixels.dtype == torch.float32
+    assert torch.equal(batch.pixels[:, 0, 0, 0].floor().long(), batch.indices)
+    assert torch.equal(batch.labels, batch.indices % 4)
+    assert torch.allclose(batch.weights, 1 + batch.indices / 100)
+    assert (batch.labels.dtype, batch.weights.dtype, batch.unreadable) == (torch.int64, torch.float32, [])
+    assert len(batch) == 8
+
+
+def test_whole_numbers_stay_whole():
+    def raw(picture, rng):
+        return torch.from_numpy(picture)
+
+    assert next(loader(view=raw).batches(0)).pixels.dtype == torch.uint8
+
+
+def test_an_epoch_meets_each_example_at_most_once_and_drops_the_short_end():
+    training = loader()
+    seen = indices(training.batches(0))
+    assert training.steps_per_epoch == 3
+    assert len(seen) == len(set(seen)) == 24
+    assert seen != sorted(seen)
+    whole = loader(drop_last=False)
+    assert whole.steps_per_epoch == 4
+    assert sorted(indices(whole.batches(0))) == list(range(30))
+
+
+def test_epochs_and_seeds_differ_and_repeat_exactly():
+    first = list(loader().batches(0))
+    assert same(first, list(loader().batches(0)))
+    assert indices(first) != indices(loader().batches(1))
+    assert indices(first) != indices(loader(seed=4).batches(0))
+
+
+@pytest.mark.parametrize("settings", [{}, {"sampling": "balanced"}, {"repeats": 2}, {"training": False}])
+def test_an_epoch_can_be_entered_anywhere(settings):
+    unbroken = list(loader(Numbers(50, broken=[7]), **settings).batches(2))
+    for start in range(len(unbroken) + 1):
+        assert same(list(loader(Numbers(50, broken=[7]), **settings).batches(2, start=start)), unbroken[start:])
+
+
+def test_what_is_skipped_is_not_read(monkeypatch):
+    read = []
+    monkeypatch.setattr(Numbers, "read", lambda self, index: (read.append(index), np.zeros((2, 2), np.uint8))[1])
+    list(loader().batches(0, start=2))
+    assert len(read) == 8
+
+
+def test_a_view_depends_on_seed_epoch_and_example_alone():
+    def views(batches):
+        return {int(i): float(p[0, 0, 0]) for batch in batches for i, p in zip(batch.indices, batch.pixels)}
+
+    small, large = (views(loader(batch_size=size, drop_last=False).batches(1)) for size in (3, 10))
+    assert small == large
+    assert small != views(loader(drop_last=False).batches(2))
+
+
+def test_the_global_generator_is_left_alone():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    list(loader().batches(0))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("settings", [{}, {"sampling": "balanced"}, {"repeats": 2}])
+def test_processes_share_each_batch_of_one(world, settings):
+    alone = list(loader(**settings).batches(0))
+    ranks = [list(loader(rank=rank, world=world, **settings).batches(0)) for rank in range(world)]
+    for number, batch in enumerate(alone):
+        parts = [part[number] for part in ranks]
+        assert torch.equal(torch.cat([part.indices for part in parts]), batch.indices)
+        assert torch.equal(torch.cat([part.pixels for part in parts]), batch.pixels)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+def test_an_evaluation_counts_each_example_once_over_all_processes(world):
+    loaders = [loader(training=False, rank=rank, world=world) for rank in range(world)]
+    assert {one.steps_per_epoch for one in loaders} == {4}
+    ranks = [list(one.batches(0)) for one in loaders]
+    assert {len(batches) for batches in ranks} == {4}  # so that the processes stay in step
+    assert sorted(index for batches in ranks for index in indices(batches)) == list(range(30))
+
+
+def test_an_evaluation_goes_in_order():
+    assert indices(loader(training=False).batches(0)) == list(range(30))
+
+
+def test_repeated_views_stand_together_and_differ():
+    batch = next(loader(repeats=4).batches(0))
+    groups = batch.indices.view(2, 4)
+    assert torch.equal(groups, groups[:, :1].expand(2, 4))
+    assert len({float(pixels[0, 0, 0]) for pixels in batch.pixels}) == 8
+    seen = Counter(indices(loader(repeats=4, drop_last=False).batches(0)))
+    assert set(seen.values()) == {4}
+    assert len(seen) == 7
+
+
+def test_balanced_sampling_meets_all_classes_equally_often():
+    labels = np.repeat([0, 1, 2], [80, 18, 2])  # and no example of class 3
+    balanced = loader(Numbers(100, labels=labels), sampling="balanced", batch_size=10)
+    drawn = [indices(balanced.batches(epoch)) for epoch in range(3)]
+    for epoch in drawn:
+        counts = np.bincount(labels[epoch], minlength=4)
+        assert counts.sum() == 100
+        assert counts[:3].max() - counts[:3].min() <= 1
+    rare = Counter(index for index in drawn[0] if labels[index] == 2)
+    assert abs(rare[98] - rare[99]) <= 2
+    common = Counter(index for epoch in drawn for index in epoch if labels[index] == 0)
+    assert len(common) == 80  # in three epochs of 33 all 80 come up
+    assert max(common.values()) <= 2
+
+
+def test_an_unreadable_picture_is_replaced_by_its_neighbour_while_training():
+    clean = list(loader(drop_last=False).batches(0))
+    broken = loader(Numbers(30, broken=[5, 6]), drop_last=False)
+    batches = list(broken.batches(0))
+    assert indices(batches) == [7 if index in (5, 6) else index for index in indices(clean)]
+    reports = sorted(report for batch in batches for report in batch.unreadable)
+    assert reports == [("number 5", "broken on purpose")] + [("number 6", "broken on purpose")] * 2
+    assert broken.unreadable == {"number 5": "broken on purpose", "number 6": "broken on purpose"}
+    views = [float(p[0, 0, 0]) for batch in batches for i, p in zip(batch.indices, batch.pixels) if i == 7]
+    assert len(set(views)) == 3  # a replacement is another view than the example's own
+
+
+def test_an_unreadable_picture_is_left_out_of_an_evaluation():
+    broken = loader(Numbers(30, broken=[0, 29]), training=False)
+    batches = list(broken.batches(0))
+    assert indices(batches) == list(range(1, 29))
+    assert [len(batch) for batch in batches] == [7, 8, 8, 5]
+    assert len(broken.unreadable) == 2
+
+
+def test_a_missing_file_is_an_unreadable_picture(monkeypatch):
+    def gone(self, index):
+        raise FileNotFoundError(2, "No such file or directory", "x.png")
+
+    monkeypatch.setattr(Numbers, "read", gone)
+    with pytest.raises(DataError, match=r"30 pictures in a row cannot be read, such as number \d+: No such file"):
+        list(loader().batches(0))
+
+
+def test_too_many_unreadable_pictures_stop_the_run():
+    source = Numbers(1000, broken=range(0, 1000, 20))
+    tolerant = loader(source, max_unreadable=0.06, batch_size=10)
+    assert len(list(tolerant.batches(0))) == 100
+    strict = loader(source, max_unreadable=0.01, batch_size=10)
+    with pytest.raises(
+        DataError, match=r"numbers: 11 of \d+ pictures could not be read, such as number \d+ \(broken on"
+    ):
+        list(strict.batches(0))
+
+
+def test_a_few_unreadable_pictures_pass_unless_none_may():
+    source = Numbers(30, broken=range(0, 30, 3))
+    assert len(list(loader(source, training=False).batches(0))) == 4
+    with pytest.raises(DataError, match=r"1 of 8 .*; more than 0.0% are not let pass"):
+        list(loader(Numbers(30, broken=[0]), training=False, max_unreadable=0.0).batches(0))
+
+
+def test_an_evaluation_of_nothing_readable_is_an_error():
+    with pytest.raises(DataError, match="numbers: not one picture could be read, such as number 0"):
+        list(loader(Numbers(5, broken=range(5)), training=False).batches(0))
+
+
+def test_a_mistake_in_the_view_names_the_picture():
+    with pytest.raises(DataError, match=r"^number 0: no view of this picture: ValueError: a mistake in the view$"):
+        list(loader(view=failing_view, training=False).batches(0))
+
+
+def test_views_of_several_shapes_are_an_error():
+    def ragged(picture, rng):
+        return torch.zeros(1, 2, 2 + int(picture[0, 0] == 3))
+
+    with pytest.raises(DataError, match=r"number 3: a view of shape \(1, 2, 3\) in a batch of \(1, 2, 2\)"):
+        list(loader(view=ragged, training=False).batches(0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"batch_size": 31}, "batch_size=31 is more than the 30 examples of numbers; take 30 or less"),
+        ({"batch_size": 0}, "batch_size=0 is not at least 1"),
+        ({"batch_size": 8, "world": 3}, "batch_size=8 is not divisible by the 3 processes"),
+        ({"batch_size": 8, "repeats": 3}, "batch_size=8 is not divisible by repeats=3"),
+        ({"rank": 2, "world": 2}, "rank=2 is not between 0 and 1"),
+        ({"sampling": "odd"}, "sampling='odd' is not one of uniform, balanced"),
+        ({"training": False, "drop_last": True}, "an evaluation takes each example once"),
+        ({"training": False, "sampling": "balanced"}, "an evaluation takes each example once"),
+        ({"workers": -1}, "workers=-1 is not at least 0"),
+        ({"max_unreadable": 2.0}, r"max_unreadable=2.0 is not between 0.0 and 1.0"),
+    ],
+)
+def test_settings_that_cannot_be_say_so(settings, text):
+    with pytest.raises(ConfigError, match=text):
+        loader(**settings)
+
+
+def test_a_batch_outside_the_epoch_is_an_error():
+    with pytest.raises(VitruvianError, match="batch 4 of an epoch of 3"):
+        next(loader().batches(0, start=4))

@@ -1,0 +1,166 @@
+"""Recognising what is meant, patterns, lists of classes, and holding out."""
+
+import os
+
+import numpy as np
+import pytest
+from making import Numbers, make_folder, make_shard, png
+
+from vitruvian.data.sources import hold_out, open_source
+from vitruvian.data.sources.cache import remove_abandoned, scratch_folder
+from vitruvian.data.sources.classes import parse_classes
+from vitruvian.data.sources.locks import locked
+from vitruvian.data.sources.patterns import expanded
+from vitruvian.errors import ConfigError, DataError
+
+
+def test_a_path_that_is_not_there_says_so(tmp_path):
+    with pytest.raises(DataError, match=r"digit: no such file or folder; did you mean digits\?"):
+        open_source("digit")
+    with pytest.raises(DataError, match=r"nowhere: no such file or folder; the built-in data set is called digits"):
+        open_source(tmp_path / "nowhere")
+
+
+def test_a_single_picture_is_no_data_set(tmp_path):
+    (tmp_path / "a.png").write_bytes(png())
+    with pytest.raises(DataError, match=r"a.png: a single picture; wanted a folder with a folder for each class"):
+        open_source(tmp_path / "a.png")
+    (tmp_path / "a.xyz").write_bytes(b"")
+    with pytest.raises(DataError, match=r"a.xyz: not a kind of data set known here"):
+        open_source(tmp_path / "a.xyz")
+
+
+def test_a_pattern_over_several_kinds_is_an_error(tmp_path):
+    make_shard(tmp_path / "a.tar", [1])
+    (tmp_path / "a.csv").write_text("")
+    with pytest.raises(DataError, match="files of several kinds"):
+        open_source(tmp_path / "a.*")
+    (tmp_path / "b.csv").write_text("")
+    with pytest.raises(DataError, match=r"2 files; a pattern may stand for .tar or .parquet files, not for .csv"):
+        open_source(tmp_path / "*.csv")
+
+
+def test_an_archive_among_class_folders_is_left_alone(tmp_path):
+    make_folder(tmp_path)
+    make_shard(tmp_path / "backup.tar", [1, 2])
+    make_shard(tmp_path / "cat/backup.tar", [1, 2])
+    data = open_source(tmp_path)
+    assert len(data.train) == 6
+    assert len(data.notes) == 2
+
+
+def test_a_split_that_is_not_there_is_answered_with_those_that_are(tmp_path):
+    data = make_folder(tmp_path)
+    with pytest.raises(DataError, match="there is no split 'val', only train"):
+        open_source(data, split="val")
+    make_folder(tmp_path / "b/test")
+    with pytest.raises(DataError, match="no split to train on, only test; call one 'train'"):
+        _ = open_source(tmp_path / "b").train
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("a-{08..11}.tar", ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]),
+        ("{b,a}{1..2}", ["b1", "b2", "a1", "a2"]),
+        ("{3..1}", ["3", "2", "1"]),
+        ("{plain}", ["{plain}"]),
+    ],
+)
+def test_braces_stand_for_names(pattern, names):
+    assert expanded(pattern) == names
+
+
+def test_a_brace_may_not_stand_for_endless_names():
+    with pytest.raises(DataError, match="more than 1000000 names"):
+        expanded("{0..99999999}")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("c.txt", "a\nb\n\n"),
+        ("c.json", '["a", "b"]'),
+        ("c.json", '{"0": "a", "1": "b"}'),
+        ("c.json", '{"b": 1, "a": 0}'),
+    ],
+)
+def test_a_list_of_classes_has_several_forms(name, text):
+    assert parse_classes(text, name) == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("c.txt", "a\na\n", "'a' is listed twice"),
+        ("c.txt", "\n", "lists no class"),
+        ("c.json", "{", "neither a list"),
+        ("c.json", '{"a": 1, "b": 2}', "not numbered from 0 to 1"),
+    ],
+)
+def test_a_broken_list_of_classes_is_an_error(name, text, message):
+    with pytest.raises(DataError, match=message):
+        parse_classes(text, name)
+
+
+def test_the_same_share_of_every_class_is_held_out():
+    labels = np.repeat([0, 1, 2, 3], [100, 50, 2, 1])
+    source = Numbers(153, labels=labels)
+    train, held = hold_out(source, 0.2, seed=1)
+    assert np.bincount(held.labels(), minlength=4).tolist() == [20, 10, 1, 0]
+    everything = [part.original(i) for part in (train, held) for i in range(len(part))]
+    assert sorted(everything) == list(range(153))
+    assert held.read(3)[0, 0] == held.original(3)
+    assert (held.key(3), held.label(3)) == (f"number {held.original(3)}", labels[held.original(3)])
+    assert held.weight(3) == 1 + held.original(3) / 100
+
+
+def test_what_is_held_out_depends_on_the_seed_alone():
+    def held(seed):
+        part = hold_out(Numbers(1000), 0.1, seed)[1]
+        return [part.original(i) for i in range(len(part))]
+
+    assert held(3) == held(3)
+    assert held(3) != held(4)
+    gaps = np.diff(held(3))
+    assert gaps.min() < 5  # chosen at random, not every tenth
+    assert gaps.max() > 20
+
+
+def test_a_long_source_is_divided_like_a_short_one(monkeypatch):
+    before = hold_out(Numbers(1000), 0.1, 0)[1].labels().tolist()
+    for module in ("subset", "index"):
+        monkeypatch.setattr(f"vitruvian.data.sources.{module}.CHUNK", 64)
+    assert hold_out(Numbers(1000), 0.1, 0)[1].labels().tolist() == before
+
+
+def test_an_impossible_share_is_an_error():
+    with pytest.raises(ConfigError, match=r"1.5, is not between 0 and 1"):
+        hold_out(Numbers(10), 1.5, 0)
+    with pytest.raises(DataError, match="no class has two pictures"):
+        hold_out(Numbers(4), 0.5, 0)
+
+
+def test_scratch_folders_of_killed_processes_are_removed(tmp_path):
+    folders = [tmp_path / name for name in ("vitruvian-scratch-a", "vitruvian-scratch-b", "vitruvian-scratch-c", "x")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "lock").touch()
+    held, abandoned, new, other = folders
+    for folder in (held, abandoned, other):
+        os.utime(folder / "lock", (0, 0))
+    foreign = tmp_path / "vitruvian-scratch-foreign"  # without a lock
+    foreign.mkdir()
+    os.utime(foreign, (0, 0))
+    with locked(held / "lock"):
+        remove_abandoned(tmp_path)
+    assert not abandoned.exists()
+    assert all(folder.exists() for folder in (held, new, other, foreign))
+
+
+def test_a_lock_is_held_by_one():
+    path = scratch_folder() / "lock"
+    with locked(path) as first, locked(path, wait=False) as second:
+        assert (first, second) == (True, False)
+    with locked(path, wait=False) as later:
+        assert later

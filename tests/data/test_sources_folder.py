@@ -1,0 +1,133 @@
+"""Folders of folders of pictures."""
+
+import os
+
+import numpy as np
+import pytest
+from making import level_of, make_folder, png
+
+from vitruvian.data.sources import open_source
+from vitruvian.errors import DataError
+
+
+def test_a_folder_for_each_class_is_a_training_split(tmp_path):
+    data = open_source(make_folder(tmp_path / "photos"))
+    assert data.classes == ("cat", "dog")
+    assert list(data.splits) == ["train"]
+    assert data.validation is None
+    assert data.notes == ()
+    assert data.train.labels().tolist() == [0, 0, 0, 1, 1, 1]
+    assert [data.train.key(i) for i in (0, 5)] == ["cat/0.png", "dog/2.png"]
+    assert level_of(data.train.read(5)) == 102
+    assert data.train.weight(0) == 1.0
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "validation", "Validation", "dev"])
+def test_folders_for_the_splits_may_lie_above(tmp_path, name):
+    for split in ("train", name, "test"):
+        make_folder(tmp_path / split)
+    data = open_source(tmp_path)
+    assert list(data.splits) == ["train", "val", "test"]
+    assert data.validation is data.splits["val"]
+    assert data.train.key(0) == "train/cat/0.png"
+    assert list(open_source(tmp_path, split=name).splits) == ["val"]
+
+
+def test_without_validation_the_test_split_is_taken(tmp_path):
+    for split in ("train", "test"):
+        make_folder(tmp_path / split)
+    data = open_source(tmp_path)
+    assert data.validation is data.splits["test"]
+
+
+def test_a_split_may_lack_a_class(tmp_path):
+    make_folder(tmp_path / "train", ["a", "b", "c"])
+    make_folder(tmp_path / "val", ["c"])
+    data = open_source(tmp_path)
+    assert set(data.splits["val"].labels()) == {2}
+
+
+def test_classes_are_sorted_as_people_count(tmp_path):
+    data = open_source(make_folder(tmp_path, ["class10", "class9", "Class1", "été", "zoo"]))
+    assert data.classes == ("Class1", "class9", "class10", "zoo", "été")
+
+
+def test_an_accent_is_the_same_class_however_it_is_composed(tmp_path):
+    make_folder(tmp_path / "train", ["caf\u00e9", "bar"])
+    make_folder(tmp_path / "val", ["cafe\u0301", "bar"])
+    assert open_source(tmp_path).classes == ("bar", "caf\u00e9")
+
+
+def test_pictures_may_lie_deeper_and_be_links(tmp_path):
+    make_folder(tmp_path / "photos", each=1)
+    (tmp_path / "photos/cat/2024/may").mkdir(parents=True)
+    (tmp_path / "photos/cat/2024/may/x.JPG").write_bytes(png(5))
+    (tmp_path / "photos/dog/link.png").symlink_to(tmp_path / "photos/cat/0.png")
+    data = open_source(tmp_path / "photos")
+    assert [data.train.key(i) for i in range(4)] == ["cat/0.png", "cat/2024/may/x.JPG", "dog/0.png", "dog/link.png"]
+
+
+def test_what_is_not_a_picture_is_counted_and_named(tmp_path):
+    make_folder(tmp_path)
+    (tmp_path / "cat/readme.txt").write_text("x")
+    (tmp_path / "cat/.hidden.png").write_bytes(png())
+    (tmp_path / "loose.png").write_bytes(png())
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "dog/loop").symlink_to(tmp_path / "dog")
+    (tmp_path / "dog/gone.png").symlink_to(tmp_path / "nowhere.png")
+    data = open_source(tmp_path)
+    assert len(data.train) == 6
+    text = "\n".join(data.notes)
+    for line in (
+        "1 files that are not pictures",
+        "1 hidden items",
+        "1 files outside the class folders, such as loose.png",
+        "1 class folders without a picture, such as empty",
+        "1 links to a folder above",
+        "1 links that lead nowhere",
+    ):
+        assert line in text
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    data = open_source(make_folder(tmp_path, ["train", "plane"]))
+    assert data.classes == ("plane", "train")
+
+
+def test_names_that_are_not_text_are_kept(tmp_path):
+    make_folder(tmp_path)
+    with open(os.fsencode(tmp_path) + b"/cat/\xff.png", "wb") as file:
+        file.write(png(9))
+    data = open_source(tmp_path)
+    assert level_of(data.train.read(3)) == 9
+
+
+def test_an_example_outside_is_an_error(tmp_path):
+    train = open_source(make_folder(tmp_path)).train
+    for index in (-1, 6):
+        with pytest.raises(IndexError):
+            train.read(index)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda root: (root / "a.png").write_bytes(png()), "1 pictures without labels; put each into a folder"),
+        (lambda root: make_folder(root, ["cat"]), "all 3 pictures are of one class, 'cat'; at least two"),
+        (lambda root: None, "no pictures in class folders, found nothing at all"),
+        (lambda root: (root / "cat").mkdir(), "1 class folders without a picture, such as cat"),
+        (lambda root: make_folder(root, ["train", "val"]), "no class folders in train and val"),
+        (lambda root: (root / "list.csv").write_text("path,label\n"), "pass .*list.csv itself"),
+        (lambda root: [make_folder(root / n) for n in ("val", "valid")], "val and valid mean the same split"),
+    ],
+)
+def test_a_folder_without_classes_says_what_is_wrong(tmp_path, make, text):
+    make(tmp_path)
+    with pytest.raises(DataError, match=text) as error:
+        open_source(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_labels_can_be_counted(tmp_path):
+    train = open_source(make_folder(tmp_path, each=2)).train
+    assert np.bincount(train.labels()).tolist() == [2, 2]
