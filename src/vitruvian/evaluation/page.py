@@ -1,0 +1,132 @@
+"""The parts of an HTML page that needs no other file: text, sections, tables, tiles and bars."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from vitruvian.data.decode import printable
+from vitruvian.evaluation.style import STYLE
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""What a browser lets the page do: no scripts, no requests, whatever a class or file is called."""
+
+
+class Html(str):
+    """Text that is HTML already; any other text is escaped where it enters a page."""
+
+    __slots__ = ()
+
+
+def text(value: object) -> Html:
+    """A value as HTML: names of files and classes are shown as they are, whatever characters they have."""
+    if isinstance(value, Html):
+        return value
+    return Html(escape(printable(str(value))))
+
+
+def joined(parts: Iterable[Html], between: str = "\n") -> Html:
+    return Html(between.join(parts))
+
+
+def page(title: str, parts: Iterable[Html]) -> str:
+    """A whole page."""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        f"<title>{text(title)}</title>\n<style>\n{STYLE}\n</style>\n</head>\n"
+        f"<body>\n{joined(parts)}\n</body>\n</html>\n"
+    )
+
+
+def heading(title: str, note: str = "") -> Html:
+    below = f'<p class="soft">{text(note)}</p>' if note else ""
+    return Html(f"<header><h1>{text(title)}</h1>{below}</header>")
+
+
+def section(title: str, *parts: Html, note: str = "") -> Html:
+    """A part of the page with a title, and a sentence on how to read it."""
+    below = f'<p class="soft small">{text(note)}</p>' if note else ""
+    return Html(f"<section>\n<h2>{text(title)}</h2>\n{below}{joined(parts)}\n</section>")
+
+
+def columns(*parts: Html) -> Html:
+    """Parts side by side where the screen is wide enough."""
+    return Html(f'<div class="columns">\n{joined(parts)}\n</div>')
+
+
+def notice(message: str) -> Html:
+    """A sentence that must not be missed."""
+    return Html(f'<p class="notice">{text(message)}</p>')
+
+
+def tiles(values: Mapping[str, str]) -> Html:
+    """The few numbers that matter most, by what they are."""
+    each = (f'<div class="tile"><b>{text(value)}</b><span>{text(name)}</span></div>' for name, value in values.items())
+    return Html(f'<div class="tiles">{"".join(each)}</div>')
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[object]], *, tall: bool = False) -> Html:
+    """A table; numbers, and HTML that stands for them, are set to the right. `tall` lets a long one scroll."""
+    lines = [[cell(value) for value in row] for row in rows]
+    right = [bool(lines) and 'class="number"' in lines[0][i] for i in range(len(titles))]
+    head = "".join(f"<th{' class=number' if to_right else ''}>{text(t)}</th>" for t, to_right in zip(titles, right))
+    body = "\n".join(f"<tr>{''.join(line)}</tr>" for line in lines)
+    place = "scroll tall" if tall else "scroll"
+    return Html(
+        f'<div class="{place}"><table class="plain">\n<thead><tr>{head}</tr></thead>\n'
+        f"<tbody>\n{body}\n</tbody>\n</table></div>"
+    )
+
+
+def cell(value: object) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f'<td class="number">{number(value)}</td>'
+    kind = ' class="number"' if isinstance(value, Html) else ""
+    return f"<td{kind}>{text(value)}</td>"
+
+
+def facts(values: Mapping[str, object]) -> Html:
+    """Names and their values, one a line; settings inside settings are named `outer.inner`."""
+    rows = "\n".join(f"<div><dt>{text(name)}</dt><dd>{text(shown)}</dd></div>" for name, shown in flat(values))
+    return Html(f'<dl class="facts">\n{rows}\n</dl>')
+
+
+def flat(values: Mapping[str, Any], outer: str = "") -> Iterable[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{outer}{name}.")
+        elif isinstance(value, list | tuple):
+            yield f"{outer}{name}", ", ".join(map(str, value)) or "none"
+        else:
+            yield f"{outer}{name}", "none" if value is None or value == "" or value == {} else str(value)
+
+
+def number(value: float) -> str:
+    """A number as people write it: 12,345, 0.125, 3e-05."""
+    if isinstance(value, int) or not math.isfinite(value):
+        return f"{value:,}"
+    size = abs(value)
+    return f"{value:.3g}" if 0 < size < 1 else f"{value:,.2f}"
+
+
+def percent_bar(percent: float) -> Html:
+    """A percentage with a bar; a dash where there is none."""
+    if math.isnan(percent):
+        return Html("–")
+    return Html(f'{percent:.1f}&nbsp;%<span class="bar"><i style="width:{percent:.1f}%"></i></span>')
+
+
+def duration(seconds: float) -> str:
+    """`48 s`, `3 min 20 s`, `2 h 05 min`."""
+    whole = round(seconds)
+    if whole < 1:
+        return f"{seconds:.2g} s"
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,60 @@
+"""The sections of a page that show measures: the same for a training run and for an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from vitruvian.data.sources.base import Source
+from vitruvian.evaluation.confusion import MOST_IN_TABLE, confusion_view
+from vitruvian.evaluation.metrics import Measures, Mistake
+from vitruvian.evaluation.page import Html, percent_bar, section, table, text
+from vitruvian.evaluation.pictures import gallery, thumbnail_of
+
+
+def measure_tiles(measures: Measures) -> dict[str, str]:
+    """The single numbers by name, for `tiles`."""
+    values = {"top-1 accuracy": f"{measures.top1:.2f} %"}
+    if len(measures.class_counts) > 5:
+        values["top-5 accuracy"] = f"{measures.top5:.2f} %"
+    return values | {
+        "mean per class": f"{measures.mean_per_class:.2f} %",
+        "cross-entropy": f"{measures.loss:.4f}",
+        "pictures": f"{measures.count:,}",
+    }
+
+
+def measure_sections(measures: Measures, classes: Sequence[str], source: Source | None = None) -> Iterator[Html]:
+    """Confusions, the most confident mistakes with their pictures from `source`, and the classes, worst first."""
+    if measures.confusion is not None:
+        note = (
+            "Rows are true classes, columns what the model says. Blue is right, vermilion wrong; "
+            "the stronger, the larger the share of the true class."
+        )
+        if len(classes) > MOST_IN_TABLE:
+            note += " The list has the pairs that are confused most often."
+        yield section("Confusion matrix", confusion_view(measures.confusion, classes), note=note)
+    if measures.mistakes and source is not None:
+        figures = ((thumbnail_of(source, m.index), caption(m, classes, source)) for m in measures.mistakes)
+        note = "The wrong answers that the model is surest of. Often the label is wrong, or the picture shows both."
+        yield section("Most confident mistakes", gallery(figures), note=note)
+    yield section(
+        "Classes",
+        table(["class", "pictures", "right", "accuracy"], class_rows(measures, classes), tall=len(classes) > 15),
+        note="The worst first.",
+    )
+
+
+def caption(mistake: Mistake, classes: Sequence[str], source: Source) -> Html:
+    said = f"<b>{text(classes[mistake.prediction])}</b> {100 * mistake.probability:.1f}&nbsp;%"
+    truth = f"labelled <b>{text(classes[mistake.label])}</b>"
+    return Html(f'{said}<br>{truth}<br><small class="soft">{text(source.key(mistake.index))}</small>')
+
+
+def class_rows(measures: Measures, classes: Sequence[str]) -> Iterator[tuple[object, ...]]:
+    """Class, examples, right answers and accuracy; classes without examples come last."""
+    accuracy = measures.class_accuracy
+    for number in np.lexsort((-measures.class_counts, np.nan_to_num(accuracy, nan=np.inf))).tolist():
+        counts = int(measures.class_counts[number]), int(measures.class_correct[number])
+        yield classes[number], *counts, percent_bar(float(accuracy[number]))

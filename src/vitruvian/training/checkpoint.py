@@ -1,0 +1,119 @@
+"""Checkpoints of a run: folders of safetensors and JSON that are either whole or not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load as load_parts
+from torch.distributed.checkpoint.state_dict_saver import save as save_parts
+
+from vitruvian.errors import TrainingError
+from vitruvian.training.distributed import Processes, whole
+from vitruvian.weights.store import sync
+
+POSITION = "position.json"
+"""Where the run stands: all that is not a tensor."""
+
+UNFINISHED = ".tmp"
+
+
+class Checkpoints:
+    """The checkpoints in a folder, `step-00000100` and so on."""
+
+    def __init__(self, folder: Path, processes: Processes, *, keep: int = 2) -> None:
+        self.folder, self.processes, self.keep = folder, processes, keep
+
+    def write(self, step: int, tensors: dict[str, Tensor], position: dict[str, Any]) -> Path:
+        """Save the state after so many steps, then remove the oldest; one of this step is as good as a new one."""
+        final = self.folder / f"step-{step:08d}"
+        if self.processes.agreed(final.exists()):
+            return final
+        staged = self.folder / f".{final.name}{UNFINISHED}"
+        try:
+            self._stage(staged, tensors, position)
+            if self.processes.first:
+                os.replace(staged, final)
+                sync(self.folder)
+                for old in self.all()[: -self.keep]:
+                    shutil.rmtree(old, ignore_errors=True)
+        except (OSError, SafetensorError, CheckpointException) as error:
+            if self.processes.first:
+                shutil.rmtree(staged, ignore_errors=True)
+            raise TrainingError(f"{final}: cannot be written: {cause(error)}; {self._rest()}") from error
+        self.processes.wait()
+        return final
+
+    def _stage(self, staged: Path, tensors: dict[str, Tensor], position: dict[str, Any]) -> None:
+        if self.processes.first:
+            shutil.rmtree(staged, ignore_errors=True)
+            staged.mkdir(parents=True)
+        self.processes.wait()
+        if self.processes.alone:
+            own = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+            save_file(own, staged / "state.safetensors")
+        else:
+            save_parts(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(staged), save_distributed=True))
+        if self.processes.first:
+            (staged / POSITION).write_text(json.dumps(position, indent=1), encoding="utf-8")
+            for path in [*staged.iterdir(), staged]:
+                sync(path)
+
+    def _rest(self) -> str:
+        found = self.all()
+        if not found:
+            return "there is no earlier checkpoint"
+        return f"{found[-1].name} is whole: once that is cured, continue with `vit train --resume {self.folder.parent}`"
+
+    def all(self) -> list[Path]:
+        """The whole checkpoints, oldest first."""
+        return sorted(path for path in self.folder.glob("step-*") if (path / POSITION).is_file())
+
+    def clean(self) -> None:
+        """Remove what an interrupted write has left."""
+        if self.processes.first:
+            for path in self.folder.glob(f".*{UNFINISHED}"):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def read_position(checkpoint: Path) -> dict[str, Any]:
+    """Where the run stood."""
+    try:
+        position = json.loads((checkpoint / POSITION).read_text(encoding="utf-8"))
+        assert isinstance(position, dict)
+    except (OSError, ValueError, AssertionError) as error:
+        raise TrainingError(f"{checkpoint}: not a checkpoint of a run: {error}") from error
+    return position
+
+
+def read_tensors(checkpoint: Path, tensors: dict[str, Tensor], processes: Processes) -> None:
+    """Fill the tensors, or this process's parts of them, whatever number of processes wrote them."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            load_parts(dict(tensors), storage_reader=HuggingFaceStorageReader(str(checkpoint)), no_dist=processes.alone)
+    except (OSError, SafetensorError, CheckpointException, RuntimeError) as error:
+        raise TrainingError(f"{checkpoint}: does not fit this run: {cause(error)}") from error
+
+
+def cause(error: BaseException) -> str:
+    """The reason in one line."""
+    if isinstance(error, CheckpointException):
+        failures = list(error.failures.values())
+        return cause(failures[0][0]) if failures else "a process failed"
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(text.split())[:200] or type(error).__name__
+
+
+def gathered(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Whole copies of tensors that may be spread over processes, on the CPU."""
+    return {name: whole(tensor.detach()).cpu() for name, tensor in tensors.items()}

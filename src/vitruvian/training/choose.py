@@ -1,0 +1,65 @@
+"""Which recipe fits: the one asked for, or one for the data at hand, with the caller's changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from vitruvian.catalog import resolve
+from vitruvian.config import ResNetConfig, ViTConfig
+from vitruvian.data.sources import open_source
+from vitruvian.errors import TrainingError
+from vitruvian.training.recipe import Recipe
+from vitruvian.training.recipes import changed, read_recipe
+
+SIZE = {"layers", "width", "mlp_width", "heads", "stem"}
+"""Settings of a model that its name stands for."""
+
+
+def chosen_recipe(
+    data: str | Path,
+    recipe: str | Path | Recipe | None = None,
+    *,
+    model: str | None = None,
+    weights: str | Path | None = None,
+    settings: Sequence[str] = (),
+) -> Recipe:
+    """The recipe of a run."""
+    if model and weights:
+        raise TrainingError("give a model to start from nothing, or weights to start from, not both")
+    found = recipe if isinstance(recipe, Recipe) else read_recipe(recipe or fitting_name(data, weights))
+    if model:
+        found = found.replace(model=model, weights="", architecture=kept_architecture(found, model))
+    if weights:
+        place = Path(weights).expanduser()
+        found = found.replace(weights=str(place.resolve() if place.exists() else weights), architecture={})
+    return changed(found, settings)
+
+
+def kept_architecture(recipe: Recipe, model: str) -> dict[str, Any]:
+    """What of a recipe's architecture holds for another model: all but the size, which the model's name tells."""
+    kept = {key: value for key, value in recipe.architecture.items() if key not in SIZE}
+    config = resolve(model)
+    if "head_hidden" in kept and isinstance(config, ViTConfig):
+        kept["head_hidden"] = config.width
+    if isinstance(config, ResNetConfig):
+        known = {field.name for field in fields(ResNetConfig)}
+        return {key: value for key, value in kept.items() if key in known}
+    return kept
+
+
+def fitting_name(data: str | Path, weights: str | Path | None) -> str:
+    """The name of a recipe that suits the data."""
+    if weights:
+        return "photos"
+    if str(data) == "digits":
+        return "digits"
+    source = open_source(data)
+    if source.name.lower().startswith("cifar"):
+        return "cifar10"
+    raise TrainingError(
+        f"{data}: give weights to start from (--from), which is best for pictures of one's own, "
+        "or a recipe (--recipe; `vit train --recipes` lists them)"
+    )

@@ -1,0 +1,169 @@
+"""The processes of a run: one alone, or those that torchrun started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from vitruvian.errors import ConfigError, TrainingError
+from vitruvian.model.build import Model
+from vitruvian.model.vit import ViT
+from vitruvian.training.recipe import Parallel
+
+TIMEOUT = timedelta(minutes=10)
+"""How long a process waits for the others before the job ends."""
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Processes:
+    """This process among those of the run."""
+
+    rank: int = 0
+    world: int = 1
+    device: torch.device = CPU
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes and speaks."""
+        return self.rank == 0
+
+    @property
+    def alone(self) -> bool:
+        return self.world == 1
+
+    def added_up(self, values: Tensor) -> Tensor:
+        """The sum over all processes, in each of them."""
+        if not self.alone:
+            dist.all_reduce(values)
+        return values
+
+    def agreed(self, value: Any) -> Any:
+        """What the first process says, in each of them."""
+        if self.alone:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def greatest(self, value: int) -> int:
+        """The greatest value of any process, in each of them."""
+        if self.alone:
+            return value
+        box = torch.tensor(value, device=self.device)
+        dist.all_reduce(box, op=dist.ReduceOp.MAX)
+        return int(box.item())
+
+    def united(self, entries: dict[str, str]) -> dict[str, str]:
+        """The entries of all processes, in each of them."""
+        if self.alone:
+            return entries
+        found: list[dict[str, str]] = [{} for _ in range(self.world)]
+        dist.all_gather_object(found, entries)
+        return {key: value for part in found for key, value in part.items()}
+
+    def wait(self) -> None:
+        """Until all are here."""
+        if not self.alone:
+            dist.barrier()
+
+
+@contextmanager
+def joined(device: str) -> Iterator[Processes]:
+    """This process, connected to the others while the context lasts.
+
+    An error of the connection, which is how the death of another process shows, becomes a TrainingError.
+    """
+    world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    chosen = chosen_device(device)
+    if world == 1:
+        yield Processes(device=chosen)
+        return
+    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=TIMEOUT)
+    try:
+        yield Processes(rank=rank, world=world, device=chosen)
+    except (RuntimeError, dist.DistError) as error:
+        if is_lost_connection(error):
+            raise TrainingError(
+                f"process {rank} lost the others, one of the {world} has died; its own messages tell why; "
+                "continue with `vit train --resume RUN`"
+            ) from error
+        raise
+    finally:
+        dist.destroy_process_group()
+
+
+def is_lost_connection(error: Exception) -> bool:
+    words = ("gloo", "nccl", "connection", "timed out", "peer")
+    return isinstance(error, dist.DistError) or any(word in str(error).lower() for word in words)
+
+
+def chosen_device(name: str) -> torch.device:
+    """The device of this name; `auto` is this process's GPU, or else the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device={name!r} cannot be used: {str(error).splitlines()[0]}") from None
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def shard(model: Model, processes: Processes, parallel: Parallel) -> None:
+    """Spread the parameters over the processes (`fsdp`), block by block; before the optimiser is made."""
+    if processes.alone or parallel != "fsdp":
+        return
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(processes.device.type, (processes.world,))
+    for part in model.blocks if isinstance(model, ViT) else model.stages:
+        fully_shard(part, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def replicated(model: Model, processes: Processes, parallel: Parallel) -> nn.Module:
+    """What to call in training: with `ddp` a wrapper that averages gradients, else the model itself."""
+    if processes.alone or parallel == "fsdp":
+        return model
+    ids = [processes.device.index] if processes.device.type == "cuda" else None
+    return nn.parallel.DistributedDataParallel(model, device_ids=ids)
+
+
+def without_exchange(module: nn.Module) -> AbstractContextManager[object]:
+    """A context in which a backward pass keeps its gradients to this process: for all parts of a batch but the last."""
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        return module.no_sync()
+    if hasattr(module, "set_requires_gradient_sync"):
+        return unsynchronised(module)
+    return nullcontext()
+
+
+@contextmanager
+def unsynchronised(module: Any) -> Iterator[None]:
+    module.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        module.set_requires_gradient_sync(True)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor put together from its parts in all processes, which must all ask."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

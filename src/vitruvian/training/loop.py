@@ -1,0 +1,230 @@
+"""The loop of a run: steps, lines of metrics, evaluations and checkpoints, until the end or a request to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vitruvian.data.loader import Batch, Loader
+from vitruvian.errors import TrainingError
+from vitruvian.evaluation.metrics import Measures, measure
+from vitruvian.model.build import empty
+from vitruvian.training.checkpoint import Checkpoints, gathered, read_tensors
+from vitruvian.training.clock import Clock
+from vitruvian.training.journal import Journal, Line, Listener
+from vitruvian.training.pictures import TrainingBatches
+from vitruvian.training.signals import Interrupted, StopRequest
+from vitruvian.training.state import Position, State
+from vitruvian.training.step import DTYPES, Stepper
+from vitruvian.weights.description import Description
+from vitruvian.weights.load import assemble
+from vitruvian.weights.save import save
+
+MEETING_STEPS = 10
+"""With several processes, how often they agree on whether to stop or to write a checkpoint."""
+
+SHOWN_MISTAKES = 24
+"""In the report."""
+
+
+class Loop:
+    """Takes a run from its position to its end."""
+
+    def __init__(
+        self,
+        folder: Path,
+        stepper: Stepper,
+        state: State,
+        position: Position,
+        *,
+        batches: TrainingBatches,
+        validation: Loader,
+        checkpoints: Checkpoints,
+        journal: Journal | None,
+        listeners: tuple[Listener, ...],
+    ) -> None:
+        self.folder, self.stepper, self.state, self.position = folder, stepper, state, position
+        self.batches, self.validation = batches, validation
+        self.checkpoints, self.journal, self.listeners = checkpoints, journal, listeners
+        self.recipe, self.processes = state.recipe, checkpoints.processes
+        self.steps = batches.total
+        self.sums: list[Tensor] = []
+        """Of the steps since the last read from the device."""
+        self.measures: Measures | None = None
+        """Of the last evaluation in this session."""
+        self.clock = Clock(position.seconds)
+
+    def run(self, stop: StopRequest) -> None:
+        """To the end; Interrupted where a signal asks to stop, once a checkpoint is written."""
+        position = self.position
+        if position.step and self.evaluation_due() and position.evaluated != position.step:
+            self.evaluate(stop)
+        for batch in self.batches.from_step(position.step):
+            if self.finished():
+                break
+            self.sums.append(self.stepper.take(batch, position.step))
+            position.step += 1
+            position.unreadable.update(batch.unreadable)
+            self.after_step(stop)
+        self.checkpoint()
+
+    def finished(self) -> bool:
+        """Whether the run has ended early."""
+        return bool(self.recipe.patience) and self.position.worse >= self.recipe.patience
+
+    def after_step(self, stop: StopRequest) -> None:
+        """What is due after a step, in an order that a continued run repeats."""
+        step = self.position.step
+        for listener in self.listeners:
+            listener.stepped(step)
+        if step % self.recipe.log_every == 0 or step == self.steps:
+            self.record_training()
+        if self.evaluation_due():
+            self.evaluate(stop)
+        asked, due = self.agreement(stop)
+        if due or asked:
+            self.checkpoint()
+        if asked and step < self.steps:
+            self.interrupt(asked)
+
+    def interrupt(self, number: int) -> None:
+        raise Interrupted(
+            f"stopped after step {self.position.step} of {self.steps}; "
+            f"continue with `vit train --resume {self.folder}`",
+            number,
+        )
+
+    def agreement(self, stop: StopRequest) -> tuple[int, bool]:
+        """The signal that asks to stop, and whether a checkpoint is due: the same in all processes."""
+        every = self.recipe.checkpoint_steps
+        due = bool(every) and self.position.step % every == 0
+        if self.processes.alone:
+            return stop.number, due or self.clock.since_checkpoint() > self.recipe.checkpoint_seconds
+        if self.position.step % MEETING_STEPS and self.position.step < self.steps:
+            return 0, due
+        late = self.processes.first and self.clock.since_checkpoint() > self.recipe.checkpoint_seconds
+        word = self.processes.greatest(2 * stop.number + late)
+        return word // 2, due or bool(word % 2)
+
+    def evaluation_due(self) -> bool:
+        every = max(1, round(self.recipe.evaluate_every * self.batches.per_epoch))
+        return self.position.step % every == 0 or self.position.step == self.steps
+
+    def settle(self) -> None:
+        """Read what the steps gave since the last time, from all processes; a loss that is no number ends the run."""
+        if not self.sums:
+            return
+        rows = self.processes.added_up(torch.stack(self.sums)).tolist()
+        first = self.position.step - len(rows)
+        self.sums.clear()
+        for number, row in enumerate(rows):
+            if row[0] != row[0] or abs(row[0]) == float("inf"):
+                self.stop_at(first + number, f"the loss of step {first + number + 1} is not a finite number")
+        self.position.pending += rows
+
+    def stop_at(self, step: int, what: str) -> None:
+        keys = self.batches.keys(step)
+        shown = ", ".join(keys[:8]) + (f" and {len(keys) - 8} more" if len(keys) > 8 else "")
+        found = self.checkpoints.all()
+        kept = f"the last good checkpoint is {found[-1]}" if found else "there is no checkpoint yet"
+        raise TrainingError(
+            f"{what}; the batch was {shown}; {kept}; try a lower rate, clip=1, or precision=float32 or bfloat16"
+        )
+
+    def record_training(self) -> None:
+        self.settle()
+        loss, right, pictures = (sum(column) for column in zip(*self.position.pending))
+        self.position.pending.clear()
+        seconds = self.clock.lap()
+        self.record(
+            "train",
+            loss=loss / pictures,
+            top1=100 * right / pictures,
+            rate=self.stepper.schedule.rate_at(self.position.step - 1),
+            images_per_second=round(pictures / max(seconds, 1e-9), 1),
+        )
+
+    def record(self, split: str, **values: float) -> None:
+        step = self.position.step
+        place: Line = {"step": step, "epoch": step / self.batches.per_epoch, "split": split}
+        if self.journal is not None:
+            self.journal.record(place | values | {"seconds": round(self.clock.total(), 2)})
+
+    def evaluate(self, stop: StopRequest) -> None:
+        """Measure the weights that are used, and keep them if they are the best so far."""
+        self.settle()
+        try:
+            with self.clock.paused(), self.averaged():
+                self.measures = self.measured(stop)
+                self.record("val", **self.measures.scalars())
+                self.judge(self.measures)
+        except EvaluationCut:
+            self.checkpoint()
+            self.interrupt(stop.number)
+        self.position.evaluated = self.position.step
+
+    def averaged(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.state.average is None else self.state.average.in_place()
+
+    def measured(self, stop: StopRequest) -> Measures:
+        return measure(
+            self.state.model,
+            self.unless_stopped(stop),
+            classes=self.state.model.config.classes,
+            device=self.processes.device,
+            dtype=DTYPES[self.recipe.precision],
+            mistakes=SHOWN_MISTAKES,
+            all_ranks=not self.processes.alone,
+        )
+
+    def unless_stopped(self, stop: StopRequest) -> Iterator[Batch]:
+        """The validation batches; a lone process that is asked to stop does not evaluate to the end."""
+        for batch in self.validation.batches(0):
+            if stop.number and self.processes.alone:
+                raise EvaluationCut
+            self.position.unreadable.update(batch.unreadable)
+            yield batch
+
+    def judge(self, measures: Measures) -> None:
+        """Compare with the best evaluation so far."""
+        position = self.position
+        value = measures.top1 if self.recipe.monitor == "top1" else -measures.loss
+        if position.best is not None and value <= position.best:
+            position.worse += 1
+            return
+        position.best, position.best_step, position.worse = value, position.step, 0
+        if self.recipe.final == "best" or self.recipe.patience:
+            self.save_model(self.folder / "best")
+
+    def save_model(self, folder: Path) -> None:
+        """The model as it now is, gathered from all processes, as a native folder."""
+        tensors = gathered(dict(self.state.model.state_dict()))
+        if self.processes.first:
+            save(assemble(empty(self.state.model.config), tensors, Description.of(self.state.model)), folder)
+        self.processes.wait()
+
+    def take_best(self) -> None:
+        """Put the weights of the best evaluation into the model."""
+        weights = {name: parameter.detach() for name, parameter in self.state.model.named_parameters()}
+        read_tensors(self.folder / "best", weights, self.processes)
+
+    def checkpoint(self) -> None:
+        """Keep all that is needed to go on from here, if it is worth keeping."""
+        self.settle()
+        if not self.state.finite():
+            step = self.position.step
+            self.stop_at(step - 1, f"the weights after step {step} are not finite numbers")
+        self.state.describe(self.position)
+        self.position.unreadable = self.processes.united(self.position.unreadable)
+        self.position.seconds = self.clock.total()
+        self.position.journal_bytes = self.journal.kept_bytes() if self.journal is not None else 0
+        self.checkpoints.write(self.position.step, self.state.tensors(), self.position.to_json())
+        self.clock.checkpointed()
+
+
+class EvaluationCut(Exception):
+    """An evaluation that a signal has cut short."""

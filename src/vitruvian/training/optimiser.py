@@ -1,0 +1,105 @@
+"""The optimiser of a run: which parameters learn, how fast each, and which decay."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitruvian.errors import ConfigError, UnknownNameError
+from vitruvian.model.build import Model
+from vitruvian.model.vit import ViT
+from vitruvian.training.recipe import Recipe
+
+MOMENTS = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
+"""What each optimiser remembers of a parameter, beside the number of steps."""
+
+
+def freeze(model: Model, patterns: tuple[str, ...]) -> None:
+    """Stop the parameters whose names match from learning."""
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise UnknownNameError("parameters to freeze", pattern, names, see="(* stands for anything)")
+    for name, parameter in model.named_parameters():
+        if any(fnmatchcase(name, pattern) for pattern in patterns):
+            parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(f"freeze={list(patterns)} leaves nothing that learns")
+
+
+def learning(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters that learn, by name."""
+    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+
+
+def optimiser_for(model: Model, recipe: Recipe) -> torch.optim.Optimizer:
+    """The optimiser, its parameters in groups of one decay and one `scale` of the rate."""
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in learning(model):
+        decays = recipe.decay_on == "all" or is_kernel(name, parameter)
+        key = (decay_of(recipe) if decays else 0.0, recipe.layer_decay ** layers_above(model, name))
+        groups.setdefault(key, []).append(parameter)
+    rows: list[dict[str, Any]] = [
+        {"params": parameters, "weight_decay": decay, "scale": scale} for (decay, scale), parameters in groups.items()
+    ]
+    if recipe.optimiser == "sgd":
+        return torch.optim.SGD(rows, lr=recipe.rate, momentum=recipe.momentum, fused=True)
+    kind = torch.optim.AdamW if recipe.optimiser == "adamw" else torch.optim.Adam
+    return kind(rows, lr=recipe.rate, betas=recipe.betas, fused=True)
+
+
+def is_kernel(name: str, parameter: Tensor) -> bool:
+    """The matrix of a dense layer or a convolution: no bias, norm, position or token."""
+    return name.endswith(".weight") and parameter.dim() >= 2
+
+
+def decay_of(recipe: Recipe) -> float:
+    """PyTorch's weight decay, which it multiplies by the rate."""
+    return recipe.weight_decay if recipe.decay_times_rate else recipe.weight_decay / recipe.rate
+
+
+def layers_above(model: Model, name: str) -> int:
+    """Layers between a parameter and the head: 0 for the head, one more than all blocks for the embedding."""
+    if isinstance(model, ViT):
+        count, first, layer = len(model.blocks), "embed.", r"blocks\.(\d+)\."
+    else:
+        count, first, layer = len(model.stages), "root.", r"stages\.(\d+)\."
+    if name.startswith(first):
+        return count + 1
+    match = re.match(layer, name)
+    return count - int(match.group(1)) if match else 0
+
+
+def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimiser.param_groups:
+        group["lr"] = rate * group["scale"]
+
+
+def moments(optimiser: torch.optim.Optimizer, model: nn.Module, kind: str) -> dict[str, Tensor]:
+    """What the optimiser remembers, by kind and name of the parameter, made of zeros where there is nothing yet."""
+    found = {}
+    for name, parameter in learning(model):
+        state = optimiser.state[parameter]
+        for moment in MOMENTS[kind]:
+            if state.get(moment) is None:
+                state[moment] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            found[f"{moment}.{name}"] = state[moment]
+        if kind != "sgd" and "step" not in state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+    return found
+
+
+def steps_taken(optimiser: torch.optim.Optimizer) -> int:
+    """Updates so far; with float16 fewer than steps of the run, because overflowing ones are left out."""
+    return max((int(state["step"].item()) for state in optimiser.state.values() if "step" in state), default=0)
+
+
+def set_steps_taken(optimiser: torch.optim.Optimizer, count: int) -> None:
+    for state in optimiser.state.values():
+        if "step" in state:
+            state["step"].fill_(count)

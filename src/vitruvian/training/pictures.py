@@ -1,0 +1,165 @@
+"""The pictures of a run: which are for training and which for validation, and loaders of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from vitruvian.config import Preprocess, Size
+from vitruvian.data.augment import Augment, training_view
+from vitruvian.data.decode import decode
+from vitruvian.data.loader import Batch, Loader
+from vitruvian.data.preprocess import view
+from vitruvian.data.sources import Picture, Source, hold_out, open_source
+from vitruvian.errors import ConfigError
+from vitruvian.training.distributed import Processes
+from vitruvian.training.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationView:
+    """`view(picture, rng)` is what the model sees of a picture outside training; it is not random."""
+
+    preprocess: Preprocess
+
+    def __call__(self, picture: Picture, rng: np.random.Generator) -> Tensor:
+        image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
+        return view(decode(image), self.preprocess)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pictures:
+    """The two parts of a data set that a run uses."""
+
+    name: str
+    train: Source
+    validation: Source
+    validation_is: str
+    """What the validation pictures are, in words."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.train.classes
+
+
+def pictures_for(data: str | Path, recipe: Recipe) -> Pictures:
+    """The pictures to train on and to validate with.
+
+    The split `val`, or else `test`, or else a share of each class held out. A run that chooses its weights by
+    validation never does so on `test`.
+    """
+    found = open_source(data)
+    chooses = recipe.patience > 0 or recipe.final == "best"
+    name = "val" if "val" in found.splits else "" if chooses else "test" if "test" in found.splits else ""
+    if name:
+        return Pictures(
+            name=found.name,
+            train=found.train,
+            validation=found.splits[name],
+            validation_is=f"the split {name!r}",
+            notes=found.notes,
+        )
+    train, held = hold_out(found.train, recipe.hold_out, recipe.seed)
+    return Pictures(
+        name=found.name,
+        train=train,
+        validation=held,
+        validation_is=f"{recipe.hold_out:.0%} of each class, held out",
+        notes=found.notes,
+    )
+
+
+class TrainingBatches:
+    """The batches of a run in order, at the resolution that the recipe has for each step."""
+
+    def __init__(self, source: Source, recipe: Recipe, augment: Augment, processes: Processes) -> None:
+        self.source, self.recipe, self.augment, self.processes = source, recipe, augment, processes
+        self._size: Size | None = None
+        self._loader = self.loader(augment.image_size)
+        self.per_epoch = self._loader.steps_per_epoch
+        """Steps of an epoch."""
+        self.total = recipe.steps or max(1, round(recipe.epochs * self.per_epoch))
+        """Steps of the whole run."""
+
+    def size_at(self, step: int) -> Size:
+        """Rows and columns of the views in a step."""
+        size = self.augment.image_size
+        for share, side in self.recipe.resolutions:
+            if step >= round(share * self.total):
+                size = (side, side)
+        return size
+
+    def loader(self, size: Size) -> Loader:
+        """The loader for views of this size; there is one at a time."""
+        if size != self._size:
+            self.close()
+            recipe, processes = self.recipe, self.processes
+            self._loader = Loader(
+                self.source,
+                view=training_view(self.augment.replace(image_size=size)),
+                batch_size=recipe.batch_size,
+                training=True,
+                seed=recipe.seed,
+                workers=recipe.workers,
+                rank=processes.rank,
+                world=processes.world,
+                sampling=recipe.sampling,
+                repeats=recipe.repeats,
+                max_unreadable=recipe.max_unreadable,
+            )
+            self._size = size
+        return self._loader
+
+    def from_step(self, start: int) -> Iterator[Batch]:
+        """The batches of step `start` and all later ones, as an unbroken run has them."""
+        step = start
+        while step < self.total:
+            epoch, number = divmod(step, self.per_epoch)
+            end = min(self.total, (epoch + 1) * self.per_epoch, *self._changes_after(step))
+            loader = self.loader(self.size_at(step))
+            yield from islice(loader.batches(epoch, start=number), end - step)
+            step = end
+
+    def _changes_after(self, step: int) -> list[int]:
+        changes = [round(share * self.total) for share, _ in self.recipe.resolutions]
+        return [change for change in changes if change > step]
+
+    def keys(self, step: int) -> list[str]:
+        """What to call the pictures of this process in a step."""
+        examples, _ = self._loader.plan.batch(*divmod(step, self.per_epoch))
+        return [self.source.key(int(index)) for index in examples]
+
+    def close(self) -> None:
+        if self._size is not None:
+            self._loader.close()
+
+
+def validation_loader(source: Source, recipe: Recipe, preprocess: Preprocess, processes: Processes) -> Loader:
+    return Loader(
+        source,
+        view=EvaluationView(preprocess),
+        batch_size=recipe.evaluate_batch_size or recipe.batch_size,
+        training=False,
+        workers=recipe.workers,
+        rank=processes.rank,
+        world=processes.world,
+        max_unreadable=recipe.max_unreadable,
+    )
+
+
+def fitting_batch_size(recipe: Recipe, pictures: int, world: int) -> int:
+    """The recipe's batch size, or the largest that so few pictures fill."""
+    unit = world * recipe.repeats // np.gcd(world, recipe.repeats)
+    if recipe.batch_size <= pictures:
+        return recipe.batch_size
+    fitting = int(pictures // unit * unit)
+    if not fitting:
+        raise ConfigError(f"{pictures} pictures to train on are too few for {world} processes")
+    return fitting

@@ -1,0 +1,171 @@
+"""What a run would do, and what it would cost: counted from its settings, measured on a few of its own steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitruvian.config import Size
+from vitruvian.cost import multiply_adds, parameters
+from vitruvian.evaluation.page import duration
+from vitruvian.training.choose import chosen_recipe
+from vitruvian.training.distributed import joined
+from vitruvian.training.optimiser import MOMENTS
+from vitruvian.training.pictures import fitting_batch_size, pictures_for, validation_loader
+from vitruvian.training.recipe import Recipe
+from vitruvian.training.timing import Timing, measured_evaluation, measured_steps
+from vitruvian.training.train import Prepared, prepare
+
+NUMBER_BYTES = 4
+"""Of a weight and of what the optimiser remembers of it: float32 in every precision."""
+BACKWARD = 2
+"""A backward pass is two products where the forward pass is one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """A run before it begins."""
+
+    model: str
+    data: str
+    device: str
+    classes: int
+    training_pictures: int
+    validation_pictures: int
+    image_size: Size
+    parameters: int
+    learning: int
+    """Parameters that are not frozen."""
+    multiply_adds: int
+    """One picture, forward."""
+    run_multiply_adds: int
+    """The whole training, forward and backward, without evaluations."""
+    batch_size: int
+    steps: int
+    epochs: float
+    evaluations: int
+    weight_bytes: int
+    """Weights, what the optimiser remembers of them, and their mean."""
+    step_bytes: int
+    """What a step adds at its peak: gradients and activations."""
+    measured_steps: int
+    step_seconds: float
+    training_seconds: float
+    evaluation_seconds: float
+    """All evaluations together."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """At the peak, beside the few hundred MB of Python, PyTorch and the processes that read pictures."""
+        return self.weight_bytes + self.step_bytes
+
+    @property
+    def seconds(self) -> float:
+        return self.training_seconds + self.evaluation_seconds
+
+    def to_json(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "memory_bytes": self.memory_bytes, "seconds": self.seconds}
+
+
+def plan(
+    data: str | Path,
+    *,
+    recipe: str | Path | Recipe | None = None,
+    model: str | None = None,
+    weights: str | Path | None = None,
+    settings: Sequence[str] = (),
+    seconds: float = 10.0,
+) -> Plan:
+    """The plan of the run that `train` would make of the same arguments; writes nothing.
+
+    Takes real steps on real pictures for about so many seconds, but at least two of them.
+    """
+    chosen = chosen_recipe(data, recipe, model=model, weights=weights, settings=settings)
+    with joined(chosen.device) as processes:
+        pictures = pictures_for(data, chosen)
+        chosen = chosen.replace(batch_size=fitting_batch_size(chosen, len(pictures.train), processes.world))
+        prepared = prepare(chosen, pictures, processes)
+        with closing(prepared.batches):
+            timing = measured_steps(prepared.stepper, prepared.batches.from_step(0), seconds=seconds)
+        with validation_loader(pictures.validation, chosen, prepared.model.preprocess, processes) as loader:
+            picture_seconds = measured_evaluation(
+                prepared.model, loader.batches(0), classes=len(pictures.classes), device=processes.device
+            )
+        return put_together(prepared, timing, picture_seconds)
+
+
+def put_together(prepared: Prepared, timing: Timing, picture_seconds: float) -> Plan:
+    """The plan from what was counted and measured; steps at other resolutions take more or less as their work does."""
+    recipe, batches, config = prepared.recipe, prepared.batches, prepared.model.config
+    learning = sum(p.numel() for p in prepared.model.parameters() if p.requires_grad)
+    count = parameters(config)
+    starts = stage_starts(prepared)
+    works = [step_work(prepared, step) for step in starts]
+    run_work = sum(work * (end - start) for work, start, end in zip(works, starts, [*starts[1:], batches.total]))
+    copies = len(MOMENTS[recipe.optimiser]) + (recipe.average != "none")
+    evaluations = -(-batches.total // max(1, round(recipe.evaluate_every * batches.per_epoch)))
+    return Plan(
+        model=recipe.weights or recipe.model,
+        data=prepared.pictures.name,
+        device=str(batches.processes.device),
+        classes=len(prepared.pictures.classes),
+        training_pictures=len(prepared.pictures.train),
+        validation_pictures=len(prepared.pictures.validation),
+        image_size=config.image_size,
+        parameters=count,
+        learning=learning,
+        multiply_adds=multiply_adds(config),
+        run_multiply_adds=run_work,
+        batch_size=recipe.batch_size,
+        steps=batches.total,
+        epochs=batches.total / batches.per_epoch,
+        evaluations=evaluations,
+        weight_bytes=NUMBER_BYTES * (count + learning * copies),
+        step_bytes=round(timing.step_bytes * max(works) / works[0]),
+        measured_steps=timing.steps,
+        step_seconds=timing.step_seconds,
+        training_seconds=timing.step_seconds * run_work / works[0],
+        evaluation_seconds=evaluations * len(prepared.pictures.validation) * picture_seconds,
+    )
+
+
+def stage_starts(prepared: Prepared) -> list[int]:
+    """The steps at which the resolution changes, with the first."""
+    total = prepared.batches.total
+    changes = {round(share * total) for share, _ in prepared.recipe.resolutions}
+    return sorted({0} | {step for step in changes if step < total})
+
+
+def step_work(prepared: Prepared, step: int) -> int:
+    """Multiply-adds of a step; tokens that are left out save their share."""
+    one = multiply_adds(prepared.model.config, prepared.batches.size_at(step))
+    return round(one * (1 + BACKWARD) * prepared.recipe.batch_size * (1 - prepared.recipe.drop_tokens))
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """The plan as people read it, a line for each fact."""
+    frozen = plan.parameters - plan.learning
+    rows, columns = plan.image_size
+    facts = {
+        "model": f"{plan.model}, {rows}x{columns} pixels, {plan.classes:,} classes",
+        "parameters": f"{plan.parameters / 1e6:,.2f} million"
+        + (f", {frozen / 1e6:,.2f} of them frozen" if frozen else ""),
+        "data": f"{plan.data}: {plan.training_pictures:,} to train on, {plan.validation_pictures:,} held out",
+        "steps": f"{plan.steps:,} of {plan.batch_size:,} pictures: {plan.epochs:,.4g} epochs",
+        "evaluations": f"{plan.evaluations:,}",
+        "multiply-adds": f"{plan.multiply_adds:.3g} a picture, {plan.run_multiply_adds:.3g} for the whole training",
+        "memory": f"about {size(plan.memory_bytes)}: weights and optimiser {size(plan.weight_bytes)}, "
+        f"a step {size(plan.step_bytes)}",
+        "time": f"about {duration(plan.seconds)} on {plan.device}: {plan.step_seconds:.3g} s a step "
+        f"(measured on {plan.measured_steps}), evaluations {duration(plan.evaluation_seconds)}",
+    }
+    width = max(map(len, facts)) + 2
+    return [f"{name:{width}}{fact}" for name, fact in facts.items()]
+
+
+def size(count: int) -> str:
+    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"

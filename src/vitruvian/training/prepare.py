@@ -1,0 +1,126 @@
+"""The model that a run begins with: from nothing or from weights, with its labels and its view."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from vitruvian.catalog import resolve
+from vitruvian.config import ModelConfig, Preprocess, ResNetConfig, ViTConfig
+from vitruvian.data.augment import Augment
+from vitruvian.errors import ConfigError, UnknownNameError
+from vitruvian.model.build import Model, build, empty
+from vitruvian.model.vit import ViT
+from vitruvian.training.optimiser import freeze
+from vitruvian.training.recipe import Recipe
+from vitruvian.weights.description import Description
+from vitruvian.weights.load import load
+
+REGULARISERS = {"dropout", "attention_dropout", "stochastic_depth"}
+"""Settings of a model that can change without changing its weights."""
+
+
+def model_for(recipe: Recipe, labels: Sequence[str]) -> Model:
+    """The model of a recipe for these classes, ready to train."""
+    model = from_weights(recipe, labels) if recipe.weights else from_nothing(recipe, labels)
+    model.labels = tuple(labels)
+    model.preprocess = view_of(recipe, model)
+    freeze(model, recipe.freeze)
+    set_options(model, recipe)
+    return model.train()
+
+
+def model_again(description: Description, recipe: Recipe) -> Model:
+    """The model of a run that goes on, without what it started from; a checkpoint will fill it."""
+    model = build(description.config)
+    model.labels, model.origin, model.preprocess = description.labels, description.origin, description.preprocess
+    freeze(model, recipe.freeze)
+    set_options(model, recipe)
+    return model.train()
+
+
+def config_of(recipe: Recipe, classes: int) -> ModelConfig:
+    """The settings of a model that starts from nothing."""
+    changes = dict(recipe.architecture) | {"classes": classes}
+    if recipe.image_size:
+        changes["image_size"] = (recipe.image_size, recipe.image_size)
+    return changed_config(resolve(recipe.model), changes)
+
+
+def changed_config(config: ModelConfig, changes: Mapping[str, Any]) -> ModelConfig:
+    known = config.to_json()
+    for key in changes:
+        if key not in known:
+            raise UnknownNameError("setting", f"architecture.{key}", [f"architecture.{name}" for name in known])
+    return config.replace(**changes)
+
+
+def from_nothing(recipe: Recipe, labels: Sequence[str]) -> Model:
+    model = build(config_of(recipe, len(labels)), seed=recipe.seed)
+    start_head(model, recipe.head_bias)
+    half = (0.5,) * model.config.channels
+    model.preprocess = Preprocess(image_size=resolve(recipe.model).image_size, mean=half, std=half)
+    model.origin = f"trained from nothing with {recipe.model}"
+    return model
+
+
+def from_weights(recipe: Recipe, labels: Sequence[str]) -> Model:
+    """The weights, with their own head where it is for the same classes, else with a fresh one."""
+    size = recipe.image_size or None
+    model = load(recipe.weights, image_size=size)
+    origin = model.origin
+    if model.labels != tuple(labels):
+        model = load(recipe.weights, image_size=size, classes=len(labels), head="new")
+        start_head(model, recipe.head_bias)
+    others = set(recipe.architecture) - REGULARISERS
+    if others:
+        raise ConfigError(
+            f"architecture.{min(others)} cannot change what weights already have; "
+            f"with weights, only {', '.join(sorted(REGULARISERS))} can"
+        )
+    if recipe.architecture:
+        preprocess = model.preprocess
+        changed = empty(changed_config(model.config, recipe.architecture))
+        changed.load_state_dict(model.state_dict(), assign=True)
+        model = changed.requires_grad_(True)
+        model.preprocess = preprocess
+    model.origin = f"trained from {recipe.weights}" + (f" ({origin})" if origin else "")
+    return model
+
+
+def start_head(model: Model, bias: float) -> None:
+    if bias and model.head is not None:
+        with torch.no_grad():
+            model.head.bias.fill_(bias)
+
+
+def view_of(recipe: Recipe, model: Model) -> Preprocess:
+    """The evaluation view: that of the weights or of the model's name, with the recipe's changes, at this size."""
+    return model.preprocess.replace(**recipe.view).at(model.config.image_size)
+
+
+def augment_of(recipe: Recipe, preprocess: Preprocess) -> Augment:
+    """The training views: the recipe's, at the size and in the values of the evaluation view."""
+    return recipe.augment.replace(
+        image_size=preprocess.image_size, mean=preprocess.mean, std=preprocess.std, output="uint8"
+    )
+
+
+def set_options(model: Model, recipe: Recipe) -> None:
+    """What makes training cheaper, on the model."""
+    if isinstance(model, ViT):
+        model.drop_tokens = recipe.drop_tokens
+        model.checkpoint_activations = recipe.checkpoint_activations
+    elif recipe.drop_tokens or recipe.checkpoint_activations:
+        raise ConfigError("drop_tokens and checkpoint_activations are for Vision Transformers, not for a ResNet")
+    for _, side in recipe.resolutions:
+        check_side(model.config, side)
+
+
+def check_side(config: ModelConfig, side: int) -> None:
+    if isinstance(config, ViTConfig):
+        config.grid_of((side, side))
+    else:
+        assert isinstance(config, ResNetConfig)

@@ -1,0 +1,161 @@
+"""The settings of one training run: what a recipe file holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from vitruvian.config import Settings, check_range
+from vitruvian.data.augment import Augment
+from vitruvian.data.sampling import Sampling
+from vitruvian.errors import ConfigError
+
+OptimiserName = Literal["adam", "adamw", "sgd"]
+ScheduleName = Literal["constant", "linear", "cosine", "rsqrt"]
+LossName = Literal["softmax", "sigmoid"]
+AverageName = Literal["none", "ema", "polyak"]
+Precision = Literal["float32", "bfloat16", "float16"]
+Parallel = Literal["ddp", "fsdp"]
+Monitor = Literal["top1", "loss"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe(Settings):
+    """Everything that decides a run except the data and the number of processes."""
+
+    about: str = ""
+    """What the recipe is for, in a line."""
+    command: str = ""
+    time: str = ""
+    """How long it should take, and on what."""
+    result: str = ""
+    """What it should reach."""
+
+    model: str = "ViT-S/16"
+    """Name in the catalogue; `weights` say their own."""
+    weights: str = ""
+    """What to start from: a file, a folder or a published name; empty starts from nothing."""
+    image_size: int = 0
+    """Side in pixels; 0 is the model's own."""
+    architecture: Mapping[str, Any] = field(default_factory=dict)
+    """Other settings of the model than its own, by name (see ViTConfig)."""
+    view: Mapping[str, Any] = field(default_factory=dict)
+    """Other settings of the evaluation view than its own, by name (see Preprocess)."""
+    head_bias: float = 0.0
+    """Where the biases of a fresh head start; the paper takes -10 with 21k classes."""
+    freeze: tuple[str, ...] = ()
+    """Patterns of parameter names that do not learn, such as `embed.*` or `blocks.[0-5].*`."""
+
+    epochs: float = 0.0
+    steps: int = 0
+    """Either epochs or steps."""
+    batch_size: int = 128
+    """Pictures in a step over all processes."""
+    accumulate: int = 1
+    """Parts in which a process works through its share of a batch, to need less memory."""
+    seed: int = 0
+
+    optimiser: OptimiserName = "adamw"
+    """`adamw` keeps weight decay out of the gradient, `adam` and `sgd` add it."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    momentum: float = 0.9
+    """Of SGD."""
+    rate: float = 1e-3
+    """The highest learning rate."""
+    schedule: ScheduleName = "cosine"
+    warmup: float = 0.0
+    """Steps in which the rate rises from 0; below 1 their share of all steps."""
+    end_rate: float = 0.0
+    """Where a linear or cosine schedule ends."""
+    cooldown: float = 0.0
+    """Steps at the end in which a constant or reciprocal-root rate falls to `end_rate`; below 1 a share."""
+    timescale: float = 10_000.0
+    """Steps after which a reciprocal-root rate has fallen to 0.71 of its height."""
+    weight_decay: float = 0.0
+    decay_times_rate: bool = True
+    """False: a step takes `weight_decay` off the weights at the highest rate, as in big_vision, whatever that rate."""
+    decay_on: Literal["kernels", "all"] = "kernels"
+    """`kernels`: the matrices of dense layers and convolutions alone."""
+    layer_decay: float = 1.0
+    """Factor of the rate from each layer to the one before it."""
+    clip: float = 0.0
+    """Longest gradient; 0 for any."""
+
+    loss: LossName = "softmax"
+    """`sigmoid` asks for each class on its own, and sums over them."""
+    smoothing: float = 0.0
+    """Share of each label that is spread over all classes."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """`balanced`: a picture counts more the rarer its class is, one in the mean."""
+    sampling: Sampling = "uniform"
+    """`balanced`: every class comes up equally often."""
+    augment: Augment = field(default_factory=Augment)
+    """Training views; their size, mean and deviation are those of the evaluation view."""
+    repeats: int = 1
+    """Views of each picture in a batch."""
+    hold_out: float = 0.1
+    """Share of each class held out for validation where the data has no such split."""
+    max_unreadable: float = 0.01
+    """Share of pictures that may be unreadable before the run stops."""
+
+    average: AverageName = "none"
+    """`ema`: an exponential mean of the weights; `polyak`: their plain mean. The mean is what is evaluated and used."""
+    average_decay: float = 0.9999
+    """Of `ema`; less in the first steps."""
+    average_start: float = 0.5
+    """Share of the run after which `polyak` begins."""
+
+    precision: Precision = "float32"
+    """What autocast computes in; weights stay float32."""
+    checkpoint_activations: bool = False
+    compile: bool = False
+    drop_tokens: float = 0.0
+    """Share of patch tokens left out while training."""
+    resolutions: tuple[tuple[float, int], ...] = ()
+    """Pairs of a share of the run and the side in pixels from there on; before and without them, `image_size`."""
+
+    evaluate_every: float = 1.0
+    """In epochs; the last step is always evaluated."""
+    evaluate_batch_size: int = 0
+    """0: as in training."""
+    monitor: Monitor = "top1"
+    """What the best evaluation is best in."""
+    patience: int = 0
+    """Evaluations without a better one after which the run ends early; 0 for never."""
+    final: Literal["last", "best"] = "last"
+    """Which weights become the model; `best` needs pictures apart from the test split, and holds some out."""
+
+    log_every: int = 10
+    """Steps that a line of metrics covers."""
+    checkpoint_seconds: float = 120.0
+    checkpoint_steps: int = 0
+    """Also every so many steps; 0 leaves it to the clock."""
+    keep_checkpoints: int = 2
+    workers: int = 2
+    """Processes that read pictures; the result does not depend on them."""
+    parallel: Parallel = "ddp"
+    """Under torchrun: copies of the model (`ddp`), or one in parts (`fsdp`)."""
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if (self.epochs > 0) == (self.steps > 0) or self.epochs < 0 or self.steps < 0:
+            raise ConfigError(f"a recipe has epochs or steps, not epochs={self.epochs:g} and steps={self.steps}")
+        for name in ("batch_size", "accumulate", "repeats", "log_every", "keep_checkpoints", "timescale"):
+            check_range(name, getattr(self, name), 1)
+        for name in ("image_size", "warmup", "cooldown", "end_rate", "weight_decay", "clip", "workers", "seed"):
+            check_range(name, getattr(self, name), 0)
+        for name in ("patience", "evaluate_batch_size", "checkpoint_steps", "checkpoint_seconds"):
+            check_range(name, getattr(self, name), 0)
+        for name in ("smoothing", "max_unreadable", "average_start", "momentum"):
+            check_range(name, getattr(self, name), 0.0, 1.0)
+        for name in ("average_decay", "layer_decay"):
+            check_range(name, getattr(self, name), 1e-6, 1.0)
+        for name, least, most in (("drop_tokens", 0.0, 0.95), ("hold_out", 0.001, 0.9), ("evaluate_every", 1e-6, 1e9)):
+            check_range(name, getattr(self, name), least, most)
+        if self.rate <= 0:
+            raise ConfigError(f"rate={self.rate} is not above 0")
+        if not self.decay_times_rate and self.optimiser != "adamw":
+            raise ConfigError(f"decay_times_rate=false is for optimiser='adamw', not for {self.optimiser!r}")
+        if [share for share, _ in self.resolutions] != sorted({share for share, _ in self.resolutions}):
+            raise ConfigError(f"resolutions={self.resolutions} do not begin one after the other")

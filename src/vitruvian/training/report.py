@@ -1,0 +1,98 @@
+"""The report of a run: one HTML file with curves, confusions, mistakes, data problems and settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitruvian.data.doctor.classes import small_classes, uneven_classes
+from vitruvian.data.sources.base import Source
+from vitruvian.data.sources.subset import class_sizes
+from vitruvian.evaluation.metrics import Measures
+from vitruvian.evaluation.page import Html, columns, duration, facts, heading, notice, page, section, table, text, tiles
+from vitruvian.evaluation.sections import measure_sections, measure_tiles
+from vitruvian.training.curves import curves
+from vitruvian.training.environment import environment
+from vitruvian.training.journal import Line
+from vitruvian.training.run import Run
+from vitruvian.weights.store import install, staging
+
+MOST_UNREADABLE = 50
+"""Unreadable files that are listed one by one; the number tells of all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a run knows at its end beside what its folder holds; whatever is missing is left out of the report."""
+
+    train: Source
+    measures: Measures | None = None
+    """Of the model that the run gives, with the mistakes that are to be shown."""
+    held_out: Source | None = None
+    """What the measures were taken on; without it mistakes have no pictures."""
+    stopped: str = ""
+    """Why the run ended before its last step; empty if it did not."""
+
+
+def write_report(run: Run, outcome: Outcome) -> Path:
+    """Write `report.html` into the run's folder and give its path; an older one stays until the new is complete."""
+    target = run.folder / "report.html"
+    start = Path(run.recipe.weights).name or run.recipe.model
+    title = f"{start} on {Path(str(run.facts.get('data', 'unnamed data'))).name}"
+    with staging(target) as staged:
+        staged.write_text(page(title, sections(title, run, outcome)), encoding="utf-8")
+        install(staged, target)
+    return target
+
+
+def sections(title: str, run: Run, outcome: Outcome) -> Iterator[Html]:
+    lines, recorded = run.metrics(), run.facts
+    yield heading(title, progress(outcome, lines))
+    yield tiles(numbers(outcome, lines))
+    if outcome.stopped:
+        yield notice(f"The run ended early: {outcome.stopped}")
+    if outcome.measures is None:
+        yield notice("There were no held-out pictures to measure the model on, so its accuracy is not known.")
+    drawn = list(curves(lines))
+    if drawn:
+        note = "Training loss is the recipe's, with its views and mixing; on held-out pictures it is cross-entropy."
+        yield section("Curves", columns(*drawn), note=note)
+    if outcome.measures is not None:
+        yield from measure_sections(outcome.measures, outcome.train.classes, outcome.held_out)
+    yield section("Data", *data_problems(outcome.train, run.unreadable, recorded.get("notes", ())))
+    yield section("Settings", facts(run.recipe.to_json()))
+    yield section("Environment", facts(environment() | recorded.get("environment", {})))
+
+
+def progress(outcome: Outcome, lines: list[Line]) -> str:
+    """What the run did, in a line."""
+    data = f"{len(outcome.train):,} training pictures of {len(outcome.train.classes):,} classes"
+    if not lines:
+        return f"{data}; no step is on record"
+    return f"{data}, {lines[-1]['step']:,} steps, {lines[-1]['epoch']:.4g} epochs"
+
+
+def numbers(outcome: Outcome, lines: list[Line]) -> dict[str, str]:
+    values: dict[str, str] = {}
+    if outcome.measures is not None:
+        values = measure_tiles(outcome.measures)
+        values["held-out pictures"] = values.pop("pictures")
+    return values | ({"training time": duration(lines[-1]["seconds"])} if lines and "seconds" in lines[-1] else {})
+
+
+def data_problems(train: Source, unreadable: dict[str, str], notes: Iterable[str]) -> Iterator[Html]:
+    """What the data set left out, classes that are small or unequal, and files that could not be read."""
+    found = [Html(f"<p>{text(line)}</p>") for line in notes]
+    counts = class_sizes(train.labels(), len(train.classes))
+    for check in (small_classes, uneven_classes):
+        for finding in check(counts, train.classes, "train"):
+            examples = ", ".join(example.note for example in finding.examples)
+            advice = f'<span class="soft">{text(finding.advice)}</span>'
+            found.append(Html(f"<p>{text(finding.text)} ({text(examples)})<br>{advice}</p>"))
+    if unreadable:
+        shown = list(unreadable.items())[:MOST_UNREADABLE]
+        which = f"; the first {len(shown)}:" if len(unreadable) > len(shown) else ":"
+        found.append(Html(f"<p>{len(unreadable):,} pictures could not be read and were skipped{which}</p>"))
+        found.append(table(["file", "why"], shown))
+    yield from found or [Html("<p>Every picture could be read, and no class is small or far from the others.</p>")]

@@ -1,0 +1,99 @@
+"""The folder of a run: what is in it, for whoever reads it during or after training.
+
+`run.json` facts · `recipe.toml` the settings as run · `metrics.jsonl` · `checkpoints/` · `best/` the best weights so
+far, where the recipe chooses by validation · `unreadable.json` pictures that were skipped · `report.html` · `model/`
+the result, which is there when the run is over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitruvian.errors import TrainingError
+from vitruvian.model.build import Model
+from vitruvian.training.journal import Line, read_journal
+from vitruvian.training.recipe import Recipe
+from vitruvian.training.recipes import read_recipe, to_toml
+from vitruvian.weights.load import RUN_FILE, load
+from vitruvian.weights.store import sync
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run by its folder."""
+
+    folder: Path
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Run:
+        path = Path(folder).expanduser()
+        if not (path / RUN_FILE).is_file():
+            what = "not a training run: it has no run.json" if path.is_dir() else "no such folder"
+            raise TrainingError(f"{path}: {what}")
+        return cls(path)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """`data`, `classes`, sizes, `steps`, `parameters`, `environment` and so on."""
+        try:
+            facts = json.loads((self.folder / RUN_FILE).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise TrainingError(f"{self.folder / RUN_FILE}: not valid JSON: {error}") from error
+        if not isinstance(facts, dict):
+            raise TrainingError(f"{self.folder / RUN_FILE}: not a JSON object")
+        return facts
+
+    @property
+    def recipe(self) -> Recipe:
+        return read_recipe(self.folder / "recipe.toml")
+
+    def metrics(self, split: str | None = None) -> list[Line]:
+        """The lines of metrics.jsonl, or those of one split (`train`, `val`)."""
+        return [line for line in read_journal(self.metrics_path) if split in (None, line["split"])]
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / "model").is_dir()
+
+    @property
+    def unreadable(self) -> dict[str, str]:
+        """Pictures that were skipped, and why."""
+        path = self.folder / "unreadable.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+    def model(self) -> Model:
+        """The trained model."""
+        return load(self.folder)
+
+
+def create(folder: Path, recipe: Recipe, facts: dict[str, Any]) -> Run:
+    """The folder of a new run; refused where there is one, or anything else."""
+    if (folder / RUN_FILE).exists():
+        raise TrainingError(
+            f"{folder}: there is already a run; continue it with `vit train --resume {folder}`, or choose another --out"
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise TrainingError(f"{folder}: exists and is not empty; choose another --out")
+    try:
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        (folder / "recipe.toml").write_text(to_toml(recipe.to_json()), encoding="utf-8")
+        write_whole(folder / RUN_FILE, facts)
+    except OSError as error:
+        raise TrainingError(f"{folder}: cannot be written: {error.strerror}") from error
+    return Run(folder)
+
+
+def write_whole(path: Path, content: Any) -> None:
+    """Write JSON so that the file is either the old or the new one."""
+    staged = path.with_name(f".{path.name}.tmp")
+    staged.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    sync(staged)
+    os.replace(staged, path)

@@ -1,0 +1,107 @@
+"""One step of training: a batch in, changed weights and a loss out, with nothing read back from the device."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from vitruvian.data.augment import Augment, mix, normalise
+from vitruvian.data.loader import Batch
+from vitruvian.data.order import digest, generator_for
+from vitruvian.training.average import Average
+from vitruvian.training.distributed import Processes, without_exchange
+from vitruvian.training.losses import losses, picture_weights, right
+from vitruvian.training.optimiser import set_rate
+from vitruvian.training.recipe import Recipe
+from vitruvian.training.schedule import Schedule
+
+# B pictures, K classes
+
+DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Stepper:
+    """Takes steps; the randomness of each depends on the seed, the step and the process alone."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimiser: torch.optim.Optimizer,
+        recipe: Recipe,
+        *,
+        schedule: Schedule,
+        augment: Augment,
+        processes: Processes,
+        class_weights: Tensor | None = None,
+    ) -> None:
+        self.module, self.optimiser, self.recipe = module, optimiser, recipe
+        self.schedule, self.augment, self.processes = schedule, augment, processes
+        self.class_weights = None if class_weights is None else class_weights.to(processes.device)
+        self.dtype = DTYPES[recipe.precision]
+        self.scaler = torch.amp.GradScaler(processes.device.type, enabled=recipe.precision == "float16")
+        self.learning = [p for group in optimiser.param_groups for p in group["params"]]
+        self.average: Average | None = None
+        self.classes = 0
+
+    def take(self, batch: Batch, step: int) -> Tensor:
+        """Learn from a batch; the sums of losses, of right answers and of pictures, (3,) on the device."""
+        torch.manual_seed(seed_of(self.recipe.seed, step, self.processes.rank))
+        pixels, targets, weights = self.prepared(batch, step)
+        sums = torch.zeros(3, device=pixels.device)
+        sums[2] = len(pixels)
+        parts = min(self.recipe.accumulate, len(pixels))
+        chunks = zip(pixels.tensor_split(parts), targets.tensor_split(parts), weights.tensor_split(parts))
+        for number, (some, wanted, counting) in enumerate(chunks, 1):
+            with nullcontext() if number == parts else without_exchange(self.module):
+                loss, correct = self.learn(some, wanted, counting, len(pixels))
+            sums[0] += loss * len(pixels)
+            sums[1] += correct
+        self.update(step)
+        return sums
+
+    def prepared(self, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Normalised and perhaps mixed pixels, targets, and how much each picture counts, on the device."""
+        device = self.processes.device
+        pixels = normalise(batch.pixels.to(device, non_blocking=True), self.augment)
+        targets, own = batch.labels.to(device, non_blocking=True), batch.weights.to(device, non_blocking=True)
+        if self.augment.mixes:
+            pixels, targets = mix(
+                pixels,
+                targets,
+                classes=self.classes,
+                settings=self.augment,
+                rng=generator_for(self.recipe.seed, step, 0, 0, 0),  # the same in all processes
+                smoothing=self.recipe.smoothing,
+                repeats=self.recipe.repeats,
+            )
+        return pixels, targets, picture_weights(targets, own, self.class_weights)
+
+    def learn(self, pixels: Tensor, targets: Tensor, weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Add the gradients of a part of a batch of `count`; its share of the mean loss, and its right answers."""
+        with self.autocast():
+            logits = self.module(pixels)
+        loss = (losses(logits, targets, self.recipe.loss, self.recipe.smoothing) * weights).sum() / count
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        return loss.detach(), right(logits.detach(), targets)
+
+    def update(self, step: int) -> None:
+        """Change the weights by the gradients, clipped, at the rate of the step."""
+        set_rate(self.optimiser, self.schedule.rate_at(step))
+        if self.recipe.clip:
+            self.scaler.unscale_(self.optimiser)
+            nn.utils.clip_grad_norm_(self.learning, self.recipe.clip, foreach=True)
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        self.optimiser.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update(step)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        return nullcontext() if self.dtype is None else torch.autocast(self.processes.device.type, self.dtype)
+
+
+def seed_of(seed: int, step: int, rank: int) -> int:
+    """A seed that depends on all three."""
+    return int(digest(seed, step, rank, size=1, purpose=b"step")[0])

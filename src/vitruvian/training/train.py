@@ -1,0 +1,261 @@
+"""Training from start to end, and the continuation of a run that was interrupted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vitruvian.cost import parameters
+from vitruvian.data.augment import Augment
+from vitruvian.errors import TrainingError
+from vitruvian.model.build import Model
+from vitruvian.training.average import average_for
+from vitruvian.training.checkpoint import Checkpoints, read_position, read_tensors
+from vitruvian.training.choose import chosen_recipe
+from vitruvian.training.distributed import Processes, joined, replicated, shard
+from vitruvian.training.environment import environment
+from vitruvian.training.journal import Journal, Listener
+from vitruvian.training.loop import Loop
+from vitruvian.training.losses import balanced_weights
+from vitruvian.training.optimiser import optimiser_for
+from vitruvian.training.pictures import Pictures, TrainingBatches, fitting_batch_size, pictures_for, validation_loader
+from vitruvian.training.prepare import augment_of, model_again, model_for
+from vitruvian.training.recipe import Recipe
+from vitruvian.training.recipes import changed
+from vitruvian.training.report import Outcome, write_report
+from vitruvian.training.run import Run, create, write_whole
+from vitruvian.training.schedule import schedule_of
+from vitruvian.training.signals import StopRequest, stop_requests
+from vitruvian.training.state import Position, State
+from vitruvian.training.step import Stepper
+from vitruvian.weights.description import Description
+
+HARMLESS = {"workers", "checkpoint_seconds", "checkpoint_steps", "keep_checkpoints", "parallel", "device", "compile"}
+"""Settings that a continued run may change, because its weights do not depend on them (to within rounding)."""
+
+
+def train(
+    data: str | Path,
+    *,
+    recipe: str | Path | Recipe | None = None,
+    model: str | None = None,
+    weights: str | Path | None = None,
+    out: str | Path | None = None,
+    settings: Sequence[str] = (),
+    listeners: Sequence[Listener] = (),
+) -> Run:
+    """Train on the pictures in `data` and give back the finished run.
+
+    `recipe` is a name, a TOML file or a Recipe; without one it is chosen from the data. `model` is a name in the
+    catalogue, `weights` a file, folder or published name to start from. `settings` are changes such as
+    "epochs=20". The folder `out` must be new; without it, there is one in `runs/`. Under torchrun, all processes
+    call this.
+    """
+    plan = chosen_recipe(data, recipe, model=model, weights=weights, settings=settings)
+    with joined(plan.device) as processes:
+        plan, pictures = fitted(plan, pictures_for(data, plan), processes)
+        folder = Path(processes.agreed(str(out or free_folder(data)))).expanduser()
+        prepared = prepare(plan, pictures, processes, model_for(plan, pictures.classes))
+        problem = ""
+        if processes.first:
+            try:
+                create(folder, plan, facts_of(data, pictures, prepared))
+            except TrainingError as error:
+                problem = str(error)
+        problem = processes.agreed(problem)
+        if problem:
+            raise TrainingError(problem)
+        return carry_out(folder, prepared, processes, Position(), tuple(listeners))
+
+
+def resume(run: str | Path | Run, *, settings: Sequence[str] = (), listeners: Sequence[Listener] = ()) -> Run:
+    """Continue a run from its last checkpoint, in the middle of an epoch if need be; a finished one is left alone.
+
+    `settings` may change only what the result does not depend on, such as "workers=4".
+    """
+    opened = run if isinstance(run, Run) else Run.open(run)
+    if opened.finished:
+        return opened
+    for change in settings:
+        if change.partition("=")[0].strip() not in HARMLESS:
+            raise TrainingError(
+                f"{change!r} cannot be set for a run that goes on, only {', '.join(sorted(HARMLESS))}; start a new run"
+            )
+    facts, plan = opened.facts, changed(opened.recipe, settings)
+    with joined(plan.device) as processes:
+        pictures = pictures_for(facts["data"], plan)
+        check_same(facts, pictures)
+        found = Checkpoints(opened.folder / "checkpoints", processes).all()
+        if found:  # what the run started from may be gone
+            model = model_again(Description.from_json(facts.get("model"), f"{opened.folder}/run.json"), plan)
+        else:
+            model = model_for(plan, pictures.classes)
+        prepared, position = prepare(plan, pictures, processes, model), Position()
+        if found:
+            position = Position.from_json(read_position(found[-1]))
+            read_tensors(found[-1], prepared.state.tensors(), processes)
+            prepared.state.restore(position)
+        return carry_out(opened.folder, prepared, processes, position, tuple(listeners))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """All parts of a run, at its start."""
+
+    recipe: Recipe
+    pictures: Pictures
+    augment: Augment
+    model: Model
+    state: State
+    stepper: Stepper
+    batches: TrainingBatches
+
+
+def fitted(recipe: Recipe, pictures: Pictures, processes: Processes) -> tuple[Recipe, Pictures]:
+    """The recipe with a batch size that the pictures can fill, and a note where it had to change."""
+    size = fitting_batch_size(recipe, len(pictures.train), processes.world)
+    if size == recipe.batch_size:
+        return recipe, pictures
+    note = f"batch_size is {size}, not {recipe.batch_size}: there are no more pictures to train on"
+    return recipe.replace(batch_size=size), replace(pictures, notes=(*pictures.notes, note))
+
+
+def prepare(recipe: Recipe, pictures: Pictures, processes: Processes, model: Model | None = None) -> Prepared:
+    """The optimiser and the batches of a run around its model, by default that of the recipe."""
+    model = (model or model_for(recipe, pictures.classes)).to(processes.device)
+    augment = augment_of(recipe, model.preprocess)
+    batches = TrainingBatches(pictures.train, recipe, augment, processes)
+    shard(model, processes, recipe.parallel)
+    if recipe.compile:
+        model.compile()
+    optimiser = optimiser_for(model, recipe)
+    stepper = Stepper(
+        replicated(model, processes, recipe.parallel),
+        optimiser,
+        recipe,
+        schedule=schedule_of(recipe, batches.total),
+        augment=augment,
+        processes=processes,
+        class_weights=balanced_weights(pictures.train) if recipe.class_weights == "balanced" else None,
+    )
+    stepper.classes = len(pictures.classes)
+    stepper.average = average_for(model, recipe, batches.total)
+    state = State(model, optimiser, stepper.scaler, stepper.average, recipe)
+    return Prepared(
+        recipe=recipe,
+        pictures=pictures,
+        augment=augment,
+        model=model,
+        state=state,
+        stepper=stepper,
+        batches=batches,
+    )
+
+
+def carry_out(
+    folder: Path, prepared: Prepared, processes: Processes, position: Position, listeners: tuple[Listener, ...]
+) -> Run:
+    """Run the loop from a position to the end, and save the model."""
+    checkpoints = Checkpoints(folder / "checkpoints", processes, keep=prepared.recipe.keep_checkpoints)
+    checkpoints.clean()
+    heard = listeners if processes.first else ()
+    with ExitStack() as stack:
+        stack.callback(prepared.batches.close)
+        validation = stack.enter_context(
+            validation_loader(prepared.pictures.validation, prepared.recipe, prepared.model.preprocess, processes)
+        )
+        journal = None
+        if processes.first:
+            journal = Journal(folder / "metrics.jsonl", heard, keep_bytes=position.journal_bytes)
+            stack.callback(journal.close)
+        for listener in heard:
+            stack.callback(listener.finished)
+            listener.started(folder=folder, steps=prepared.batches.total, done=position.step)
+            for note in prepared.pictures.notes:
+                listener.said(note)
+        loop = Loop(
+            folder,
+            prepared.stepper,
+            prepared.state,
+            position,
+            batches=prepared.batches,
+            validation=validation,
+            checkpoints=checkpoints,
+            journal=journal,
+            listeners=heard,
+        )
+        stop = stack.enter_context(stop_requests())
+        loop.run(stop)
+        finish(loop, prepared.pictures)
+    return Run(folder)
+
+
+def finish(loop: Loop, pictures: Pictures) -> None:
+    """Write what is left when a run is over: the skipped pictures, the report, and last the model."""
+    unreadable = loop.processes.united(loop.position.unreadable)
+    if loop.processes.first and unreadable:
+        write_whole(loop.folder / "unreadable.json", unreadable)
+    with loop.averaged():
+        if loop.recipe.final == "best" and loop.position.best_step != loop.position.step:
+            loop.take_best()
+            loop.measures = None
+        measures = loop.measures or loop.measured(StopRequest())
+        if loop.processes.first:
+            early = f"no better evaluation in {loop.position.worse}" if loop.finished() else ""
+            outcome = Outcome(train=pictures.train, measures=measures, held_out=pictures.validation, stopped=early)
+            write_report(Run(loop.folder), outcome)
+        loop.save_model(loop.folder / "model")
+
+
+def facts_of(data: str | Path, pictures: Pictures, prepared: Prepared) -> dict[str, Any]:
+    """What run.json says."""
+    return {
+        "data": str(data) if "://" in str(data) or not Path(data).exists() else str(Path(data).resolve()),
+        "classes": list(pictures.classes),
+        "training_pictures": len(pictures.train),
+        "validation_pictures": len(pictures.validation),
+        "validation": pictures.validation_is,
+        "steps": prepared.batches.total,
+        "steps_per_epoch": prepared.batches.per_epoch,
+        "model": Description.of(prepared.model).to_json(),
+        "parameters": parameters(prepared.model.config),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "notes": list(pictures.notes),
+        "environment": environment(),
+    }
+
+
+def check_same(facts: dict[str, Any], pictures: Pictures) -> None:
+    """The data are those that the run began with, as far as their classes and numbers tell."""
+    found = {
+        "classes": list(pictures.classes),
+        "training pictures": len(pictures.train),
+        "validation pictures": len(pictures.validation),
+    }
+    for name, now in found.items():
+        was = facts.get(name.replace(" ", "_"))
+        if was != now:
+            raise TrainingError(
+                f"{facts.get('data')}: the data have changed since the run began, the {name} were {brief(was)} "
+                f"and are {brief(now)}; put them back, or start a new run"
+            )
+
+
+def brief(value: Any) -> str:
+    """A value, or the beginning of a list."""
+    if not isinstance(value, list):
+        return str(value)
+    return ", ".join(map(str, value[:5])) + (f" and {len(value) - 5} more" if len(value) > 5 else "")
+
+
+def free_folder(data: str | Path) -> Path:
+    """A new folder in `runs/`, named after the data."""
+    name = Path(str(data).rstrip("/*")).stem or "run"
+    number = 1
+    while (folder := Path("runs") / f"{name}-{number}").exists():
+        number += 1
+    return folder

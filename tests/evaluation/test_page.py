@@ -1,0 +1,156 @@
+"""Pages: nothing in them is interpreted, nothing is fetched, and numbers are drawn where they belong."""
+
+import base64
+import io
+import math
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitruvian.evaluation.chart import MOST_POINTS, Line, labels, line_chart, ticks
+from vitruvian.evaluation.confusion import MOST_IN_TABLE, confused_pairs, confusion_view, picture
+from vitruvian.evaluation.page import Html, duration, facts, number, page, percent_bar, section, table, text
+from vitruvian.evaluation.pictures import thumbnail
+
+NASTY = '<script>alert("x")</script>\u202e&'
+
+
+def test_names_are_shown_and_never_interpreted():
+    parts = [
+        section(NASTY, table([NASTY], [[NASTY]]), facts({NASTY: NASTY}), note=NASTY),
+        line_chart(NASTY, [Line(NASTY, [(0, 1), (1, 2)])], across=NASTY),
+        confusion_view(np.eye(2, dtype=int), [NASTY, NASTY]),
+    ]
+    made = page(NASTY, parts)
+    assert "<script" not in made
+    assert made.count("&lt;script&gt;") >= 9
+    assert "\u202e" not in made
+
+
+def test_a_page_asks_for_nothing_outside_itself():
+    made = page("plain", [section("one", Html("<p>two</p>"))])
+    assert not re.search(r"https?:|@import|url\(|<link|src=", made)
+    assert "default-src 'none'" in made
+
+
+def test_text_that_is_html_already_stays():
+    assert text(Html("<b>bold</b>")) == "<b>bold</b>"
+    assert text("<b>") == "&lt;b&gt;"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(12345, "12,345"), (0.125, "0.125"), (3e-5, "3e-05"), (1234.5, "1,234.50"), (math.nan, "nan")]
+)
+def test_numbers_are_written_as_people_do(value, shown):
+    assert number(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.25, "0.25 s"), (48.2, "48 s"), (59.7, "1 min 00 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")],
+)
+def test_durations_are_written_with_their_units(seconds, shown):
+    assert duration(seconds) == shown
+
+
+def test_numbers_of_a_table_stand_to_the_right():
+    made = table(["name", "count"], [["one", 1]])
+    assert "<td>one</td>" in made
+    assert '<td class="number">1</td>' in made
+
+
+def test_settings_inside_settings_have_their_path_as_name():
+    made = facts({"augment": {"flip": True, "erase": None}, "freeze": (), "betas": (0.9, 0.99)})
+    shown = re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", made)
+    assert shown == [("augment.flip", "True"), ("augment.erase", "none"), ("freeze", "none"), ("betas", "0.9, 0.99")]
+
+
+def test_a_percentage_that_is_not_known_is_a_dash():
+    assert percent_bar(math.nan) == "–"
+    assert "width:12.5%" in percent_bar(12.5)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 4.7), (17.2, 99.9), (-3e-5, 2e-4), (0.1, 0.1001), (0, 123456)])
+def test_ticks_are_few_round_numbers_around_what_is_drawn(low, high):
+    found = ticks(low, high)
+    assert 2 <= len(found) <= 8
+    assert found[0] <= low + 1e-12
+    assert found[-1] >= high - 1e-12
+    step = found[1] - found[0]
+    assert re.fullmatch(r"[125]0*\.?0*e.*", f"{step:.6e}")
+
+
+def test_the_numbers_of_an_axis_are_written_alike():
+    assert labels([0, 5e-5, 1e-4]) == ["0", "0.5e-4", "1e-4"]
+    assert labels([0, 2000, 10000]) == ["0", "2,000", "10,000"]
+    assert labels([0, 2_000_000]) == ["0", "2e6"]
+
+
+def polylines(chart):
+    found = re.findall(r'<polyline points="([^"]*)"', chart.split('role="img"')[1])
+    return [[tuple(map(float, point.split(","))) for point in line.split()] for line in found]
+
+
+def test_points_lie_within_the_drawing_and_rise_with_their_values():
+    (line,) = polylines(line_chart("t", [Line("a", [(0, 1.0), (10, 2.0), (20, 3.0)])], across="step"))
+    xs, ys = zip(*line)
+    assert sorted(xs) == list(xs)
+    assert sorted(ys, reverse=True) == list(ys)  # the screen's rows count downwards
+    assert all(0 <= x <= 480 and 0 <= y <= 280 for x, y in line)
+
+
+def test_values_that_are_not_finite_are_left_out_of_a_chart():
+    (line,) = polylines(line_chart("t", [Line("a", [(0, 1.0), (1, math.nan), (2, math.inf), (3, 2.0)])], across="s"))
+    assert len(line) == 2
+    assert "no numbers to draw" in line_chart("t", [Line("a", [(0, math.nan)])], across="s")
+
+
+def test_one_point_and_a_constant_line_can_be_drawn():
+    for points in ([(5, 1.0)], [(0, 0.0), (1, 0.0)]):
+        assert len(polylines(line_chart("t", [Line("a", points)], across="step"))[0]) == len(points)
+
+
+def test_a_long_line_is_thinned_and_says_so():
+    chart = line_chart("t", [Line("train", [(i, float(i % 2)) for i in range(10_000)])], across="step")
+    (line,) = polylines(chart)
+    assert len(line) <= MOST_POINTS
+    assert "train (means of 34)" in chart
+
+
+def test_each_cell_of_a_small_confusion_matrix_has_its_number():
+    made = confusion_view(np.array([[7, 0], [3, 11]]), ["cat", "dog"])
+    assert re.findall(r"<td[^>]*>(.*?)</td>", made) == ["7", "·", "3", "11"]
+    assert re.findall(r"var\((--\w+)\)", made) == ["--right", "--wrong", "--right"]
+
+
+def test_the_most_confused_pairs_come_first_and_right_answers_never():
+    confusion = np.array([[9, 1, 0], [0, 5, 5], [2, 0, 8]])
+    pairs = list(confused_pairs(confusion, "abc"))
+    assert [pair[:3] for pair in pairs] == [("b", "c", 5), ("c", "a", 2), ("a", "b", 1)]
+    assert pairs[0][3] == "50&nbsp;%"
+
+
+def embedded_image(html):
+    return Image.open(io.BytesIO(base64.b64decode(re.search(r"base64,([^\"]*)", html)[1])))
+
+
+@pytest.mark.parametrize(("classes", "side"), [(MOST_IN_TABLE + 1, MOST_IN_TABLE + 1), (512, 512), (1000, 500)])
+def test_many_classes_become_a_picture_of_limited_size(classes, side):
+    confusion = np.diag(np.full(classes, 4))
+    confusion[0, -1] = 4
+    image = embedded_image(picture(confusion))
+    assert image.size == (side, side)
+    assert image.getpixel((side // 2, side // 2)) == (0, 114, 178, 255)
+    assert image.getpixel((side - 1, 0))[:3] == (213, 94, 0)
+    assert image.getpixel((0, side - 1))[3] == 0
+    assert "taken for" in confusion_view(confusion, list(map(str, range(classes))))
+
+
+def test_thumbnails_are_small_and_tiny_pictures_stay_exact():
+    buffer = io.BytesIO()
+    Image.new("RGB", (900, 300), "red").save(buffer, "PNG")
+    assert embedded_image(thumbnail(buffer.getvalue(), "red")).size == (240, 80)
+    pixels = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    assert (np.asarray(embedded_image(thumbnail(pixels, "tiny")))[..., 0] == pixels).all()

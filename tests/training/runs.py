@@ -1,0 +1,55 @@
+"""Tiny runs for tests: a model of a few thousand parameters on the built-in digits."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+TINY = (
+    "architecture.layers=1",
+    "architecture.width=16",
+    "architecture.mlp_width=16",
+    "architecture.heads=2",
+    "architecture.patch_size=4",
+    "steps=12",
+    "batch_size=32",
+    "warmup=0",
+    "evaluate_every=0.2",
+    "log_every=3",
+)
+"""44 steps an epoch, an evaluation every 9."""
+
+
+def command(*arguments, processes=1):
+    """The command line of `vit train`, under torchrun for several processes."""
+    program = [sys.executable, "-m"]
+    if processes > 1:
+        program += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
+    return [*program, "vitruvian.cli", "train", *map(str, arguments)]
+
+
+def changes(*settings):
+    return [word for setting in (*TINY, *settings) for word in ("--set", setting)]
+
+
+def vit_train(*arguments, processes=1):
+    return subprocess.run(command(*arguments, processes=processes), capture_output=True, text=True, timeout=300)
+
+
+def weights(run):
+    """The weights of a finished run."""
+    return load_file(Path(run) / "model" / "model.safetensors")
+
+
+def lines(run):
+    """The lines of metrics, without the times."""
+    found = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in ("seconds", "images_per_second")} for line in found]
+
+
+def identical(first, second):
+    """Whether two sets of tensors are equal to the bit."""
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)

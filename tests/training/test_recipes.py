@@ -1,0 +1,179 @@
+"""Recipe files: each is complete and trains; changes are typed, and errors name the setting."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from vitruvian.catalog import resolve
+from vitruvian.config import ViTConfig
+from vitruvian.cost import parameters
+from vitruvian.errors import ConfigError, UnknownNameError
+from vitruvian.model.build import build
+from vitruvian.training import Recipe, read_recipe, recipe_names, train
+from vitruvian.training.choose import chosen_recipe
+from vitruvian.training.prepare import config_of, model_for
+from vitruvian.training.recipes import changed, to_toml
+from vitruvian.weights.save import save
+
+TABLE_3 = {
+    # recipe: model, epochs, rate, schedule, weight decay, dropout
+    "paper-jft-b": ("ViT-B/16", 7, 8e-4, "linear", 0.1, 0.0),
+    "paper-jft-l32": ("ViT-L/32", 7, 6e-4, "linear", 0.1, 0.0),
+    "paper-jft-l16": ("ViT-L/16", 7, 4e-4, "linear", 0.1, 0.0),
+    "paper-jft-h14": ("ViT-H/14", 14, 3e-4, "linear", 0.1, 0.0),
+    "paper-jft-r50-b": ("R50+ViT-B/16", 7, 8e-4, "linear", 0.1, 0.0),
+    "paper-imagenet21k": ("ViT-B/16", 90, 1e-3, "linear", 0.03, 0.1),
+    "paper-imagenet": ("ViT-B/16", 300, 3e-3, "cosine", 0.3, 0.1),
+}
+
+
+@pytest.mark.parametrize("name", TABLE_3)
+def test_the_papers_recipes_are_the_rows_of_table_3(name):
+    recipe = read_recipe(name)
+    found = (recipe.model, recipe.epochs, recipe.rate, recipe.schedule, recipe.weight_decay)
+    assert (*found, recipe.architecture["dropout"]) == TABLE_3[name]
+    assert (recipe.batch_size, recipe.warmup, recipe.image_size) == (4096, 10_000, 224)
+    assert recipe.betas == (0.9, 0.999)
+    assert recipe.clip == (1.0 if name == "paper-imagenet" else 0.0)
+    assert recipe.architecture["head_hidden"] == resolve(recipe.model).width
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_says_what_it_is_for_and_its_model_is_known(name):
+    recipe = read_recipe(name)
+    assert all((recipe.about, recipe.command, recipe.time, recipe.result))
+    assert parameters(config_of(recipe, 10)) > 10_000
+
+
+def smallest(recipe):
+    """A recipe's own settings with a model of some thousand parameters."""
+    config = config_of(recipe, 10)
+    shrunk = {"layers": 1, "width": 16, "mlp_width": 16, "heads": 2}
+    if recipe.architecture.get("head_hidden"):
+        shrunk["head_hidden"] = 16
+    if config.stem:
+        shrunk["stem"] = dataclasses.replace(config.stem, stages=config.stem.stages[:1] and (1,), width=32)
+        shrunk["patch_size"] = 1
+    small = config.replace(**shrunk, image_size=(224, 224))
+    return recipe.replace(
+        architecture={**recipe.architecture, **shrunk},
+        image_size=2 * small.stride,
+        epochs=0.0,
+        steps=1,
+        batch_size=4,
+        warmup=0.0,
+        workers=0,
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in recipe_names() if name != "photos"])
+def test_a_small_version_of_every_recipe_takes_a_real_step(tmp_path, name):
+    recipe = smallest(read_recipe(name))
+    run = train("digits", recipe=recipe, out=tmp_path / "run")
+    (line,) = run.metrics("train")
+    assert 0 < line["loss"] < 200
+    assert run.model().labels == tuple("0123456789")
+
+
+def test_the_photos_recipe_starts_from_weights_and_replaces_their_head(tmp_path):
+    model = build(ViTConfig(image_size=16, patch_size=8, classes=5, layers=1, width=16, mlp_width=16, heads=2))
+    model.labels = tuple("abcde")
+    save(model, tmp_path / "weights")
+    settings = ["epochs=0.05", "workers=0", "warmup=0"]
+    run = train("digits", weights=tmp_path / "weights", out=tmp_path / "run", settings=settings)
+    trained = run.model()
+    assert run.recipe.layer_decay < 1
+    assert trained.head.weight.shape == (10, 16)
+    assert str(tmp_path / "weights") in trained.origin
+    assert (trained.embed.patch.weight - model.embed.patch.weight).abs().max() < 0.01
+
+
+def test_a_recipe_survives_its_toml():
+    for name in recipe_names():
+        recipe = read_recipe(name)
+        assert changed(recipe, []) == recipe
+        assert "\n[augment]\n" in to_toml(recipe.to_json())
+
+
+def test_a_recipe_file_of_ones_own_can_build_on_another(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "digits"\nepochs = 2\n[architecture]\nlayers = 3\n')
+    recipe = read_recipe(path)
+    assert (recipe.epochs, recipe.architecture["layers"], recipe.architecture["width"]) == (2.0, 3, 64)
+
+
+def test_a_change_is_read_in_the_type_of_its_setting():
+    recipe = changed(
+        read_recipe("digits"),
+        ["rate=1", "augment.flip=0.25", "freeze=['embed.*']", "model=ViT-S/16", "architecture.dropout=0.1", "steps=5"],
+    )
+    assert (recipe.rate, recipe.augment.flip, recipe.freeze) == (1.0, 0.25, ("embed.*",))
+    assert (recipe.model, recipe.architecture["dropout"], recipe.steps, recipe.epochs) == ("ViT-S/16", 0.1, 5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("epoch=3", r"unknown setting 'epoch'; did you mean epochs\?"),
+        ("augment.flp=0", r"unknown setting 'augment.flp'; did you mean augment.flip"),
+        ("architecture.witdh=3", r"unknown setting 'architecture.witdh'; did you mean architecture.width"),
+        ("epochs=many", "epochs='many' is not a number"),
+        ("batch_size=1.5", "batch_size=1.5 is not a whole number"),
+        ("compile=1", "compile=1 is not true or false"),
+        ("architecture.layers=two", "architecture.layers='two' is not a whole number"),
+        ("augment.crop=big", "augment.crop='big' is not one of inception, resized"),
+        ("optimiser=lion", "optimiser='lion' is not one of adam, adamw, sgd"),
+        ("augment=3", "augment=3 is not a table of settings; write augment.KEY=VALUE"),
+        ("augment.mean=[1]", "augment.mean follows from view.mean: set that"),
+        ("betas=[0.9]", r"betas=\[0.9\] does not have 2 values"),
+        ("epochs", "'epochs' is not of the form KEY=VALUE"),
+        ("rate=0", "rate=0.0 is not above 0"),
+        ("steps=0", "a recipe has epochs or steps, not epochs=0 and steps=0"),
+        ("drop_tokens=1", "drop_tokens=1.0 is not between 0.0 and 0.95"),
+    ],
+)
+def test_a_wrong_change_is_one_line_that_says_what_is_wanted(change, text):
+    with pytest.raises(ConfigError, match=text) as caught:
+        changed(read_recipe("digits"), [change])
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_recipe_is_answered_with_the_nearest():
+    with pytest.raises(UnknownNameError, match=r"unknown recipe 'cifar'; did you mean cifar10\?"):
+        read_recipe("cifar")
+
+
+def test_a_broken_recipe_file_is_named(tmp_path):
+    path = tmp_path / "mine.toml"
+    with pytest.raises(ConfigError, match=r"mine\.toml: the recipe cannot be read: No such file"):
+        read_recipe(path)
+    path.write_text("epochs = = 3")
+    with pytest.raises(ConfigError, match=r"mine\.toml: not a TOML file"):
+        read_recipe(path)
+    path.write_text('epochs = "three"')
+    with pytest.raises(ConfigError, match=r"mine\.toml: epochs='three' is not a number"):
+        read_recipe(path)
+
+
+def test_decay_that_does_not_follow_the_rate_is_for_adamw():
+    with pytest.raises(ConfigError, match="decay_times_rate=false is for optimiser='adamw', not for 'sgd'"):
+        Recipe(epochs=1, optimiser="sgd", decay_times_rate=False)
+
+
+def test_the_head_bias_starts_where_the_recipe_says():
+    model = model_for(changed(read_recipe("digits"), ["head_bias=-10"]), ["a", "b"])
+    assert torch.equal(model.head.bias, torch.tensor([-10.0, -10.0]))
+
+
+def test_a_model_by_name_keeps_its_size_and_the_rest_of_the_recipe():
+    recipe = chosen_recipe("digits", model="ViT-S/16")
+    config = config_of(recipe, 10)
+    assert (config.layers, config.width, config.patch_size, config.channels, config.pool) == (12, 384, 2, 1, "mean")
+    assert config_of(chosen_recipe("x", "paper-imagenet21k", model="ViT-L/16"), 10).head_hidden == 1024
+    assert config_of(chosen_recipe("x", "paper-imagenet", model="BiT-R50x1"), 10).classes == 10
+
+
+def test_the_view_keeps_its_share_at_another_size():
+    model = model_for(changed(read_recipe("imagenet-s16-90"), ["image_size=112"]), ["a", "b"])
+    assert (model.preprocess.image_size, model.preprocess.scaled_size) == ((112, 112), (128, 128))

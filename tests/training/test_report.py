@@ -1,0 +1,180 @@
+"""The report of a run, whole and with missing pieces, and its TensorBoard events."""
+
+import errno
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from vitruvian.data.sources.base import Source
+from vitruvian.errors import CheckpointError, ImageError, TrainingError
+from vitruvian.evaluation.metrics import Tally
+from vitruvian.training.events import FOLDER, TensorBoard
+from vitruvian.training.recipe import Recipe
+from vitruvian.training.report import Outcome, write_report
+from vitruvian.training.run import create
+
+
+class Squares(Source):
+    """Grey squares of two classes; the picture with number 3 is broken."""
+
+    name = "squares"
+
+    def __init__(self, labels, classes=("cat", "<dog>")):
+        self.classes = classes
+        self._labels = np.array(labels, np.int32)
+
+    def __len__(self):
+        return len(self._labels)
+
+    def label(self, index):
+        return int(self._labels[index])
+
+    def labels(self):
+        return self._labels
+
+    def read(self, index):
+        if index == 3:
+            raise ImageError("broken")
+        return np.full((8, 8), 10 * index, np.uint8)
+
+    def key(self, index):
+        return f"<{index}>.jpg"
+
+
+def lines(folder, *steps, split="train", **values):
+    with open(folder / "metrics.jsonl", "a") as file:
+        for step in steps:
+            place = {"step": step, "epoch": step / 10, "split": split, "seconds": 61.0 + step}
+            file.write(json.dumps(place | values) + "\n")
+
+
+@pytest.fixture
+def run(tmp_path):
+    facts = {"data": "/photos/<pets>", "notes": ["left out: 3 <files>"], "environment": {"threads": 77}}
+    return create(tmp_path / "run", Recipe(epochs=3, model="ViT-Ti/16", about="<i>"), facts)
+
+
+def measures(mistakes=2):
+    tally = Tally(2, mistakes=mistakes)
+    answers = torch.tensor([[3.0, 0.0], [0.0, 3.0], [4.0, 0.0], [2.0, 0.0]])
+    tally.add(answers, torch.tensor([0, 1, 1, 1]), torch.arange(4))
+    return tally.measures()
+
+
+def test_a_report_has_every_part_and_nothing_that_is_interpreted(run):
+    lines(run.folder, 1, 2, 3, loss=0.5, top1=80.0, rate=1e-3, images_per_second=9.0)
+    lines(run.folder, 3, split="val", loss=0.75, top1=50.0)
+    (run.folder / "unreadable.json").write_text(json.dumps({"<b>.jpg": "cut <short>"}))
+    squares = Squares([0, 1, 1, 1])
+    path = write_report(run, Outcome(train=squares, held_out=squares, measures=measures()))
+    assert path == run.folder / "report.html"
+    page = path.read_text(encoding="utf-8")
+    for part in ("Curves", "Confusion matrix", "Most confident mistakes", "Classes", "Data", "Settings", "Environment"):
+        assert f"<h2>{part}</h2>" in page
+    for words in (
+        "ViT-Ti/16 on &lt;pets&gt;",
+        "50.00 %",  # top-1: two of four
+        "1 min 04 s",
+        "3 steps, 0.3 epochs",
+        "cut &lt;short&gt;",
+        "left out: 3 &lt;files&gt;",
+        "<dt>threads</dt><dd>77</dd>",
+        "fewer than 5 pictures in train",
+    ):
+        assert words in page, words
+    assert "<dog>" not in page
+    assert "<b>.jpg" not in page
+
+
+def test_mistakes_are_shown_worst_first_with_label_prediction_and_probability(run):
+    squares = Squares([0, 1, 1, 1])
+    page = write_report(run, Outcome(train=squares, held_out=squares, measures=measures())).read_text()
+    first, second = page.split("<figure>")[1:]
+    assert "data:image/png;base64" in first
+    assert "<b>cat</b> 98.2&nbsp;%<br>labelled <b>&lt;dog&gt;</b>" in first
+    assert "&lt;2&gt;.jpg" in first
+    assert "no picture" in second
+
+
+def test_a_run_without_lines_or_held_out_pictures_still_has_a_report(tmp_path):
+    run = create(tmp_path / "run", Recipe(epochs=1), {})
+    page = write_report(run, Outcome(train=Squares([0, 1] * 30), stopped="the <disk> is full")).read_text()
+    assert "no step is on record" in page
+    assert "its accuracy is not known" in page
+    assert "The run ended early: the &lt;disk&gt; is full" in page
+    assert "Every picture could be read" in page
+    assert "<h2>Curves</h2>" not in page
+
+
+def test_an_unbalanced_training_set_is_named(run):
+    page = write_report(run, Outcome(train=Squares([0] * 400 + [1] * 20))).read_text()
+    assert "train is unbalanced: cat has 20 times the pictures of &lt;dog&gt;" in page
+
+
+def test_a_report_for_which_the_disk_is_too_small_leaves_the_old_one(run, monkeypatch):
+    path = write_report(run, Outcome(train=Squares([0, 1])))
+    before = path.read_text()
+
+    def full(staged, target):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("vitruvian.training.report.install", full)
+    with pytest.raises(CheckpointError, match=r"report\.html: cannot be written: No space left on device"):
+        write_report(run, Outcome(train=Squares([0, 1, 1])))
+    assert path.read_text() == before
+    assert not list(run.folder.glob(".report*"))
+
+
+def events(folder):
+    """Tag -> (step, value) of all events, as TensorBoard reads them."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator").EventAccumulator
+    found = accumulator(str(folder / FOLDER)).Reload()
+    return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def record(board, *steps, **values):
+    for step in steps:
+        board.recorded({"step": step, "split": "train", **values})
+
+
+def test_every_number_of_a_line_becomes_an_event_under_its_split(tmp_path):
+    board = TensorBoard(pytest.fail)
+    board.started(folder=tmp_path, steps=2, done=0)
+    record(board, 1, loss=0.5, text="no number")
+    board.recorded({"step": 1, "split": "val", "top1": 50})
+    board.finished()
+    assert events(tmp_path) == {"loss/train": [(1, 0.5)], "top1/val": [(1, 50.0)]}
+
+
+def test_a_continued_run_appends_and_forgets_what_came_after_the_checkpoint(tmp_path):
+    killed = TensorBoard(pytest.fail)
+    killed.started(folder=tmp_path, steps=6, done=0)
+    record(killed, 1, 2, 3, 4, loss=1.0)
+    lines(tmp_path, 1, 2, loss=1.0)  # what the checkpoint after step 2 knows
+    again = TensorBoard(pytest.fail)
+    again.started(folder=tmp_path, steps=6, done=2)
+    record(again, 3, 4, 5, loss=0.5)
+    again.finished()
+    killed.finished()
+    assert events(tmp_path)["loss/train"] == [(1, 1.0), (2, 1.0), (3, 0.5), (4, 0.5), (5, 0.5)]
+
+
+def test_without_tensorboard_one_line_names_the_command_and_the_run_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    said = []
+    board = TensorBoard(said.append)
+    board.started(folder=tmp_path, steps=2, done=0)
+    record(board, 1, loss=0.5)
+    board.finished()
+    (line,) = said
+    assert "pip install 'vitruvian[train]'" in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / FOLDER).write_text("a file")
+    with pytest.raises(TrainingError, match=f"{FOLDER}: cannot be written: "):
+        TensorBoard(print).started(folder=tmp_path, steps=1, done=0)

@@ -1,0 +1,235 @@
+"""A run that is stopped anywhere and continued ends as an unbroken one: weights and metrics, to the bit."""
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from runs import TINY, changes, command, identical, lines, vit_train, weights
+
+from vitruvian.errors import TrainingError
+from vitruvian.training import Interrupted, Listener, Run, resume, train
+from vitruvian.training.checkpoint import Checkpoints
+from vitruvian.training.distributed import Processes
+
+DEMANDING = (
+    "architecture.dropout=0.1",
+    "architecture.stochastic_depth=0.1",
+    "augment.mixup_alpha=0.2",
+    "augment.cutmix_alpha=1.0",
+    "augment.erasing=0.5",
+    "average=ema",
+    "drop_tokens=0.25",
+    "accumulate=2",
+    "resolutions=[[0, 8], [0.6, 12]]",
+)
+"""Everything that uses chance or memory."""
+
+
+class StopAt(Listener):
+    """Sends this process a signal in the middle of a step."""
+
+    def __init__(self, step, number=signal.SIGTERM):
+        self.step, self.number = step, number
+
+    def stepped(self, step):
+        if step == self.step:
+            signal.raise_signal(self.number)
+
+
+def whole(tmp_path, *settings):
+    return train("digits", out=tmp_path / "whole", settings=[*TINY, *settings])
+
+
+@pytest.mark.parametrize("step", [1, 5, 9])
+def test_a_run_that_is_stopped_and_continued_equals_an_unbroken_one(tmp_path, step):
+    expected = whole(tmp_path, *DEMANDING)
+    with pytest.raises(Interrupted, match=f"stopped after step {step} of 12; continue with `vit train --resume"):
+        train("digits", out=tmp_path / "run", settings=[*TINY, *DEMANDING], listeners=[StopAt(step)])
+    continued = resume(tmp_path / "run")
+    assert identical(weights(continued.folder), weights(expected.folder))
+    assert lines(continued.folder) == lines(expected.folder)
+
+
+@pytest.mark.parametrize("choice", ["optimiser=sgd", "optimiser=adam", "average=polyak", "precision=float16"])
+def test_every_optimiser_average_and_the_scaler_continue_exactly(tmp_path, choice):
+    expected = whole(tmp_path, choice)
+    with pytest.raises(Interrupted):
+        train("digits", out=tmp_path / "run", settings=[*TINY, choice], listeners=[StopAt(7)])
+    assert identical(weights(resume(tmp_path / "run").folder), weights(expected.folder))
+
+
+def test_a_signal_during_an_evaluation_does_not_wait_for_its_end(tmp_path, monkeypatch):
+    from vitruvian.training.loop import Loop
+
+    expected = whole(tmp_path)
+    measured = Loop.measured
+
+    def stopping(loop, stop):
+        stop.number = signal.SIGTERM
+        return measured(loop, stop)
+
+    monkeypatch.setattr(Loop, "measured", stopping)
+    with pytest.raises(Interrupted, match="after step 9 of 12"):
+        train("digits", out=tmp_path / "run", settings=TINY)
+    monkeypatch.undo()
+    assert not [line for line in lines(tmp_path / "run") if line["split"] == "validation"]
+    assert lines(resume(tmp_path / "run").folder) == lines(expected.folder)
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_random_moments_ends_as_an_unbroken_one(tmp_path):
+    settings = ("steps=40", "checkpoint_steps=2", *DEMANDING)
+    expected = whole(tmp_path, *settings)
+    rng = random.Random()
+    process = subprocess.Popen(command("digits", "--out", tmp_path / "run", *changes(*settings)))
+    kills = 0
+    while kills < 4:
+        begun = len(list((tmp_path / "run" / "checkpoints").glob("*")))
+        while (
+            process.poll() is None
+            and len(list((tmp_path / "run" / "checkpoints").glob("*"))) <= begun
+            and not (tmp_path / "run" / "checkpoints" / "step-00000040").exists()
+        ):
+            time.sleep(0.01)
+            if begun >= 2 and rng.random() < 0.01:
+                break
+        time.sleep(rng.random() / 20)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+        process = subprocess.Popen(command("--resume", tmp_path / "run"))
+    assert process.wait(timeout=300) == 0
+    assert identical(weights(tmp_path / "run"), weights(expected.folder))
+    assert lines(tmp_path / "run") == lines(expected.folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_the_command_exits_with_the_usual_code_and_says_how_to_continue(tmp_path, number, code):
+    words = command("digits", "--out", tmp_path / "run", *changes("steps=100000", "evaluate_every=1000"))
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "run" / "metrics.jsonl").exists() or not lines(tmp_path / "run"):
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert f"continue with `vit train --resume {tmp_path / 'run'}`" in errors
+    assert "Traceback" not in errors
+    assert len(Checkpoints(tmp_path / "run" / "checkpoints", Processes()).all()) == 1
+
+
+def test_a_process_killed_while_it_writes_a_checkpoint_leaves_the_last_one_whole(tmp_path, monkeypatch):
+    expected = whole(tmp_path, "checkpoint_steps=4")
+
+    replace = os.replace
+
+    def killed_at_the_second(source, target):
+        if Path(target).name == "step-00000008":
+            raise SystemExit("killed")
+        replace(source, target)
+
+    monkeypatch.setattr("vitruvian.training.checkpoint.os.replace", killed_at_the_second)
+    with pytest.raises(SystemExit):
+        train("digits", out=tmp_path / "run", settings=[*TINY, "checkpoint_steps=4"])
+    monkeypatch.undo()
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert names == [".step-00000008.tmp", "step-00000004"]
+    assert identical(weights(resume(tmp_path / "run").folder), weights(expected.folder))
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays_whole(tmp_path):
+    settings = changes("checkpoint_steps=4")
+    vit_train("digits", "--out", tmp_path / "whole", *settings)
+    size = (tmp_path / "whole" / "checkpoints" / "step-00000012" / "state.safetensors").stat().st_size
+
+    def allow(count):
+        return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (count, resource.RLIM_INFINITY))
+
+    words = command("digits", "--out", tmp_path / "run", *settings)
+    failed = subprocess.run(words, capture_output=True, text=True, preexec_fn=allow(size - 1))
+    assert failed.returncode == 1
+    assert failed.stderr.splitlines()[-1].startswith(f"error: {tmp_path / 'run' / 'checkpoints' / 'step-00000004'}")
+    assert "cannot be written" in failed.stderr
+    assert "File too large" in failed.stderr
+    assert vit_train("--resume", tmp_path / "run").returncode == 0
+    assert identical(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+
+
+def test_no_space_for_a_checkpoint_names_the_one_that_is_whole(tmp_path, monkeypatch):
+    from vitruvian.training import checkpoint
+
+    written = checkpoint.save_file
+
+    def full(tensors, path):
+        if "step-00000008" in str(path):
+            raise OSError(28, "No space left on device")
+        written(tensors, path)
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(TrainingError, match=r"No space left on device; step-00000004 is whole: once that is cured"):
+        train("digits", out=tmp_path / "run", settings=[*TINY, "checkpoint_steps=4"])
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000004"]
+
+
+def test_the_newest_checkpoints_are_kept(tmp_path):
+    run = train("digits", out=tmp_path / "run", settings=[*TINY, "checkpoint_steps=2", "keep_checkpoints=3"])
+    assert sorted(path.name for path in (run.folder / "checkpoints").iterdir()) == [
+        "step-00000008",
+        "step-00000010",
+        "step-00000012",
+    ]
+
+
+def test_a_new_run_is_refused_where_there_is_one(tmp_path):
+    run = whole(tmp_path)
+    with pytest.raises(TrainingError, match="there is already a run; continue it with `vit train --resume"):
+        train("digits", out=run.folder, settings=TINY)
+
+
+def test_a_finished_run_is_left_alone(tmp_path):
+    run = whole(tmp_path)
+    before = (run.folder / "metrics.jsonl").read_bytes()
+    assert resume(run.folder) == run
+    assert (run.folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_does_not_go_on_with_other_data(tmp_path):
+    with pytest.raises(Interrupted):
+        train("digits", out=tmp_path / "run", settings=TINY, listeners=[StopAt(2)])
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    (tmp_path / "run" / "run.json").write_text(json.dumps(facts | {"training_pictures": 99}))
+    with pytest.raises(TrainingError, match="the training pictures were 99 and are 1438; put them back"):
+        resume(tmp_path / "run")
+
+
+def test_a_run_goes_on_with_other_workers_but_not_with_another_rate(tmp_path):
+    with pytest.raises(Interrupted):
+        train("digits", out=tmp_path / "run", settings=TINY, listeners=[StopAt(2)])
+    with pytest.raises(TrainingError, match=r"'rate=1' cannot be set for a run that goes on, only checkpoint_seconds"):
+        resume(tmp_path / "run", settings=["rate=1"])
+    assert resume(tmp_path / "run", settings=["checkpoint_steps=3"]).finished
+
+
+def test_what_is_not_a_run_cannot_be_continued(tmp_path):
+    with pytest.raises(TrainingError, match=r"not a training run: it has no run\.json"):
+        Run.open(tmp_path)
+    with pytest.raises(TrainingError, match="no such folder"):
+        Run.open(tmp_path / "nothing")
+
+
+def test_a_run_goes_on_when_the_weights_it_started_from_are_gone(tmp_path):
+    start = whole(tmp_path, "steps=2")
+    settings = ["steps=6", "batch_size=32", "workers=0", "warmup=0"]
+    expected = train("digits", weights=start.folder, out=tmp_path / "expected", settings=settings)
+    with pytest.raises(Interrupted):
+        train("digits", weights=start.folder, out=tmp_path / "run", settings=settings, listeners=[StopAt(3)])
+    shutil.rmtree(start.folder)
+    assert identical(weights(resume(tmp_path / "run").folder), weights(expected.folder))

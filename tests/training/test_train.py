@@ -1,0 +1,243 @@
+"""What a run does: steps, options, early ends, and errors in one line."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from runs import TINY, identical, lines, weights
+from safetensors.torch import load_file
+
+from vitruvian.errors import ConfigError, DataError, TrainingError, VitruvianError
+from vitruvian.model.vit import ViT
+from vitruvian.predict import Classifier
+from vitruvian.training import Listener, read_recipe, train
+from vitruvian.training.distributed import Processes
+from vitruvian.training.pictures import TrainingBatches, pictures_for
+from vitruvian.training.prepare import augment_of, model_for
+from vitruvian.training.recipes import changed
+
+
+def tiny_run(tmp_path, *settings, name="run", **options):
+    return train("digits", out=tmp_path / name, settings=[*TINY, *settings], **options)
+
+
+def test_parts_of_a_batch_add_up_to_the_whole_batch(tmp_path):
+    whole = weights(tiny_run(tmp_path, "accumulate=1", "clip=1", name="whole").folder)
+    parts = weights(tiny_run(tmp_path, "accumulate=5", "clip=1", name="parts").folder)
+    for name, tensor in whole.items():  # float32 sums in another order, and twelve steps of Adam
+        torch.testing.assert_close(parts[name], tensor, rtol=0, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_workers_do_not_change_the_result(tmp_path):
+    alone = tiny_run(tmp_path, "workers=0", "augment.erasing=0.5", name="alone")
+    helped = tiny_run(tmp_path, "workers=2", "augment.erasing=0.5", name="helped")
+    assert identical(weights(alone.folder), weights(helped.folder))
+    assert lines(alone.folder) == lines(helped.folder)
+
+
+def test_recomputed_activations_give_the_same_weights(tmp_path):
+    kept = tiny_run(tmp_path, "architecture.dropout=0.1", name="kept")
+    again = tiny_run(tmp_path, "architecture.dropout=0.1", "checkpoint_activations=true", name="again")
+    assert identical(weights(kept.folder), weights(again.folder))
+
+
+def test_the_mean_of_the_weights_is_what_is_evaluated_and_saved(tmp_path):
+    plain = tiny_run(tmp_path, "average=none", "rate=0.01", name="plain")
+    mean = tiny_run(tmp_path, "average=polyak", "average_start=0", "rate=0.01", name="mean")
+    losses = [[line["loss"] for line in lines(run.folder) if line["split"] == "train"] for run in (plain, mean)]
+    assert losses[0] == losses[1]
+    assert not identical(weights(plain.folder), weights(mean.folder))
+    assert plain.metrics("val")[-1]["loss"] != mean.metrics("val")[-1]["loss"]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "precision=bfloat16",
+        "loss=sigmoid",
+        "smoothing=0.1",
+        "class_weights=balanced",
+        "sampling=balanced",
+        "repeats=2",
+        "freeze=['embed.*']",
+        "schedule=rsqrt",
+        "decay_times_rate=false",
+        "drop_tokens=0.5",
+    ],
+)
+def test_every_option_trains_and_matters(tmp_path, setting):
+    run = tiny_run(tmp_path, setting, "weight_decay=0.1", "steps=4")
+    plain = tiny_run(tmp_path, "weight_decay=0.1", "steps=4", name="plain")
+    assert np.isfinite([line["loss"] for line in run.metrics()]).all()
+    assert not identical(weights(run.folder), weights(plain.folder))
+
+
+def test_frozen_weights_stay(tmp_path):
+    run = tiny_run(tmp_path, "freeze=['embed.*']", "average=ema")
+    start = model_for(run.recipe, tuple("0123456789"))
+    assert torch.equal(run.model().embed.patch.weight, start.embed.patch.weight)
+    assert not torch.equal(run.model().head.weight, start.head.weight)
+
+
+def test_the_resolution_changes_at_its_share_of_the_run():
+    recipe = changed(read_recipe("digits"), [*TINY, "resolutions=[[0, 4], [0.5, 12]]"])
+    pictures = pictures_for("digits", recipe)
+    augment = augment_of(recipe, model_for(recipe, pictures.classes).preprocess)
+    batches = TrainingBatches(pictures.train, recipe, augment, Processes())
+    assert [batch.pixels.shape[-1] for batch in batches.from_step(4)] == [4, 4, *[12] * 6]
+
+
+def test_a_resolution_that_the_patch_does_not_divide_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="image of 10x10 pixels is not divisible by the patch of 4"):
+        tiny_run(tmp_path, "resolutions=[[0.5, 10]]")
+
+
+def test_tokens_are_left_out_while_training_only():
+    model = model_for(changed(read_recipe("digits"), ["drop_tokens=0.75"]), ["a", "b"])
+    assert isinstance(model, ViT)
+    pixels = torch.randn(2, 1, 8, 8)
+    assert model.encode(pixels).shape == (2, 4, 64)
+    assert model.eval().encode(pixels).shape == (2, 16, 64)
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_names_step_and_batch(tmp_path, monkeypatch):
+    from vitruvian.training import step
+
+    losses = step.losses
+
+    def broken(logits, targets, kind, smoothing=0.0):
+        broken.calls += 1
+        return losses(logits, targets, kind, smoothing) * (float("nan") if broken.calls == 8 else 1.0)
+
+    broken.calls = 0
+    monkeypatch.setattr(step, "losses", broken)
+    with pytest.raises(TrainingError, match=r"the loss of step 8 is not a finite number; the batch was digits #\d+,"):
+        tiny_run(tmp_path, "checkpoint_steps=3")
+    names = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
+    assert sorted(names) == ["step-00000003", "step-00000006"]
+
+
+def test_weights_that_are_no_numbers_are_never_kept(tmp_path, monkeypatch):
+    from vitruvian.training.step import Stepper
+
+    take = Stepper.take
+
+    def breaking(stepper, batch, step):
+        sums = take(stepper, batch, step)
+        if step == 5:
+            torch.nn.init.constant_(stepper.module.head.weight, float("nan"))
+        return sums
+
+    monkeypatch.setattr(Stepper, "take", breaking)
+    with pytest.raises(TrainingError, match="the weights after step 6 are not finite numbers"):
+        tiny_run(tmp_path, "checkpoint_steps=3")
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000003"]
+
+
+def test_a_run_ends_early_when_it_gets_no_better_and_gives_its_best_model(tmp_path):
+    settings = ("steps=300", "rate=1e-12", "patience=2", "final=best", "evaluate_every=0.05", "average=none")
+    run = tiny_run(tmp_path, *settings)
+    accuracies = [line["top1"] for line in run.metrics("val")]
+    assert len(accuracies) == accuracies.index(max(accuracies)) + 3 < 150
+    assert run.facts["validation"] == "10% of each class, held out"
+    assert identical(weights(run.folder), load_file(run.folder / "best" / "model.safetensors"))
+
+
+def test_the_trained_model_predicts_with_its_labels_and_view(tmp_path):
+    run = tiny_run(tmp_path)
+    classifier = Classifier(run.folder)
+    assert classifier.labels == tuple("0123456789")
+    assert classifier.model.preprocess.image_size == (8, 8)
+    (answers,) = classifier.predict([Image.new("L", (8, 8))], top=1)
+    assert answers[0].label in classifier.labels
+
+
+def test_listeners_hear_every_line_and_the_end(tmp_path):
+    class Heard(Listener):
+        def __init__(self):
+            self.lines, self.steps, self.ended = [], [], 0
+
+        def recorded(self, line):
+            self.lines.append(line)
+
+        def stepped(self, step):
+            self.steps.append(step)
+
+        def finished(self):
+            self.ended += 1
+
+    heard = Heard()
+    run = tiny_run(tmp_path, listeners=[heard])
+    assert heard.lines == run.metrics()
+    assert heard.steps == list(range(1, 13))
+    assert heard.ended == 1
+
+
+def test_a_line_of_metrics_has_the_usual_names(tmp_path):
+    first, *_, last = tiny_run(tmp_path).metrics()
+    assert first.keys() == {"step", "epoch", "split", "loss", "top1", "rate", "images_per_second", "seconds"}
+    assert {"step", "epoch", "split", "loss", "top1", "top5", "count", "seconds"} <= last.keys()
+    assert (first["split"], first["step"], last["split"], last["count"]) == ("train", 3, "val", 359)
+    assert 0 <= first["top1"] <= 100
+
+
+def folder_of(path, **classes):
+    """A folder with so many pictures of each class."""
+    rng = np.random.default_rng(0)
+    for name, count in classes.items():
+        (path / name).mkdir(parents=True)
+        for number in range(count):
+            Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8)).save(path / name / f"{number}.png")
+    return path
+
+
+def on_folder(tmp_path, folder, *settings):
+    changes = [*TINY, "architecture.channels=3", "steps=2", *settings]
+    return train(folder, recipe="digits", out=tmp_path / "run", settings=changes)
+
+
+def test_a_few_pictures_make_smaller_batches_and_unreadable_ones_are_listed(tmp_path):
+    folder = folder_of(tmp_path / "pictures", cat=8, dog=8)
+    (folder / "cat" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    run = on_folder(tmp_path, folder, "hold_out=0.2", "steps=4")
+    assert run.recipe.batch_size == run.facts["training_pictures"] < 32
+    assert f"batch_size is {run.recipe.batch_size}, not 32: there are no more pictures" in run.facts["notes"][-1]
+    assert [key.rpartition("/")[2] for key in run.unreadable] == ["broken.png"]
+    assert json.loads((run.folder / "run.json").read_text())["classes"] == ["cat", "dog"]
+
+
+@pytest.mark.parametrize("classes", [{}, {"cat": 4}])
+def test_data_that_cannot_be_learnt_from_is_one_line(tmp_path, classes):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    folder_of(folder, **classes)
+    with pytest.raises(DataError) as caught:
+        on_folder(tmp_path, folder)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"recipe": "digit"}, "unknown recipe 'digit'; did you mean digits"),
+        ({"model": "ViT-Q/16"}, "unknown model 'ViT-Q/16'"),
+        ({"weights": "/no/such/file"}, "/no/such/file: no such file or folder"),
+        ({"model": "ViT-S/16", "weights": "x"}, "not both"),
+        ({"settings": ["freeze=['nothing.*']"]}, "unknown parameters to freeze"),
+        ({"settings": ["device=tpu"]}, "device='tpu' cannot be used"),
+    ],
+)
+def test_wrong_options_are_one_line_and_leave_nothing_behind(tmp_path, options, text):
+    with pytest.raises(VitruvianError, match=text) as caught:
+        train("digits", out=tmp_path / "run", **options)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_pictures_of_ones_own_need_weights_or_a_recipe(tmp_path):
+    with pytest.raises(TrainingError, match=r"give weights to start from \(--from\)"):
+        train(folder_of(tmp_path / "pictures", cat=3, dog=3), out=tmp_path / "run")
