@@ -53,6 +53,12 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         app()
+    except SystemExit as done:
+        if "TORCHELASTIC_RUN_ID" in os.environ:  # a process of torchrun leaves without taking its connections apart
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os._exit(done.code if isinstance(done.code, int) else int(done.code is not None))
+        raise
     except Exception as error:
         if os.environ.get("VIT_TRACEBACK"):
             raise

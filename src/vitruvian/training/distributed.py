@@ -77,6 +77,10 @@ class Processes:
             dist.barrier()
 
 
+_left: list[object] = []
+"""Groups that were left. Kept, because taking gloo's connections apart while the other end does may wait for ever."""
+
+
 @contextmanager
 def joined(device: str) -> Iterator[Processes]:
     """This process, connected to the others while the context lasts.
@@ -99,6 +103,7 @@ def joined(device: str) -> Iterator[Processes]:
             ) from error
         raise
     finally:
+        _left.append(dist.group.WORLD)
         dist.destroy_process_group()
 
 
