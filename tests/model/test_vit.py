@@ -77,9 +77,22 @@ def test_the_walk_ends_where_the_forward_pass_does(changes):
     images = pixels(model)
     with torch.no_grad():
         found = model.intermediates(images, model.intermediate_names)
-        torch.testing.assert_close(found["logits"], model(images), atol=0, rtol=0)
-        torch.testing.assert_close(found["features"], model.features(images), atol=0, rtol=0)
+        # the forward pass multiplies fewer rows at a time in the last block, so sums round differently
+        torch.testing.assert_close(found["logits"], model(images), atol=1e-5, rtol=0)
+        torch.testing.assert_close(found["features"], model.features(images), atol=1e-5, rtol=0)
     assert list(found) == model.intermediate_names
+
+
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+def test_the_first_tokens_are_the_same_without_the_others(changes):
+    model = random_model(**changes)
+    images = pixels(model)
+    every, first = model.encode(images), model.encode(images, 2)
+    torch.testing.assert_close(first, every[:, :2], atol=1e-5, rtol=0)  # float32 sums in another order
+    expected = torch.autograd.grad(every[:, :2].square().sum(), model.blocks[0].mlp.fc1.weight)
+    torch.testing.assert_close(
+        torch.autograd.grad(first.square().sum(), model.blocks[0].mlp.fc1.weight), expected, atol=1e-4, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)

@@ -26,11 +26,13 @@ class Attention(nn.Module):
             tokens = config.prefix_tokens + config.grid[0] * config.grid[1]
             self.offsets = nn.Parameter(torch.empty(2 * tokens - 1, D // config.heads))
 
-    def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
+    def forward(self, x: Tensor, first: int | None = None) -> Tensor:  # (B, N, D) -> (B, N or first, D)
         q, k, v = self.project(x)
-        bias = None if self.offsets is None else self.relative_logits(q)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=self.dropout if self.training else 0.0)
-        return self.out(y.transpose(1, 2).reshape(x.shape))
+        bias = None if self.offsets is None else self.relative_logits(q)[:, :, :first]
+        y = F.scaled_dot_product_attention(
+            q[:, :, :first], k, v, attn_mask=bias, dropout_p=self.dropout if self.training else 0.0
+        )
+        return self.out(y.transpose(1, 2).flatten(2))
 
     def weights(self, x: Tensor) -> Tensor:
         """The attention each query pays to each key, (B, H, N, N); rows sum to one."""
@@ -107,8 +109,9 @@ class Block(nn.Module):
         self.scale2 = nn.Parameter(torch.empty(D)) if config.layer_scale else None
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
-        x = self.add(x, self.attention(self.norm1(x)), self.scale1)
+    def forward(self, x: Tensor, first: int | None = None) -> Tensor:
+        """(B, N, D) -> (B, N, D), or (B, first, D) where only the first tokens are read afterwards."""
+        x = self.add(x[:, :first], self.attention(self.norm1(x), first), self.scale1)
         return self.add(x, self.mlp(self.norm2(x)), self.scale2)
 
     def add(self, x: Tensor, branch: Tensor, scale: Tensor | None) -> Tensor:

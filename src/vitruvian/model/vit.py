@@ -44,7 +44,7 @@ class ViT(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         self.check(pixels)
-        return self.answer(self.encode(pixels))
+        return self.answer(self.encode(pixels, self.tokens_read))
 
     def check(self, pixels: Tensor) -> None:
         if pixels.dim() != 4 or pixels.shape[1] != self.config.channels:
@@ -52,13 +52,29 @@ class ViT(nn.Module):
                 f"pixels have shape {tuple(pixels.shape)}, the model wants (B, {self.config.channels}, height, width)"
             )
 
-    def encode(self, pixels: Tensor) -> Tensor:
-        """Tokens after the last block and, unless it waits for the pooled vector, the final norm: (B, N, D)."""
+    @property
+    def tokens_read(self) -> int | None:
+        """How many of the first tokens pooling and heads read; None is all of them.
+
+        The last block need not compute the others: a sixteenth of ViT-B/16's arithmetic.
+        """
+        return 1 + self.config.distillation if self.config.pool == "token" else None
+
+    def encode(self, pixels: Tensor, first: int | None = None) -> Tensor:
+        """Tokens after the last block and, unless it waits for the pooled vector, the final norm: (B, N, D).
+
+        With `first`, only that many tokens; the numbers are the same.
+        """
         x = self.embed(pixels)
         if self.training and self.drop_tokens:
             x = self.thinned(x)
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.training and self.checkpoint_activations else block(x)
+        last = len(self.blocks) - 1
+        for layer, block in enumerate(self.blocks):
+            kept = first if layer == last else None
+            if self.training and self.checkpoint_activations:
+                x = checkpoint(block, x, kept, use_reentrant=False)
+            else:
+                x = block(x, kept)
         return x if self.config.norm_after_pool else self.norm(x)
 
     def thinned(self, tokens: Tensor) -> Tensor:
@@ -73,7 +89,7 @@ class ViT(nn.Module):
 
     def features(self, pixels: Tensor) -> Tensor:
         """What the head reads, (B, F)."""
-        return self.represent(self.pooled(self.encode(pixels)))
+        return self.represent(self.pooled(self.encode(pixels, self.tokens_read)))
 
     def pooled(self, tokens: Tensor) -> Tensor:  # (B, N, D) -> (B, D), or (B, 2 D) for token_mean
         config = self.config
