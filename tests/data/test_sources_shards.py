@@ -10,6 +10,7 @@ import pytest
 from making import add_member, level_of, make_shard, make_shards, png
 
 from vitruvian.data.sources import open_source
+from vitruvian.data.sources.shards import picture_of, pixels_of
 from vitruvian.errors import DataError, ImageError
 
 
@@ -77,12 +78,36 @@ def test_labels_come_from_cls_or_json_before_or_after_the_picture(tmp_path):
     assert [train.weight(i) for i in range(3)] == [2.0, 1.0, 1.0]
 
 
-def test_arrays_are_pixels(tmp_path):
-    def npy(array):
-        file = io.BytesIO()
-        np.save(file, array)
-        return file.getvalue()
+def npy(array, version=None):
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, version)
+    return file.getvalue()
 
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_arrays_are_read_as_numpy_writes_them(version):
+    for array in (np.arange(24, dtype=np.uint8).reshape(4, 2, 3), np.eye(3, dtype=np.uint8)):
+        for stored in (array, np.asfortranarray(array)):
+            assert np.array_equal(pixels_of(npy(stored, version)), array)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "magic"),
+        (npy(np.eye(3, dtype=np.uint8))[:9], "header"),
+        (npy(np.eye(3, dtype=np.uint8))[:-1], "buffer"),
+        (npy(np.zeros((2, 2, 4), np.uint8)), "wanted uint8"),
+        (npy(np.zeros((0, 4), np.uint8)), "wanted uint8"),
+        (npy(np.array([[None]])), "wanted uint8"),
+    ],
+)
+def test_a_broken_array_is_an_error_of_its_picture(data, words):
+    with pytest.raises(ImageError, match=f"a.npy: broken array .*{words}"):
+        picture_of(data, len(data), "a.npy")
+
+
+def test_arrays_are_pixels(tmp_path):
     good = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
     members = [("0.npy", npy(good)), ("0.cls", b"0"), ("1.npy", npy(good.astype(float))), ("1.cls", b"1")]
     train = open_source(write_tar(tmp_path / "x.tar", members)).train
