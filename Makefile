@@ -18,7 +18,7 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (torch and the core packages; the first time takes about two minutes) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install -c constraints.txt torch 2>&1 | { grep -v '^WARNING: Location' || true; }
-	@$(PIP) install -c constraints.txt -e . 2>&1 | { grep -v '^WARNING: Location' || true; }
+	@$(PIP) install -c constraints.txt -e '.[train]' 2>&1 | { grep -v '^WARNING: Location' || true; }
 	@$(BIN)/python -c "import torch, vitruvian"
 	@touch $@
 

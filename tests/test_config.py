@@ -69,3 +69,9 @@ def test_a_view_at_another_size_keeps_the_share_of_its_crop():
     assert view.at(448).scaled_size == (512, 512)
     assert view.at((224, 112)).scaled_size == (256, 128)
     assert Preprocess().at(384) == Preprocess(image_size=384)
+
+
+def test_a_view_that_comes_to_squash_forgets_what_it_cut_from():
+    cut = Preprocess(image_size=224, fit="crop", scaled_size=256)
+    assert cut.changed({"fit": "squash"}) == Preprocess(image_size=224, fit="squash")
+    assert cut.changed({}) == cut

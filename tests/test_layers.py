@@ -11,13 +11,14 @@ import vitruvian
 
 PACKAGE = Path(vitruvian.__file__).parent
 ROWS = [
-    ["errors", "config", "catalog", "cost", "published", "labels"],
+    ["errors", "config", "catalog", "cost", "published", "labels", "tasks"],
     ["model"],
     ["data"],
     ["weights"],
     ["predict"],
     ["evaluation"],
     ["training", "explain", "deploy"],
+    ["study"],
     ["cli", "serve"],
 ]
 ROW = {name: row for row, names in enumerate(ROWS) for name in names}

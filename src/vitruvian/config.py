@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
@@ -280,6 +281,10 @@ class Preprocess(Settings):
                 raise ConfigError(f"scaled_size={self.scaled_size} does not cover image_size={self.image_size}")
         if len(self.mean) != len(self.std) or min(self.std) <= 0:
             raise ConfigError(f"mean={self.mean} and std={self.std} do not fit together")
+
+    def changed(self, changes: Mapping[str, Any]) -> Preprocess:
+        """The view with other settings by name; one that squashes has nothing to cut from."""
+        return self.replace(**({"scaled_size": None} if changes.get("fit") == "squash" else {}), **changes)
 
     def at(self, image_size: int | Size) -> Preprocess:
         """The same view for another input size; the share that the crop keeps stays the same."""

@@ -9,7 +9,8 @@ VitruvianError
 ├── ImageError          a picture that cannot be decoded
 ├── DataError           a data set that cannot be used
 ├── TrainingError       a run that cannot start or go on
-│   └── Interrupted       a run stopped by a signal, safely (training.signals)
+│   ├── Interrupted       a run stopped by a signal, safely (training.signals)
+│   └── Diverged          a run whose loss or weights are no numbers any more (training.loop)
 └── MissingExtraError   an optional package that is not installed (also an ImportError)
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -23,7 +23,7 @@ from vitruvian.model.build import Model
 from vitruvian.model.cores import spread
 from vitruvian.weights.load import load
 
-# B pictures, K classes
+# B pictures, K classes, F features
 
 DECODERS = min(4, os.cpu_count() or 1)
 """Threads that decode ahead of the model."""
@@ -49,8 +49,8 @@ class Prediction:
     error: str = ""
 
 
-class Classifier:
-    """A model with its preprocessing and labels, ready to name what is in pictures."""
+class Encoder:
+    """A model with its preprocessing, ready to turn pictures into vectors; it needs no head."""
 
     def __init__(
         self,
@@ -65,7 +65,6 @@ class Classifier:
             model = load(model, heads=heads, image_size=image_size)
         elif heads is not None or image_size is not None:
             raise ConfigError("heads and image_size are for loading weights; this model is already made")
-        self.labels = labels_of(model)
         if len(model.preprocess.mean) != model.config.channels:
             raise ConfigError(
                 f"the model takes {model.config.channels} channels, "
@@ -76,6 +75,59 @@ class Classifier:
         except (RuntimeError, AssertionError) as error:
             raise ConfigError(f"device={device!r} cannot be used: {str(error).splitlines()[0]}") from None
         self.device = device
+
+    def views(self, images: Iterable[Source], *, ahead: int) -> Iterator[tuple[str, Tensor | ImageError]]:
+        """Each picture's path with its view, or with the error, in order; `ahead` of them are under way."""
+
+        def see(image: Source) -> tuple[str, Tensor | ImageError]:
+            path = os.fspath(image) if isinstance(image, str | os.PathLike) else name_of(image)
+            try:
+                return path, view(decode(image), self.model.preprocess)
+            except ImageError as error:
+                return path, error
+
+        pool = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
+        waiting: deque[Future[tuple[str, Tensor | ImageError]]] = deque()
+        try:
+            for image in images:
+                waiting.append(pool.submit(see, image))
+                if len(waiting) >= ahead:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def features(self, pixels: Tensor) -> Tensor:
+        """What the head reads (B, F) of normalised pixels (B, channels, rows, columns), without dropout."""
+        return self.compute(self.model.features, pixels)
+
+    def compute(self, function: Callable[[Tensor], Tensor], pixels: Tensor) -> Tensor:
+        """A part of the model on all cores, in evaluation mode."""
+        training = self.model.training
+        if training:
+            self.model.eval()
+        try:
+            return spread(function, pixels.to(self.device)).float().cpu()
+        finally:
+            if training:
+                self.model.train()
+
+
+class Classifier(Encoder):
+    """A model with its preprocessing and labels, ready to name what is in pictures."""
+
+    def __init__(
+        self,
+        model: Model | str | Path,
+        *,
+        heads: int | None = None,
+        image_size: int | Size | None = None,
+        device: str = "cpu",
+    ) -> None:
+        """As an Encoder, of a model with a head."""
+        super().__init__(model, heads=heads, image_size=image_size, device=device)
+        self.labels = labels_of(self.model)
 
     def predict(self, images: Iterable[Source], *, top: int = 5, batch: int = 16) -> list[list[Answer]]:
         """The `top` answers for each picture, best first; the first bad picture raises ImageError."""
@@ -111,42 +163,14 @@ class Classifier:
                 else:
                     yield Prediction(path, error=f"{printable(path)}: the model's answer is not a finite number")
 
-    def views(self, images: Iterable[Source], *, ahead: int) -> Iterator[tuple[str, Tensor | ImageError]]:
-        """Each picture's path with its view, or with the error, in order; `ahead` of them are under way."""
-
-        def see(image: Source) -> tuple[str, Tensor | ImageError]:
-            path = os.fspath(image) if isinstance(image, str | os.PathLike) else name_of(image)
-            try:
-                return path, view(decode(image), self.model.preprocess)
-            except ImageError as error:
-                return path, error
-
-        pool = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
-        waiting: deque[Future[tuple[str, Tensor | ImageError]]] = deque()
-        try:
-            for image in images:
-                waiting.append(pool.submit(see, image))
-                if len(waiting) >= ahead:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
     def logits(self, pixels: Tensor) -> Tensor:
         """The model's raw answers (B, K) for normalised pixels (B, channels, rows, columns), without dropout."""
-        training = self.model.training
-        if training:
-            self.model.eval()
-        try:
-            return spread(self.model, pixels.to(self.device)).float().cpu()
-        finally:
-            if training:
-                self.model.train()
+        return self.compute(self.model, pixels)
 
     def ranked(self, logits: Tensor, top: int) -> list[tuple[Answer, ...]]:
         """The `top` answers of each row, equal ones in the order of classes; none where a logit is not finite."""
-        probabilities, order = logits.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+        scaled = logits / self.model.temperature
+        probabilities, order = scaled.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
         finite = logits.isfinite().all(dim=-1).tolist()
         return [
             tuple(Answer(self.labels[i], p, i) for p, i in zip(row, indices)) if good else ()

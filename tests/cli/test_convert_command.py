@@ -1,11 +1,8 @@
-"""`vit convert` and `vit demo`."""
+"""`vit convert`."""
 
 from __future__ import annotations
 
 import json
-import re
-
-import pytest
 
 from vitruvian.cli.convert import Family
 from vitruvian.weights.families.registry import WRITERS
@@ -36,14 +33,3 @@ def test_what_cannot_be_converted_is_one_line(vit, weights, tmp_path):
     code, out, err = vit("convert", weights, tmp_path / "x.npz", "--to", "timm")
     assert (code, out) == (1, "")
     assert err.splitlines()[-1].startswith(f"error: {tmp_path / 'x.npz'}: timm weights are a file that ends in ")
-
-
-@pytest.mark.slow
-def test_the_demo_runs_offline_and_is_right(vit, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code, out, err = vit("demo")
-    assert (code, err) == (0, "")
-    assert re.search(r"right on 7[5-9] of 80 pictures", out)  # 78 here; least squares differ a little between CPUs
-    assert "native -> google: largest difference" in out
-    assert "google -> timm: largest difference" in out
-    assert not list(tmp_path.iterdir())

@@ -18,7 +18,9 @@ def vit_process(*arguments: str, command: str = "from vitruvian.cli import main;
     )
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("predict", "--help"), ("models",), ("models", "B/16", "--json")])
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("predict", "--help"), ("models",), ("models", "B/16", "--json"), ("tasks",)]
+)
 def test_help_and_lists_import_neither_torch_nor_numpy_nor_rich(arguments):
     command = (
         "import atexit, sys; from vitruvian.cli import main; "
@@ -38,9 +40,17 @@ OPTIONS = {
     "models": "--json",
     "convert": "--to --heads --image-size --patch-size --classes --json",
     "train": "--recipe --model -m --from --out --set --resume --plan --recipes",
+    "finetune": "--from --out --recipe --task --quick --rates --seeds --steps --size --set --data-root --json",
+    "probe": "--model -m --only --shots --neighbours --json --out --batch --heads --image-size --device",
+    "evaluate": "--model -m --split --real --wordnet-ids --mappings --calibrated --seed --json --out --batch --heads "
+    "--image-size --device",
+    "explain": "--model -m --out --map --class --top --layer --head --patch --occlusion --figures --count --json "
+    "--heads --image-size --device",
+    "study": "",
+    "tasks": "--data-root --json",
     "doctor": "--out --json --workers",
     "pack": "--side --format --quality --shard-mb --workers",
-    "demo": "",
+    "demo": "--out --set",
 }
 
 

@@ -47,7 +47,9 @@ def test_parts_of_a_batch_one_after_the_other_need_less_memory():
 
 
 def test_activation_checkpointing_needs_less_memory():
-    assert planned(checkpoint_activations=True).step_bytes < 0.8 * planned().step_bytes
+    deep = TINY | {"layers": 8, "patch_size": 2}
+    plain, checkpointed = (planned(architecture=deep, checkpoint_activations=on).step_bytes for on in (False, True))
+    assert checkpointed < 0.5 * plain
 
 
 def test_a_later_higher_resolution_makes_the_run_longer():

@@ -104,16 +104,16 @@ def test_tokens_are_left_out_while_training_only():
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_names_step_and_batch(tmp_path, monkeypatch):
-    from vitruvian.training import step
+    from vitruvian.training import objective
 
-    losses = step.losses
+    losses = objective.losses
 
     def broken(logits, targets, kind, smoothing=0.0):
         broken.calls += 1
         return losses(logits, targets, kind, smoothing) * (float("nan") if broken.calls == 8 else 1.0)
 
     broken.calls = 0
-    monkeypatch.setattr(step, "losses", broken)
+    monkeypatch.setattr(objective, "losses", broken)
     with pytest.raises(TrainingError, match=r"the loss of step 8 is not a finite number; the batch was digits #\d+,"):
         tiny_run(tmp_path, "checkpoint_steps=3")
     names = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]

@@ -12,9 +12,15 @@ from vitruvian import __version__
 from vitruvian.cli.convert import convert
 from vitruvian.cli.demo import demo
 from vitruvian.cli.doctor import doctor
+from vitruvian.cli.evaluate import evaluate
+from vitruvian.cli.explain import explain
+from vitruvian.cli.finetune import finetune
 from vitruvian.cli.models import models
 from vitruvian.cli.pack import pack
 from vitruvian.cli.predict import predict
+from vitruvian.cli.probe import probe
+from vitruvian.cli.study import study
+from vitruvian.cli.tasks import tasks
 from vitruvian.cli.train import train
 from vitruvian.errors import VitruvianError
 
@@ -27,8 +33,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (predict, models, convert, train, doctor, pack, demo):
+for command in (predict, models, convert, train, finetune, probe, evaluate, explain, tasks, doctor, pack, demo):
     app.command()(command)
+app.add_typer(study, name="study")
 
 
 def show_version(wanted: bool) -> None:
@@ -62,11 +69,11 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("VIT_TRACEBACK"):
             raise
-        print(explain(error), file=sys.stderr)
+        print(one_line(error), file=sys.stderr)
         sys.exit(1)
 
 
-def explain(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """The one line a user sees of an error."""
     if isinstance(error, VitruvianError):
         return "error: " + str(error).replace("\n", "\\n")  # a path may hold one

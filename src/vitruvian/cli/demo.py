@@ -1,66 +1,52 @@
-"""`vit demo`: draw pictures, make a small model, convert it with its certificate, and predict."""
+"""`vit demo`: train a ViT on the built-in digits from nothing, evaluate it, and read digits it has not seen."""
 
 from __future__ import annotations
 
-import random
-import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from vitruvian.cli.start import quick_imports
 
 if TYPE_CHECKING:
-    from PIL import Image
+    import numpy as np
+    from numpy.typing import NDArray
 
-    from vitruvian.model.build import Model
+    from vitruvian.training import Run
 
-KINDS = ("disc", "rows", "columns", "dots")
-SIDE = 64
-FITTED, TESTED = 240, 80
+SHOWN = 6
+"""Held-out digits that are drawn on the terminal with their answers."""
+
+SHADES = " .:-=+*#%@"
+"""From no ink to full ink."""
 
 
-def demo() -> None:
-    """Show the package at work on pictures it draws itself, in a few seconds and offline."""
+def demo(
+    out: Annotated[Path | None, typer.Option(metavar="RUN", help="Folder of the run; else a new one in runs/.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")
+    ] = None,
+) -> None:
+    """Train on the built-in digits, evaluate, predict, and say where the report is; about a minute, offline."""
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="vit-demo-") as folder:
-        show(Path(folder))
-    print(f"\nDone in {time.monotonic() - started:.0f} seconds. With weights and pictures of your own:")
-    print("  vit predict photos/ --model google/vit-base-patch16-224")
-    print("  vit models    lists the weights that others published")
-
-
-def show(folder: Path) -> None:
-    """The steps of the demonstration, each told before it starts."""
     say("importing torch ...")
     with quick_imports():
-        from vitruvian.cli.predict import as_table
-        from vitruvian.predict import Classifier
-        from vitruvian.weights.convert import convert
-        from vitruvian.weights.save import save
+        from vitruvian.training import train
+        from vitruvian.training.progress import progress
 
-    say(f"drawing {FITTED + TESTED} pictures of {', '.join(KINDS)} ...")
-    rng = random.Random(0)
-    drawings = [draw(KINDS[i % len(KINDS)], rng) for i in range(FITTED + TESTED)]
-
-    say("making a Vision Transformer with random weights and fitting its head by least squares ...")
-    model = fitted(drawings[:FITTED])
-    answers = Classifier(model).predict(drawings[FITTED:], top=1)
-    right = sum(answer.label == KINDS[i % len(KINDS)] for i, (answer,) in enumerate(answers))
-    print(f"  right on {right} of {TESTED} pictures it was not fitted to")
-
-    say("converting: native -> google -> timm, each read back and compared ...")
-    save(model, folder / "native")
-    print(indented(str(convert(folder / "native", folder / "google.npz", to="google"))))
-    print(indented(str(convert(folder / "google.npz", folder / "timm.safetensors", to="timm"))))
-
-    say("predicting with the converted weights: vit predict *.png --model timm.safetensors")
-    paths = []
-    for kind, drawing in zip(KINDS, drawings[FITTED:]):
-        drawing.save(path := folder / f"{kind}.png")
-        paths.append(path)
-    for prediction in Classifier(folder / "timm.safetensors").stream(paths, top=2):
-        print(indented(as_table(prediction).replace(f"{folder}/", "")))
+    say("training a Vision Transformer on 1,438 handwritten digits from nothing: vit train digits")
+    run = train("digits", recipe="digits", out=out, settings=settings or (), listeners=[progress()])
+    say("evaluating it on the 359 digits that were held out")
+    print(indented(evaluated(run)))
+    say(f"reading {SHOWN} of them: vit predict digit.png --model {run.folder}")
+    print(indented(read_aloud(run)))
+    print(f"\nDone in {time.monotonic() - started:.0f} seconds. Curves, confusions and mistakes as pictures:")
+    print(f"  {run.folder / 'report.html'}")
+    print("With pictures of your own, a folder for each kind:")
+    print("  vit train photos/ --from google/vit-base-patch16-224-in21k")
 
 
 def say(step: str) -> None:
@@ -71,58 +57,37 @@ def indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
 
 
-def draw(kind: str, rng: random.Random) -> Image.Image:
-    """A light figure of this kind on a dark ground; colours, sizes and places are drawn by lot."""
-    from PIL import Image, ImageDraw
-
-    dark = tuple(rng.randrange(0, 120) for _ in range(3))
-    light = tuple(rng.randrange(150, 256) for _ in range(3))
-    picture = Image.new("RGB", (SIDE, SIDE), dark)
-    pen = ImageDraw.Draw(picture)
-    if kind == "disc":
-        radius = rng.randint(14, 26)
-        x, y = rng.randint(radius, SIDE - radius), rng.randint(radius, SIDE - radius)
-        pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=light)
-        return picture
-    step = rng.randint(8, 14)
-    start = -rng.randrange(step)
-    for y in range(start, SIDE, step):
-        for x in range(start, SIDE, step):
-            across = step if kind == "rows" else step // 2
-            down = step if kind == "columns" else step // 2
-            pen.rectangle((x, y, x + across, y + down), fill=light)
-    return picture
+def evaluated(run: Run) -> str:
+    """The last evaluation of a run in one line."""
+    last = run.metrics("val")[-1]
+    wrong = round(last["count"] * (1 - last["top1"] / 100))
+    return f"{last['top1']:.1f}% right: {wrong} mistakes in {last['count']} digits, after {last['seconds']:.0f} s"
 
 
-def fitted(drawings: list[Image.Image]) -> Model:
-    """A small ViT whose random features a linear head tells apart; `drawings` run through KINDS in turn."""
-    import torch
+def read_aloud(run: Run) -> str:
+    """Some held-out digits as characters, and under each what the model says."""
+    import numpy as np
+    from PIL import Image
 
-    from vitruvian.config import Preprocess, ViTConfig
-    from vitruvian.data.preprocess import view
-    from vitruvian.model.build import build
+    from vitruvian.data.sources import open_source
+    from vitruvian.predict import Classifier
 
-    config = ViTConfig(
-        image_size=(SIDE, SIDE),
-        patch_size=8,
-        classes=len(KINDS),
-        layers=2,
-        width=192,
-        mlp_width=768,
-        heads=3,
-        pool="mean",
-        class_token=False,
-    )
-    model = build(config, seed=0).eval()
-    model.preprocess, model.labels = Preprocess(image_size=(SIDE, SIDE)), KINDS
-    with torch.no_grad():
-        features = model.features(torch.stack([view(drawing, model.preprocess) for drawing in drawings])).double()
-        targets = torch.eye(len(KINDS)).double().repeat(len(drawings) // len(KINDS), 1) - 1 / len(KINDS)
-        centre = features.mean(dim=0)
-        x = features - centre
-        ridge = 0.01 * len(x) * x.var() * torch.eye(config.feature_width)
-        weight = 10 * torch.linalg.solve(x.T @ x + ridge, x.T @ targets)  # times 10: clear logits
-        assert model.head is not None
-        model.head.weight.copy_(weight.T)
-        model.head.bias.copy_(-centre @ weight)
-    return model
+    held = open_source("digits").splits["test"]
+    places = [int(np.flatnonzero(held.labels() == digit)[0]) for digit in range(SHOWN)]
+    pictures = [held.read(place) for place in places]
+    arrays = [picture for picture in pictures if not isinstance(picture, bytes)]
+    answers = Classifier(run.folder).predict([Image.fromarray(array) for array in arrays], top=1)
+    said = [f"{answer.label}, {100 * answer.probability:.0f}%" for (answer,) in answers]
+    return beside([drawing(array) for array in arrays], said)
+
+
+def drawing(ink: NDArray[np.uint8]) -> list[str]:
+    """Each pixel as two characters, since a character is twice as high as wide."""
+    return ["".join(2 * SHADES[value * len(SHADES) // 256] for value in row) for row in ink.tolist()]
+
+
+def beside(drawings: Sequence[list[str]], captions: Sequence[str]) -> str:
+    """Drawings in one row, a caption under each."""
+    width = max(len(line) for lines in drawings for line in lines)
+    rows = [*zip(*drawings), captions]
+    return "\n".join("  ".join(cell.ljust(width) for cell in row).rstrip() for row in rows)

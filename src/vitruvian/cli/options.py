@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
@@ -34,4 +35,8 @@ Heads = Annotated[
 ImageSize = Annotated[
     InputSize | None,
     typer.Option(parser=parse_size, metavar="SIZE", help="Input size, 384 or ROWSxCOLUMNS; else the weights' own."),
+]
+Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, or cuda on a machine that has it.")]
+ReportFolder = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", file_okay=False, help="Write the numbers as JSON and report.html.")
 ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitruvian.cli.options import Heads, ImageSize, ModelName
+from vitruvian.cli.options import Device, Heads, ImageSize, ModelName
 from vitruvian.cli.progress import track
 from vitruvian.cli.start import quick_imports, quiet_pillow
 
@@ -24,7 +24,7 @@ def predict(
     batch: Annotated[int, typer.Option(min=1, metavar="N", help="How many pictures the model takes at a time.")] = 16,
     heads: Heads = None,
     image_size: ImageSize = None,
-    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, or cuda on a machine that has it.")] = "cpu",
+    device: Device = "cpu",
 ) -> None:
     """Name what is in pictures, with probabilities.
 

@@ -78,13 +78,16 @@ def show(run: Run) -> None:
     """Where the model is and how good it is, on stdout."""
     last = run.metrics("val")[-1]
     facts = run.facts
-    print(f"{last['top1']:.2f}% of {last['count']} pictures right ({facts['validation']}), in {last['seconds']:.0f} s")
+    masked = run.recipe.objective == "masked"
+    what = f"the colours of {last.get('patches')} hidden patches in {last['count']}" if masked else str(last["count"])
+    print(f"{last['top1']:.2f}% of {what} pictures right ({facts['validation']}), in {last['seconds']:.0f} s")
     if run.unreadable:
         print(
             f"{len(run.unreadable)} pictures could not be read, see {run.folder / 'unreadable.json'}", file=sys.stderr
         )
     print(f"the report is {run.folder / 'report.html'}")
-    print(f"the model is in {run.folder}: vit predict PICTURES --model {run.folder}")
+    use = f"vit finetune DATA --from {run.folder}" if masked else f"vit predict PICTURES --model {run.folder}"
+    print(f"the model is in {run.folder}: {use}")
 
 
 def show_plan(

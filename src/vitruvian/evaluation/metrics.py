@@ -99,9 +99,7 @@ class Tally:
         answers, truth = logits.detach().cpu().double(), labels.cpu()
         self._check(answers, truth, indices)
         scores = answers.log_softmax(dim=-1)
-        own = answers.gather(1, truth[:, None])
-        earlier = torch.arange(self.classes) < truth[:, None]
-        rank = ((answers > own) | ((answers == own) & earlier)).sum(dim=1)
+        rank = ranks(answers, truth)
         # numpy names the first of equal maxima, PyTorch any of them
         predictions = answers.numpy().argmax(axis=1)
         loss, top5, counts, correct, confusion = self._parts
@@ -181,6 +179,13 @@ class Tally:
             confusion=square,
             mistakes=tuple(self.mistakes),
         )
+
+
+def ranks(logits: Tensor, labels: Tensor) -> Tensor:  # (B, K), (B,) -> (B,)
+    """How many classes come before the label; equal logits rank in the order of classes."""
+    own = logits.gather(1, labels[:, None])
+    earlier = torch.arange(logits.shape[1]) < labels[:, None]
+    return ((logits > own) | ((logits == own) & earlier)).sum(dim=1)
 
 
 def measure(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from vitruvian.evaluation.confusion import MOST_IN_TABLE, confusion_view
 from vitruvian.evaluation.metrics import Measures, Mistake
 from vitruvian.evaluation.page import Html, percent_bar, section, table, text
 from vitruvian.evaluation.pictures import gallery, thumbnail_of
+
+MOST_UNREADABLE = 50
+"""Unreadable files that are listed one by one; the number tells of all."""
 
 
 def measure_tiles(measures: Measures) -> dict[str, str]:
@@ -44,6 +47,16 @@ def measure_sections(measures: Measures, classes: Sequence[str], source: Source 
         table(["class", "pictures", "right", "accuracy"], class_rows(measures, classes), tall=len(classes) > 15),
         note="The worst first.",
     )
+
+
+def unreadable_parts(unreadable: Mapping[str, str]) -> list[Html]:
+    """How many pictures could not be read, and the first of them with the reasons; nothing where there are none."""
+    if not unreadable:
+        return []
+    shown = list(unreadable.items())[:MOST_UNREADABLE]
+    which = f"; the first {len(shown)}:" if len(unreadable) > len(shown) else ":"
+    line = f"<p>{len(unreadable):,} pictures could not be read and were skipped{which}</p>"
+    return [Html(line), table(["file", "why"], shown)]
 
 
 def caption(mistake: Mistake, classes: Sequence[str], source: Source) -> Html:

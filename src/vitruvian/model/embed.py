@@ -40,7 +40,10 @@ class Embedding(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         grid = self.config.grid_of((pixels.shape[-2], pixels.shape[-1]))
-        patches = self.patches(pixels)
+        return self.placed(self.patches(pixels), grid)
+
+    def placed(self, patches: Tensor, grid: Size) -> Tensor:
+        """Patch tokens (B, N, D) of this grid with their positions, behind the tokens before them."""
         positions = self.grid_positions(grid)
         if positions is not None:
             patches = patches + positions.flatten(0, 1)

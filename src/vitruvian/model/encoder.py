@@ -37,10 +37,19 @@ class Attention(nn.Module):
     def weights(self, x: Tensor) -> Tensor:
         """The attention each query pays to each key, (B, H, N, N); rows sum to one."""
         q, k, _ = self.project(x)
+        return self.shares(q, k)
+
+    def shares(self, q: Tensor, k: Tensor) -> Tensor:
         logits = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
         if self.offsets is not None:
             logits = logits + self.relative_logits(q)
         return logits.softmax(dim=-1)
+
+    def explicit(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The output computed from weights that are there to be differentiated, and those weights."""
+        q, k, v = self.project(x)
+        weights = self.shares(q, k)
+        return self.out((weights @ v).transpose(1, 2).flatten(2)), weights
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         B, N, D = x.shape
@@ -113,6 +122,12 @@ class Block(nn.Module):
         """(B, N, D) -> (B, N, D), or (B, first, D) where only the first tokens are read afterwards."""
         x = self.add(x[:, :first], self.attention(self.norm1(x), first), self.scale1)
         return self.add(x, self.mlp(self.norm2(x)), self.scale2)
+
+    def explicit(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The output and the attention weights (B, H, N, N) that it depends on, for gradients between them."""
+        y, weights = self.attention.explicit(self.norm1(x))
+        x = self.add(x, y, self.scale1)
+        return self.add(x, self.mlp(self.norm2(x)), self.scale2), weights
 
     def add(self, x: Tensor, branch: Tensor, scale: Tensor | None) -> Tensor:
         if scale is not None:

@@ -138,6 +138,8 @@ class ResNet(nn.Module):
         self.preprocess = Preprocess(image_size=config.image_size)
         self.labels: tuple[str, ...] | None = None
         self.origin = ""
+        self.temperature = 1.0
+        """Logits are divided by it before they become probabilities; `vit evaluate` can fit it."""
         self.root = StdConv(config.channels, config.width, 7, 2, style="bit")
         self.stages = nn.ModuleList()
         inputs = config.width

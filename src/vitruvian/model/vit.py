@@ -26,6 +26,8 @@ class ViT(nn.Module):
         self.preprocess = Preprocess(image_size=config.image_size)
         self.labels: tuple[str, ...] | None = None
         self.origin = ""
+        self.temperature = 1.0
+        """Logits are divided by it before they become probabilities; `vit evaluate` can fit it."""
         self.drop_tokens = 0.0
         """Share of an image's patch tokens that are left out while training, drawn anew each time."""
         self.checkpoint_activations = False
@@ -65,9 +67,11 @@ class ViT(nn.Module):
 
         With `first`, only that many tokens; the numbers are the same.
         """
-        x = self.embed(pixels)
-        if self.training and self.drop_tokens:
-            x = self.thinned(x)
+        return self.contextual(self.embed(pixels), first)
+
+    def contextual(self, tokens: Tensor, first: int | None = None) -> Tensor:
+        """Embedded tokens (B, N, D) through all blocks; the rest of `encode`."""
+        x = self.thinned(tokens) if self.training and self.drop_tokens else tokens
         last = len(self.blocks) - 1
         for layer, block in enumerate(self.blocks):
             kept = first if layer == last else None
@@ -191,6 +195,13 @@ class AttentionPool(nn.Module):
         x = F.scaled_dot_product_attention(q, k, v)  # (B, H, 1, D // H)
         x = self.out(x.transpose(1, 2).reshape(B, 1, D))
         return (x + self.mlp(self.norm(x)))[:, 0]
+
+    def explicit(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The output and the probe's weights (B, H, 1, N) that it depends on, for gradients between them."""
+        weights = self.weights(tokens)
+        _, _, v = self.project(tokens)
+        x = self.out((weights @ v).transpose(1, 2).flatten(2))  # (B, 1, D)
+        return (x + self.mlp(self.norm(x)))[:, 0], weights
 
     def weights(self, tokens: Tensor) -> Tensor:
         """The attention the probe pays to each token, (B, H, 1, N)."""

@@ -85,12 +85,13 @@ _left: list[object] = []
 def joined(device: str) -> Iterator[Processes]:
     """This process, connected to the others while the context lasts.
 
-    An error of the connection, which is how the death of another process shows, becomes a TrainingError.
+    Inside another such context the connection is that one's. An error of the connection, which is how the death of
+    another process shows, becomes a TrainingError.
     """
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     chosen = chosen_device(device)
-    if world == 1:
-        yield Processes(device=chosen)
+    if world == 1 or dist.is_initialized():
+        yield Processes(rank=rank if world > 1 else 0, world=world, device=chosen)
         return
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=TIMEOUT)
     try:
@@ -165,6 +166,16 @@ def unsynchronised(module: Any) -> Iterator[None]:
         yield
     finally:
         module.set_requires_gradient_sync(True)
+
+
+def forget_whole(model: nn.Module) -> None:
+    """Drop the whole parameters that a sharded model (`fsdp`) keeps after a forward pass without a backward one.
+
+    Else the next step would compute with them, although the weights have changed since: an evaluation has the average
+    of the weights in their place.
+    """
+    if hasattr(model, "reshard"):
+        model.reshard()  # type: ignore[operator]
 
 
 def whole(tensor: Tensor) -> Tensor:

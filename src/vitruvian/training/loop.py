@@ -11,11 +11,13 @@ from torch import Tensor
 
 from vitruvian.data.loader import Batch, Loader
 from vitruvian.errors import TrainingError
-from vitruvian.evaluation.metrics import Measures, measure
 from vitruvian.model.build import empty
 from vitruvian.training.checkpoint import Checkpoints, gathered, read_tensors
 from vitruvian.training.clock import Clock
+from vitruvian.training.distributed import forget_whole
 from vitruvian.training.journal import Journal, Line, Listener
+from vitruvian.training.masked import MaskedViT
+from vitruvian.training.objective import Measured, Place
 from vitruvian.training.pictures import TrainingBatches
 from vitruvian.training.signals import Interrupted, StopRequest
 from vitruvian.training.state import Position, State
@@ -26,9 +28,6 @@ from vitruvian.weights.save import save
 
 MEETING_STEPS = 10
 """With several processes, how often they agree on whether to stop or to write a checkpoint."""
-
-SHOWN_MISTAKES = 24
-"""In the report."""
 
 
 class Loop:
@@ -54,7 +53,7 @@ class Loop:
         self.steps = batches.total
         self.sums: list[Tensor] = []
         """Of the steps since the last read from the device."""
-        self.measures: Measures | None = None
+        self.measures: Measured | None = None
         """Of the last evaluation in this session."""
         self.clock = Clock(position.seconds)
 
@@ -131,7 +130,7 @@ class Loop:
         shown = ", ".join(keys[:8]) + (f" and {len(keys) - 8} more" if len(keys) > 8 else "")
         found = self.checkpoints.all()
         kept = f"the last good checkpoint is {found[-1]}" if found else "there is no checkpoint yet"
-        raise TrainingError(
+        raise Diverged(
             f"{what}; the batch was {shown}; {kept}; try a lower rate, clip=1, or precision=float32 or bfloat16"
         )
 
@@ -170,16 +169,15 @@ class Loop:
     def averaged(self) -> AbstractContextManager[None]:
         return nullcontext() if self.state.average is None else self.state.average.in_place()
 
-    def measured(self, stop: StopRequest) -> Measures:
-        return measure(
-            self.state.model,
-            self.unless_stopped(stop),
-            classes=self.state.model.config.classes,
-            device=self.processes.device,
-            dtype=DTYPES[self.recipe.precision],
-            mistakes=SHOWN_MISTAKES,
-            all_ranks=not self.processes.alone,
+    def measured(self, stop: StopRequest) -> Measured:
+        place = Place(
+            device=self.processes.device, dtype=DTYPES[self.recipe.precision], all_ranks=not self.processes.alone
         )
+        batches, pictures = self.unless_stopped(stop), len(self.validation.source)
+        try:
+            return self.stepper.objective.measured(self.state.model, batches, pictures, place)
+        finally:
+            forget_whole(self.state.model)
 
     def unless_stopped(self, stop: StopRequest) -> Iterator[Batch]:
         """The validation batches; a lone process that is asked to stop does not evaluate to the end."""
@@ -189,7 +187,7 @@ class Loop:
             self.position.unreadable.update(batch.unreadable)
             yield batch
 
-    def judge(self, measures: Measures) -> None:
+    def judge(self, measures: Measured) -> None:
         """Compare with the best evaluation so far."""
         position = self.position
         value = measures.top1 if self.recipe.monitor == "top1" else -measures.loss
@@ -203,6 +201,8 @@ class Loop:
     def save_model(self, folder: Path) -> None:
         """The model as it now is, gathered from all processes, as a native folder."""
         tensors = gathered(dict(self.state.model.state_dict()))
+        if isinstance(self.state.model, MaskedViT):
+            tensors = {name: tensor for name, tensor in tensors.items() if name not in MaskedViT.own_names}
         if self.processes.first:
             save(assemble(empty(self.state.model.config), tensors, Description.of(self.state.model)), folder)
         self.processes.wait()
@@ -224,6 +224,10 @@ class Loop:
         self.position.journal_bytes = self.journal.kept_bytes() if self.journal is not None else 0
         self.checkpoints.write(self.position.step, self.state.tensors(), self.position.to_json())
         self.clock.checkpointed()
+
+
+class Diverged(TrainingError):
+    """A run whose loss or weights are no numbers any more."""
 
 
 class EvaluationCut(Exception):

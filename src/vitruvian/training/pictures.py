@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -16,10 +16,15 @@ from vitruvian.data.augment import Augment, training_view
 from vitruvian.data.decode import decode
 from vitruvian.data.loader import Batch, Loader
 from vitruvian.data.preprocess import view
-from vitruvian.data.sources import Picture, Source, hold_out, open_source
+from vitruvian.data.sources import DataSet, Picture, Source, hold_out, open_source
+from vitruvian.data.sources.subset import first_of_each
+from vitruvian.data.sources.union import Union
 from vitruvian.errors import ConfigError
 from vitruvian.training.distributed import Processes
 from vitruvian.training.recipe import Recipe
+
+TEST_SEED = 0
+"""Of the test split that is held out of data without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,14 @@ def pictures_for(data: str | Path, recipe: Recipe) -> Pictures:
     validation never does so on `test`.
     """
     found = open_source(data)
+    pictures = protocol_pictures(found, recipe) if recipe.validation != "auto" else usual_pictures(found, recipe)
+    if not recipe.pictures:
+        return pictures
+    return replace(pictures, train=first_of_each(pictures.train, recipe.pictures, recipe.seed))
+
+
+def usual_pictures(found: DataSet, recipe: Recipe) -> Pictures:
+    """The pictures of a run that follows no protocol."""
     chooses = recipe.patience > 0 or recipe.final == "best"
     name = "val" if "val" in found.splits else "" if chooses else "test" if "test" in found.splits else ""
     if name:
@@ -74,6 +87,32 @@ def pictures_for(data: str | Path, recipe: Recipe) -> Pictures:
         validation_is=f"{recipe.hold_out:.0%} of each class, held out",
         notes=found.notes,
     )
+
+
+def protocol_pictures(found: DataSet, recipe: Recipe) -> Pictures:
+    """The pictures of one step of the paper's protocol.
+
+    `dev` learns from all but the dev split, which is `val`, or else held out, and never sees the test split. `test`
+    learns from both and is measured on `test`, or on `val` where there is no `test`. Where there is neither, the test
+    split too is held out, the same pictures for every seed.
+    """
+    train, test, test_is = found.train, found.splits.get("test"), "the split 'test'"
+    dev = found.splits.get("val")
+    if test is None and dev is not None:
+        test, dev, test_is = dev, None, "the split 'val'"
+    elif test is None:
+        train, test = hold_out(train, recipe.hold_out, TEST_SEED)
+        test_is = f"{recipe.hold_out:.0%} of each class, held out for testing"
+    measured, measured_is = test, test_is
+    if recipe.validation == "dev":
+        measured_is = "the split 'val'"
+        if dev is None:
+            train, dev = hold_out(train, recipe.hold_out, recipe.seed)
+            measured_is = f"{recipe.hold_out:.0%} of each class, held out for choosing"
+        measured = dev
+    elif dev is not None:
+        train = Union([train, dev], name=f"{found.name} (train and val)")
+    return Pictures(name=found.name, train=train, validation=measured, validation_is=measured_is, notes=found.notes)
 
 
 class TrainingBatches:

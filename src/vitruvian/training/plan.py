@@ -93,7 +93,7 @@ def plan(
             timing = measured_steps(prepared.stepper, prepared.batches.from_step(0), seconds=seconds)
         with validation_loader(pictures.validation, chosen, prepared.model.preprocess, processes) as loader:
             picture_seconds = measured_evaluation(
-                prepared.model, loader.batches(0), classes=len(pictures.classes), device=processes.device
+                prepared.model, loader.batches(0), objective=prepared.stepper.objective, device=processes.device
             )
         return put_together(prepared, timing, picture_seconds)
 

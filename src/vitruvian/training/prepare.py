@@ -13,6 +13,9 @@ from vitruvian.data.augment import Augment
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import Model, build, empty
 from vitruvian.model.vit import ViT
+from vitruvian.training.masked import Colours, MaskedViT
+from vitruvian.training.memory import give_back_freed
+from vitruvian.training.objective import Labels, Objective
 from vitruvian.training.optimiser import freeze
 from vitruvian.training.recipe import Recipe
 from vitruvian.weights.description import Description
@@ -24,17 +27,29 @@ REGULARISERS = {"dropout", "attention_dropout", "stochastic_depth"}
 
 def model_for(recipe: Recipe, labels: Sequence[str]) -> Model:
     """The model of a recipe for these classes, ready to train."""
+    masked = recipe.objective == "masked"
+    labels = () if masked else labels
     model = from_weights(recipe, labels) if recipe.weights else from_nothing(recipe, labels)
-    model.labels = tuple(labels)
+    if masked:
+        model = MaskedViT.around(model, recipe.seed)
+    model.labels = tuple(labels) or None
+    model.temperature = 1.0  # what was fitted to the weights it starts from
     model.preprocess = view_of(recipe, model)
     freeze(model, recipe.freeze)
     set_options(model, recipe)
     return model.train()
 
 
+def objective_for(recipe: Recipe, model: Model) -> Objective:
+    """What the model of a recipe learns to answer."""
+    return Colours(recipe, model) if isinstance(model, MaskedViT) else Labels(recipe, model.config.classes)
+
+
 def model_again(description: Description, recipe: Recipe) -> Model:
     """The model of a run that goes on, without what it started from; a checkpoint will fill it."""
     model = build(description.config)
+    if recipe.objective == "masked":
+        model = MaskedViT.around(model, recipe.seed)
     model.labels, model.origin, model.preprocess = description.labels, description.origin, description.preprocess
     freeze(model, recipe.freeze)
     set_options(model, recipe)
@@ -71,7 +86,9 @@ def from_weights(recipe: Recipe, labels: Sequence[str]) -> Model:
     size = recipe.image_size or None
     model = load(recipe.weights, image_size=size)
     origin = model.origin
-    if model.labels != tuple(labels):
+    if not labels:
+        model = load(recipe.weights, image_size=size, classes=0)
+    elif model.labels != tuple(labels):
         model = load(recipe.weights, image_size=size, classes=len(labels), head="new")
         start_head(model, recipe.head_bias)
     others = set(recipe.architecture) - REGULARISERS
@@ -98,7 +115,7 @@ def start_head(model: Model, bias: float) -> None:
 
 def view_of(recipe: Recipe, model: Model) -> Preprocess:
     """The evaluation view: that of the weights or of the model's name, with the recipe's changes, at this size."""
-    return model.preprocess.replace(**recipe.view).at(model.config.image_size)
+    return model.preprocess.changed(recipe.view).at(model.config.image_size)
 
 
 def augment_of(recipe: Recipe, preprocess: Preprocess) -> Augment:
@@ -113,6 +130,8 @@ def set_options(model: Model, recipe: Recipe) -> None:
     if isinstance(model, ViT):
         model.drop_tokens = recipe.drop_tokens
         model.checkpoint_activations = recipe.checkpoint_activations
+        if recipe.checkpoint_activations:
+            give_back_freed()
     elif recipe.drop_tokens or recipe.checkpoint_activations:
         raise ConfigError("drop_tokens and checkpoint_activations are for Vision Transformers, not for a ResNet")
     for _, side in recipe.resolutions:

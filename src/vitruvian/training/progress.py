@@ -73,6 +73,8 @@ class Bar(Listener):
     def said(self, text: str) -> None:
         if self.bar is not None:
             self.bar.console.print(f"note: {text}", highlight=False, markup=False)
+        else:
+            print(f"note: {text}", file=sys.stderr, flush=True)
 
     def finished(self) -> None:
         if self.bar is not None:

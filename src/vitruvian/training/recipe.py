@@ -18,6 +18,9 @@ AverageName = Literal["none", "ema", "polyak"]
 Precision = Literal["float32", "bfloat16", "float16"]
 Parallel = Literal["ddp", "fsdp"]
 Monitor = Literal["top1", "loss"]
+Validation = Literal["auto", "dev", "test"]
+HeadInit = Literal["zero", "least_squares", "probe"]
+ObjectiveName = Literal["labels", "masked"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +47,9 @@ class Recipe(Settings):
     """Other settings of the evaluation view than its own, by name (see Preprocess)."""
     head_bias: float = 0.0
     """Where the biases of a fresh head start; the paper takes -10 with 21k classes."""
+    head_init: HeadInit = "zero"
+    """Of a fresh head. `probe`: where logistic regression on the frozen features ends, as `vit probe` fits it;
+    `least_squares`: where ridge regression ends, which is quicker with many classes."""
     freeze: tuple[str, ...] = ()
     """Patterns of parameter names that do not learn, such as `embed.*` or `blocks.[0-5].*`."""
 
@@ -63,6 +69,8 @@ class Recipe(Settings):
     """Of SGD."""
     rate: float = 1e-3
     """The highest learning rate."""
+    rates: tuple[float, ...] = ()
+    """Those that `vit finetune` chooses among; without any, `rate` alone."""
     schedule: ScheduleName = "cosine"
     warmup: float = 0.0
     """Steps in which the rate rises from 0; below 1 their share of all steps."""
@@ -82,6 +90,9 @@ class Recipe(Settings):
     clip: float = 0.0
     """Longest gradient; 0 for any."""
 
+    objective: ObjectiveName = "labels"
+    """`labels`: the class of each picture. `masked`: the colours of patches that are hidden, which needs no labels and
+    gives a model without a head to train further."""
     loss: LossName = "softmax"
     """`sigmoid` asks for each class on its own, and sums over them."""
     smoothing: float = 0.0
@@ -94,8 +105,13 @@ class Recipe(Settings):
     """Training views; their size, mean and deviation are those of the evaluation view."""
     repeats: int = 1
     """Views of each picture in a batch."""
+    pictures: int = 0
+    """To train on no more than so many, the classes as equal as they allow; fewer are always among more. 0 for all."""
     hold_out: float = 0.1
     """Share of each class held out for validation where the data has no such split."""
+    validation: Validation = "auto"
+    """`auto`: on the split `val`, or else `test`, or else on what is held out. `dev`: never on the test split. `test`:
+    on the test split, after training on all other pictures."""
     max_unreadable: float = 0.01
     """Share of pictures that may be unreadable before the run stops."""
 
@@ -145,7 +161,7 @@ class Recipe(Settings):
             check_range(name, getattr(self, name), 1)
         for name in ("image_size", "warmup", "cooldown", "end_rate", "weight_decay", "clip", "workers", "seed"):
             check_range(name, getattr(self, name), 0)
-        for name in ("patience", "evaluate_batch_size", "checkpoint_steps", "checkpoint_seconds"):
+        for name in ("pictures", "patience", "evaluate_batch_size", "checkpoint_steps", "checkpoint_seconds"):
             check_range(name, getattr(self, name), 0)
         for name in ("smoothing", "max_unreadable", "average_start", "momentum"):
             check_range(name, getattr(self, name), 0.0, 1.0)
@@ -153,9 +169,33 @@ class Recipe(Settings):
             check_range(name, getattr(self, name), 1e-6, 1.0)
         for name, least, most in (("drop_tokens", 0.0, 0.95), ("hold_out", 0.001, 0.9), ("evaluate_every", 1e-6, 1e9)):
             check_range(name, getattr(self, name), least, most)
-        if self.rate <= 0:
-            raise ConfigError(f"rate={self.rate} is not above 0")
+        for name, values in (("rate", (self.rate,)), ("rates", self.rates)):
+            if any(value <= 0 for value in values):
+                raise ConfigError(f"{name}={min(values)} is not above 0")
+        if self.head_init != "zero" and self.loss != "softmax":
+            raise ConfigError(f"head_init={self.head_init!r} is for loss='softmax', not for {self.loss!r}")
+        if self.validation == "test" and (self.patience or self.final == "best"):
+            raise ConfigError("patience and final='best' choose by what is measured, which the test split is not for")
+        if self.objective == "masked":
+            self.check_masked()
         if not self.decay_times_rate and self.optimiser != "adamw":
             raise ConfigError(f"decay_times_rate=false is for optimiser='adamw', not for {self.optimiser!r}")
         if [share for share, _ in self.resolutions] != sorted({share for share, _ in self.resolutions}):
             raise ConfigError(f"resolutions={self.resolutions} do not begin one after the other")
+
+    def check_masked(self) -> None:
+        """Refuse what has no meaning where no labels are learnt."""
+        given = {
+            "loss": self.loss != "softmax",
+            "smoothing": self.smoothing > 0,
+            "class_weights": self.class_weights != "none",
+            "augment.mixup_alpha and cutmix_alpha": self.augment.mixes,
+            "head_init": self.head_init != "zero",
+            "head_bias": self.head_bias != 0,
+            "drop_tokens": self.drop_tokens > 0,
+            "validation": self.validation != "auto",
+            "final": self.final != "last",
+        }
+        for name, is_given in given.items():
+            if is_given:
+                raise ConfigError(f"{name} cannot be set with objective='masked', which learns colours and no labels")

@@ -6,20 +6,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitruvian.config import ViTConfig
 from vitruvian.data.doctor.classes import small_classes, uneven_classes
 from vitruvian.data.sources.base import Source
 from vitruvian.data.sources.subset import class_sizes
 from vitruvian.evaluation.metrics import Measures
-from vitruvian.evaluation.page import Html, columns, duration, facts, heading, notice, page, section, table, text, tiles
-from vitruvian.evaluation.sections import measure_sections, measure_tiles
+from vitruvian.evaluation.page import Html, columns, duration, facts, heading, notice, page, section, text, tiles
+from vitruvian.evaluation.sections import measure_sections, measure_tiles, unreadable_parts
 from vitruvian.training.curves import curves
 from vitruvian.training.environment import environment
 from vitruvian.training.journal import Line
+from vitruvian.training.masked import ColourMeasures
+from vitruvian.training.masked_report import colour_sections, colour_tiles
+from vitruvian.training.objective import Measured
 from vitruvian.training.run import Run
+from vitruvian.weights.description import Description
 from vitruvian.weights.store import install, staging
-
-MOST_UNREADABLE = 50
-"""Unreadable files that are listed one by one; the number tells of all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +29,8 @@ class Outcome:
     """What a run knows at its end beside what its folder holds; whatever is missing is left out of the report."""
 
     train: Source
-    measures: Measures | None = None
-    """Of the model that the run gives, with the mistakes that are to be shown."""
+    measures: Measured | None = None
+    """Of the model that the run gives, with the mistakes or examples that are to be shown."""
     held_out: Source | None = None
     """What the measures were taken on; without it mistakes have no pictures."""
     stopped: str = ""
@@ -57,9 +59,15 @@ def sections(title: str, run: Run, outcome: Outcome) -> Iterator[Html]:
     drawn = list(curves(lines))
     if drawn:
         note = "Training loss is the recipe's, with its views and mixing; on held-out pictures it is cross-entropy."
+        if run.recipe.objective == "masked":
+            note = "Over the corrupted patches; held-out pictures are corrupted in the same way each time."
         yield section("Curves", columns(*drawn), note=note)
-    if outcome.measures is not None:
+    if isinstance(outcome.measures, Measures):
         yield from measure_sections(outcome.measures, outcome.train.classes, outcome.held_out)
+    elif isinstance(outcome.measures, ColourMeasures) and outcome.held_out is not None:
+        model = Description.from_json(recorded.get("model"), f"{run.folder}/run.json")
+        assert isinstance(model.config, ViTConfig)
+        yield from colour_sections(outcome.measures, model.preprocess, model.config.patch_size, outcome.held_out)
     yield section("Data", *data_problems(outcome.train, run.unreadable, recorded.get("notes", ())))
     yield section("Settings", facts(run.recipe.to_json()))
     yield section("Environment", facts(environment() | recorded.get("environment", {})))
@@ -75,7 +83,9 @@ def progress(outcome: Outcome, lines: list[Line]) -> str:
 
 def numbers(outcome: Outcome, lines: list[Line]) -> dict[str, str]:
     values: dict[str, str] = {}
-    if outcome.measures is not None:
+    if isinstance(outcome.measures, ColourMeasures):
+        values = colour_tiles(outcome.measures)
+    elif isinstance(outcome.measures, Measures):
         values = measure_tiles(outcome.measures)
         values["held-out pictures"] = values.pop("pictures")
     return values | ({"training time": duration(lines[-1]["seconds"])} if lines and "seconds" in lines[-1] else {})
@@ -90,9 +100,5 @@ def data_problems(train: Source, unreadable: dict[str, str], notes: Iterable[str
             examples = ", ".join(example.note for example in finding.examples)
             advice = f'<span class="soft">{text(finding.advice)}</span>'
             found.append(Html(f"<p>{text(finding.text)} ({text(examples)})<br>{advice}</p>"))
-    if unreadable:
-        shown = list(unreadable.items())[:MOST_UNREADABLE]
-        which = f"; the first {len(shown)}:" if len(unreadable) > len(shown) else ":"
-        found.append(Html(f"<p>{len(unreadable):,} pictures could not be read and were skipped{which}</p>"))
-        found.append(table(["file", "why"], shown))
+    found += unreadable_parts(unreadable)
     yield from found or [Html("<p>Every picture could be read, and no class is small or far from the others.</p>")]

@@ -12,7 +12,8 @@ from vitruvian.data.loader import Batch
 from vitruvian.data.order import digest, generator_for
 from vitruvian.training.average import Average
 from vitruvian.training.distributed import Processes, without_exchange
-from vitruvian.training.losses import losses, picture_weights, right
+from vitruvian.training.losses import picture_weights
+from vitruvian.training.objective import Objective
 from vitruvian.training.optimiser import set_rate
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.schedule import Schedule
@@ -34,9 +35,10 @@ class Stepper:
         schedule: Schedule,
         augment: Augment,
         processes: Processes,
+        objective: Objective,
         class_weights: Tensor | None = None,
     ) -> None:
-        self.module, self.optimiser, self.recipe = module, optimiser, recipe
+        self.module, self.optimiser, self.recipe, self.objective = module, optimiser, recipe, objective
         self.schedule, self.augment, self.processes = schedule, augment, processes
         self.class_weights = None if class_weights is None else class_weights.to(processes.device)
         self.dtype = DTYPES[recipe.precision]
@@ -65,7 +67,8 @@ class Stepper:
         """Normalised and perhaps mixed pixels, targets, and how much each picture counts, on the device."""
         device = self.processes.device
         pixels = normalise(batch.pixels.to(device, non_blocking=True), self.augment)
-        targets, own = batch.labels.to(device, non_blocking=True), batch.weights.to(device, non_blocking=True)
+        targets = self.objective.targets(batch, step).to(device, non_blocking=True)
+        own = batch.weights.to(device, non_blocking=True)
         if self.augment.mixes:
             pixels, targets = mix(
                 pixels,
@@ -80,11 +83,10 @@ class Stepper:
 
     def learn(self, pixels: Tensor, targets: Tensor, weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Add the gradients of a part of a batch of `count`; its share of the mean loss, and its right answers."""
-        with self.autocast():
-            logits = self.module(pixels)
-        loss = (losses(logits, targets, self.recipe.loss, self.recipe.smoothing) * weights).sum() / count
+        losses, correct = self.objective.judged(self.module, pixels, targets, self.autocast)
+        loss = (losses * weights).sum() / count
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        return loss.detach(), right(logits.detach(), targets)
+        return loss.detach(), correct
 
     def update(self, step: int) -> None:
         """Change the weights by the gradients, clipped, at the rate of the step."""

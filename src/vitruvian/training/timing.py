@@ -14,8 +14,8 @@ from torch import nn
 
 from vitruvian.data.loader import Batch
 from vitruvian.errors import DataError
-from vitruvian.evaluation.metrics import measure
 from vitruvian.training.memory import peak_bytes
+from vitruvian.training.objective import Objective, Place
 from vitruvian.training.step import Stepper
 
 MOST_STEPS = 20
@@ -93,14 +93,15 @@ def part(batch: Batch, count: int) -> Batch:
 
 
 def measured_evaluation(
-    model: nn.Module, batches: Iterator[Batch], *, classes: int, device: torch.device, most: int = 3
+    model: nn.Module, batches: Iterator[Batch], *, objective: Objective, device: torch.device, most: int = 3
 ) -> float:
     """Seconds that a held-out picture takes, reading included: the least of a few batches, as the first is slow."""
+    place = Place(device=device, dtype=None, all_ranks=False)
     found = []
     before = time.perf_counter()
     for batch in islice(batches, most):
         if len(batch):
-            measure(model, [batch], classes=classes, device=device)
+            objective.measured(model, [batch], len(batch), place)
             now = time.perf_counter()
             found.append((now - before) / len(batch))
             before = now

@@ -18,12 +18,13 @@ from vitruvian.training.checkpoint import Checkpoints, read_position, read_tenso
 from vitruvian.training.choose import chosen_recipe
 from vitruvian.training.distributed import Processes, joined, replicated, shard
 from vitruvian.training.environment import environment
+from vitruvian.training.head import fit_head, is_fresh
 from vitruvian.training.journal import Journal, Listener
 from vitruvian.training.loop import Loop
 from vitruvian.training.losses import balanced_weights
 from vitruvian.training.optimiser import optimiser_for
 from vitruvian.training.pictures import Pictures, TrainingBatches, fitting_batch_size, pictures_for, validation_loader
-from vitruvian.training.prepare import augment_of, model_again, model_for
+from vitruvian.training.prepare import augment_of, model_again, model_for, objective_for
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.recipes import changed
 from vitruvian.training.report import Outcome, write_report
@@ -59,7 +60,7 @@ def train(
     with joined(plan.device) as processes:
         plan, pictures = fitted(plan, pictures_for(data, plan), processes)
         folder = Path(processes.agreed(str(out or free_folder(data)))).expanduser()
-        prepared = prepare(plan, pictures, processes, model_for(plan, pictures.classes))
+        prepared = prepare(plan, pictures, processes, starting_model(plan, pictures, processes, listeners))
         problem = ""
         if processes.first:
             try:
@@ -93,13 +94,26 @@ def resume(run: str | Path | Run, *, settings: Sequence[str] = (), listeners: Se
         if found:  # what the run started from may be gone
             model = model_again(Description.from_json(facts.get("model"), f"{opened.folder}/run.json"), plan)
         else:
-            model = model_for(plan, pictures.classes)
+            model = starting_model(plan, pictures, processes, listeners)
         prepared, position = prepare(plan, pictures, processes, model), Position()
         if found:
             position = Position.from_json(read_position(found[-1]))
             read_tensors(found[-1], prepared.state.tensors(), processes)
             prepared.state.restore(position)
         return carry_out(opened.folder, prepared, processes, position, tuple(listeners))
+
+
+def starting_model(recipe: Recipe, pictures: Pictures, processes: Processes, listeners: Sequence[Listener]) -> Model:
+    """The model of a run before its first step."""
+    model = model_for(recipe, pictures.classes).to(processes.device)
+    if recipe.head_init != "zero" and is_fresh(model):
+
+        def said(text: str) -> None:
+            for listener in listeners if processes.first else ():
+                listener.said(text)
+
+        fit_head(model, pictures.train, recipe, device=processes.device, said=said)
+    return model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +154,7 @@ def prepare(recipe: Recipe, pictures: Pictures, processes: Processes, model: Mod
         schedule=schedule_of(recipe, batches.total),
         augment=augment,
         processes=processes,
+        objective=objective_for(recipe, model),
         class_weights=balanced_weights(pictures.train) if recipe.class_weights == "balanced" else None,
     )
     stepper.classes = len(pictures.classes)

@@ -25,10 +25,18 @@ class Description:
     preprocess: Preprocess
     labels: tuple[str, ...] | None = None
     origin: str = ""
+    temperature: float = 1.0
+    """Logits are divided by it before they become probabilities."""
 
     @classmethod
     def of(cls, model: Model) -> Description:
-        return cls(config=model.config, preprocess=model.preprocess, labels=model.labels, origin=model.origin)
+        return cls(
+            config=model.config,
+            preprocess=model.preprocess,
+            labels=model.labels,
+            origin=model.origin,
+            temperature=model.temperature,
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -38,6 +46,7 @@ class Description:
             "preprocess": self.preprocess.to_json(),
             "labels": None if self.labels is None else list(self.labels),
             "origin": self.origin,
+            "temperature": self.temperature,
         }
 
     @classmethod
@@ -56,16 +65,20 @@ class Description:
         try:
             config: ModelConfig = typed(MODEL_KINDS[kind], data["architecture"])
             preprocess = typed(Preprocess, data.get("preprocess") or {})
+            temperature = float(data.get("temperature", 1.0))  # files of earlier versions have none
         except (ConfigError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{where}: {error}") from error
         labels = data.get("labels")
         if labels is not None and not (isinstance(labels, list) and all(isinstance(label, str) for label in labels)):
             raise CheckpointError(f"{where}: 'labels' is not a list of names")
+        if not 0 < temperature < float("inf"):
+            raise CheckpointError(f"{where}: temperature={temperature} is not a positive number")
         return cls(
             config=config,
             preprocess=preprocess,
             labels=None if labels is None else tuple(labels),
             origin=str(data.get("origin") or ""),
+            temperature=temperature,
         )
 
 

@@ -57,7 +57,9 @@ def open_model(path: Path, known: Known, changes: Changes, labels: Sequence[str]
             model = empty(config)
         view = description.preprocess if changes.size is None else description.preprocess.at(changes.size)
         names = fitting_labels(description, changes, classes=config.classes, given=labels)
-        description = replace(description, config=config, preprocess=view, labels=names)
+        own_head = changes.head != "new" and config.classes == description.config.classes
+        temperature = description.temperature if own_head else 1.0
+        description = replace(description, config=config, preprocess=view, labels=names, temperature=temperature)
         return assemble(model, state, description), family
     except (CheckpointError, ConfigError) as error:
         raise CheckpointError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from error
@@ -110,4 +112,5 @@ def assemble(model: Model, state: Tensors, description: Description) -> Model:
     """The empty model with its tensors, ready to answer."""
     model.load_state_dict({name: tensor.contiguous() for name, tensor in state.items()}, strict=True, assign=True)
     model.preprocess, model.labels, model.origin = description.preprocess, description.labels, description.origin
+    model.temperature = description.temperature
     return model.eval()

@@ -15,7 +15,9 @@ from vitruvian.data.sources.parquet import open_parquet, picture_columns
 from vitruvian.data.sources.patterns import is_pattern, matching
 from vitruvian.data.sources.stream import open_stream
 from vitruvian.data.sources.tar import open_tar
+from vitruvian.data.sources.tasks import open_task
 from vitruvian.errors import DataError, nearest
+from vitruvian.tasks import TASKS, find_task
 
 BUILT_IN = {"digits": open_digits}
 """Data sets that the package carries. A folder of the same name is meant by `./digits`."""
@@ -24,7 +26,7 @@ BUILT_IN = {"digits": open_digits}
 def open_source(data: str | Path, *, split: str | None = None) -> DataSet:
     """The data set that `data` means, or only its split of this name.
 
-    `data` is a path, a pattern of shards or Parquet files, a URL of shards, or `digits`.
+    `data` is a path, a pattern of shards or Parquet files, a URL of shards, `digits`, or the name of a task.
     """
     text = str(data)
     try:
@@ -46,7 +48,10 @@ def opened(text: str) -> DataSet:
         return open_files([path], text)
     if is_pattern(str(path)):
         return open_files(matching(str(path)), text)
-    near = nearest(text, BUILT_IN)
+    task = find_task(text)
+    if task is not None:
+        return open_task(task, folders=open_directory)
+    near = nearest(text, [*BUILT_IN, *TASKS])
     hint = f"; did you mean {near[0]}?" if near else f"; the built-in data set is called {', '.join(BUILT_IN)}"
     raise DataError(f"{text}: no such file or folder{hint}")
 

@@ -86,19 +86,55 @@ def hold_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:
     wanted = np.rint(sizes * share).astype(np.int64).clip(1, np.maximum(sizes - 1, 0))
     if not wanted.any():
         raise DataError(f"{source.name}: no class has two pictures, so none can be held out for validation")
+    rest, held = divided(source, wanted, seed)
+    return (
+        Subset(source, rest, name=f"{source.name} (without what is held out)"),
+        Subset(source, held, name=f"{source.name} (held out)"),
+    )
+
+
+def first_of_each(source: Source, count: int, seed: int) -> Subset:
+    """`count` examples, as many of each class as of the others where it has so many, chosen by the seed.
+
+    What is chosen for a smaller count is also chosen for a larger one.
+    """
+    if not 0 < count <= len(source):
+        raise ConfigError(f"pictures={count}: {source.name} has {len(source)} pictures to train on")
+    sizes = class_sizes(source.labels(), len(source.classes))
+    _, chosen = divided(source, equal_shares(sizes, count), seed)
+    return Subset(source, chosen, name=f"{source.name} (the first {count})")
+
+
+def equal_shares(sizes: IndexArray, count: int) -> IndexArray:
+    """`count` dealt to the classes in turn, one each time around, until a class has no more."""
+    each = 0
+    for size in np.unique(sizes).tolist():
+        if np.minimum(sizes, size).sum() > count:
+            break
+        each = size
+    dealt = np.minimum(sizes, each)
+    open_classes = np.flatnonzero(sizes > each)
+    if len(open_classes):
+        rounds, rest = divmod(int(count - dealt.sum()), len(open_classes))
+        dealt[open_classes] += rounds
+        dealt[open_classes[:rest]] += 1
+    return dealt
+
+
+def divided(source: Source, wanted: IndexArray, seed: int) -> tuple[Path, Path]:
+    """Files with the numbers of the rest and of the chosen: as many of each class as wanted, by the seed."""
+    labels = source.labels()
+    sizes = class_sizes(labels, len(source.classes))
     folder = scratch_folder()
     seen = np.zeros_like(sizes)
-    with open(folder / "train.i64", "wb") as train, open(folder / "held.i64", "wb") as held:
+    with open(folder / "rest.i64", "wb") as rest, open(folder / "chosen.i64", "wb") as chosen:
         for start in range(0, len(labels), CHUNK):
             chunk = piece(labels, start).astype(np.int64)
             place = permuted(ranks_in_class(chunk, seen), sizes[chunk], seed, stream=chunk)
-            chosen = place < wanted[chunk]
-            (start + np.flatnonzero(~chosen)).astype("i8").tofile(train)
-            (start + np.flatnonzero(chosen)).astype("i8").tofile(held)
-    return (
-        Subset(source, folder / "train.i64", name=f"{source.name} (without what is held out)"),
-        Subset(source, folder / "held.i64", name=f"{source.name} (held out)"),
-    )
+            mine = place < wanted[chunk]
+            (start + np.flatnonzero(~mine)).astype("i8").tofile(rest)
+            (start + np.flatnonzero(mine)).astype("i8").tofile(chosen)
+    return folder / "rest.i64", folder / "chosen.i64"
 
 
 def class_sizes(labels: NDArray[np.int32], classes: int) -> IndexArray:

@@ -1,0 +1,125 @@
+"""`vit evaluate`: how good is a model on these pictures?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vitruvian.cli.options import Device, Heads, ImageSize, ModelName, ReportFolder
+from vitruvian.cli.progress import track
+from vitruvian.cli.start import quick_imports, quiet_pillow
+from vitruvian.tasks import file_beside, view_for
+
+if TYPE_CHECKING:
+    from vitruvian.evaluation.outcome import Evaluation
+
+SHOWN_UNREADABLE = 5
+"""Unreadable files that are named on the terminal; a report lists more."""
+
+
+def evaluate(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A folder, a manifest, shards, or a built-in name.")],
+    model: ModelName,
+    split: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which split; else test, or val, or the only one.")
+    ] = None,
+    real: Annotated[Path | None, typer.Option(metavar="FILE", help="ImageNet-ReaL labels: real.json.")] = None,
+    word_net_ids: Annotated[
+        Path | None,
+        typer.Option("--wordnet-ids", metavar="FILE", help="What each output is, a WordNet id a line (21k models)."),
+    ] = None,
+    mappings: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="ObjectNet's mappings; found by itself beside its images.")
+    ] = None,
+    calibrated: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Save the model with the fitted temperature, which vit predict uses."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of the intervals and the calibration.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the table.")] = False,
+    out: ReportFolder = None,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="How many pictures the model takes at a time.")] = 16,
+    heads: Heads = None,
+    image_size: ImageSize = None,
+    device: Device = "cpu",
+) -> None:
+    """Measure a model: accuracy with intervals, ReaL, calibration, confusions.
+
+    Every picture counts, also those of a short last batch. Classes and outputs are matched by their names.
+    """
+    with quick_imports():
+        from vitruvian.data.sources import open_source
+        from vitruvian.evaluation.calibrate import save_calibrated
+        from vitruvian.evaluation.evaluate import Options
+        from vitruvian.evaluation.evaluate import evaluate as run_evaluation
+        from vitruvian.evaluation.evaluation_page import evaluation_page
+        from vitruvian.evaluation.label_spaces import read_ids
+        from vitruvian.evaluation.objectnet import mappings_beside, read_objectnet
+        from vitruvian.evaluation.real import read_real
+        from vitruvian.evaluation.report_files import write_report
+        from vitruvian.predict import Classifier
+
+    quiet_pillow()
+    classifier = Classifier(model, heads=heads, image_size=image_size, device=device)
+    classifier.model.preprocess = classifier.model.preprocess.changed(view_for(data))
+    real = real or file_beside(data, "real")
+    mappings = mappings or file_beside(data, "mappings") or mappings_beside(data)
+    options = Options(
+        split=split,
+        real=None if real is None else read_real(real),
+        ids=None if word_net_ids is None else read_ids(word_net_ids, classifier.model.config.classes),
+        groups=None if mappings is None else read_objectnet(mappings),
+        seed=seed,
+        batch=batch,
+    )
+    opened = open_source(data)
+    found = run_evaluation(opened, classifier, options, model=model, track=partial(track, label="pictures"))
+    print(json.dumps(found.to_json()) if as_json else as_table(found))
+    complain(found)
+    if out is not None:
+        page = evaluation_page(found, opened.splits[found.split])
+        write_report(out, name="evaluation.json", numbers=found.to_json(), page=page)
+        print(f"the report is {out / 'report.html'}", file=sys.stderr)
+    if calibrated is not None:
+        save_calibrated(found, classifier.model, calibrated)
+        print(f"the calibrated model is {calibrated}", file=sys.stderr)
+
+
+def as_table(found: Evaluation) -> str:
+    """Numbers with their intervals, under a line on what they were measured on."""
+    from vitruvian.cli.text import table
+    from vitruvian.evaluation.evaluation_page import NAMES, shown_numbers, summary
+
+    rows = []
+    for name, value in shown_numbers(found).items():
+        low, high = found.intervals[name]
+        rows.append((NAMES[name], f"{value:.2f}", f"{low:.2f} to {high:.2f}"))
+    lines = [summary(found), table(("", ">percent", "95% interval"), rows)]
+    if found.real is not None:
+        lines.append(f"ReaL: {found.real_count:,} pictures have labels")
+    fitted = found.calibration
+    if fitted.before is not None and fitted.after is not None:
+        lines.append(
+            f"temperature {fitted.temperature:.3f}, fitted on {fitted.fitted_on}: "
+            f"calibration error {fitted.before.error:.2f}% -> {fitted.after.error:.2f}% on the others"
+        )
+    elif fitted.obstacle:
+        lines.append(f"no temperature was fitted: {fitted.obstacle}")
+    return "\n".join(lines)
+
+
+def complain(found: Evaluation) -> None:
+    """What is not in the numbers, on stderr."""
+    for key, why in list(found.unreadable.items())[:SHOWN_UNREADABLE]:
+        print(f"not read: {key}: {why}", file=sys.stderr)
+    if found.unreadable:
+        print(f"{len(found.unreadable):,} pictures could not be read and are not counted", file=sys.stderr)
+    if found.left_out:
+        print(f"{found.left_out:,} pictures of classes that the model does not have are not counted", file=sys.stderr)
+    for note in found.notes:
+        print(f"note: {note}", file=sys.stderr)

@@ -1,0 +1,187 @@
+"""`vit explain`: what does the model look at, and what has it learnt to see?"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from vitruvian.cli.options import Device, Heads, ImageSize, ModelName
+from vitruvian.cli.progress import track
+from vitruvian.cli.start import quick_imports, quiet_pillow
+
+if TYPE_CHECKING:
+    from vitruvian.explain import Looks, Written
+    from vitruvian.model.build import Model
+
+
+class MapKind(StrEnum):
+    """A map to make, as typer takes several."""
+
+    CLASS = "class"
+    ROLLOUT = "rollout"
+    ATTENTION = "attention"
+
+
+class Patch(NamedTuple):
+    """Row and column of a patch, as a type that typer does not take for two arguments."""
+
+    row: int
+    column: int
+
+
+def parse_patch(text: str) -> Patch:
+    match = re.fullmatch(r"(\d{1,4}),(\d{1,4})", text.replace(" ", ""))
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not ROW,COLUMN such as 7,3")
+    return Patch(int(match[1]), int(match[2]))
+
+
+Maps = Annotated[
+    list[MapKind] | None,
+    typer.Option("--map", help="Make only this map; may be given again. Else all that the model has."),
+]
+Layer = Annotated[
+    int | None, typer.Option(metavar="N", help="Layer of the raw attention, from 0; -1 is the last. Else the last.")
+]
+Head = Annotated[int | None, typer.Option(min=0, metavar="N", help="Head of the raw attention. Else the mean of all.")]
+FromPatch = Annotated[
+    Patch | None,
+    typer.Option(parser=parse_patch, metavar="R,C", help="Raw attention from this patch. Else from the class token."),
+]
+Target = Annotated[
+    str, typer.Option("--class", metavar="NAME", help="Explain this class, by label or number. Else the answer.")
+]
+Figures = Annotated[
+    bool, typer.Option("--figures", help="Draw filters, positions and attention distance of the model instead.")
+]
+
+
+def explain(
+    model: ModelName,
+    paths: Annotated[
+        list[str] | None, typer.Argument(metavar="PICTURES", help="Pictures, or folders of them.", show_default=False)
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write into.")] = Path("explained"),
+    maps: Maps = None,
+    target: Target = "",
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="Class maps of the N best answers.")] = 1,
+    layer: Layer = None,
+    head: Head = None,
+    patch: FromPatch = None,
+    occlusion: Annotated[
+        bool, typer.Option("--occlusion", help="Score the maps by removing their top patches.")
+    ] = False,
+    figures: Figures = False,
+    count: Annotated[int, typer.Option(min=1, metavar="N", help="Pictures for the attention distance.")] = 128,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line for each picture or figure.")] = False,
+    heads: Heads = None,
+    image_size: ImageSize = None,
+    device: Device = "cpu",
+) -> None:
+    """Show what a model looks at: overlays, arrays and a page for each run.
+
+    With --figures, what the model has learnt, as in the paper's Figure 7; attention distance is then taken
+    over the pictures, or over the built-in digits.
+    """
+    if not paths and not figures:
+        raise typer.BadParameter("give pictures to explain, or --figures for the model itself", param_hint="PICTURES")
+    if figures and (maps or target or occlusion or any(v is not None for v in (layer, head, patch))):
+        about_pictures = "--map, --class, --layer, --head, --patch and --occlusion"
+        raise typer.BadParameter(
+            f"this is about the model, and {about_pictures} about pictures", param_hint="--figures"
+        )
+    with quick_imports():
+        from vitruvian.data.find import find_images
+        from vitruvian.explain import Looks
+        from vitruvian.explain.explainer import METHODS
+        from vitruvian.weights.load import load
+
+    quiet_pillow()
+    images = find_images(paths or [])
+    methods = tuple(method for method in METHODS if not maps or method in maps)
+    looks = Looks(methods=methods, layer=layer, head=head, patch=patch, target=target, top=top, occlusion=occlusion)
+    loaded = load(model, heads=heads, image_size=image_size)
+    if figures:
+        show_figures(loaded, images, out, count=count, device=device, as_json=as_json)
+    else:
+        show_pictures(loaded, looks, images, out, device=device, as_json=as_json)
+
+
+def show_figures(model: Model, images: list[str], out: Path, *, count: int, device: str, as_json: bool) -> None:
+    """Draw the figures and tell where they are, or why there is none."""
+    from vitruvian.explain.run import FIGURES_PAGE, draw_figures
+
+    follow = partial(track, label="attention distance")
+    unread: tuple[str, ...] = ()
+    for figure, paths in draw_figures(model, images, out, count=count, device=device, follow=follow):
+        if as_json:
+            print(json.dumps({"figure": figure.name, "files": [str(path) for path in paths], "note": figure.note}))
+        else:
+            print(f"{figure.title}: {', '.join(map(str, paths)) or 'no figure'}\n  {figure.note}", flush=True)
+        unread += figure.unread
+    if not as_json:
+        print(f"page: {out / FIGURES_PAGE}")
+    for error in unread:
+        print(f"error: {error}", file=sys.stderr)
+    if unread:
+        raise typer.Exit(1)
+
+
+def show_pictures(model: Model, looks: Looks, images: list[str], out: Path, *, device: str, as_json: bool) -> None:
+    """Explain the pictures and tell of each what was answered and where its files are."""
+    from vitruvian.explain.explainer import Explainer
+    from vitruvian.explain.run import PAGE, explain_pictures
+
+    explainer = Explainer(model, looks, device=device)
+    failed = 0
+    for written in track(explain_pictures(explainer, images, out), len(images), "pictures"):
+        failed += bool(written.explained.error)
+        show(written, as_json=as_json)
+    if not as_json:
+        print(f"page: {out / PAGE}")
+    if failed:
+        if len(images) > 1:
+            print(f"{failed} of {len(images)} pictures could not be read", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def show(written: Written, *, as_json: bool) -> None:
+    from vitruvian.data.decode import printable
+
+    explained = written.explained
+    if as_json:
+        print(json.dumps(as_object(written)), flush=True)
+    elif explained.error:
+        print(f"error: {explained.error}", file=sys.stderr)
+    else:
+        best = explained.answers[0] if explained.answers else None
+        answer = f": {printable(best.label)} {best.probability:.1%}" if best else ""
+        print(f"{printable(explained.path)}{answer}")
+        for each in explained.maps:
+            curve = explained.curves.get(each.name)
+            score = f" (occlusion {curve.area:.3f}, random {explained.curves['random'].area:.3f})" if curve else ""
+            print(f"  {printable(each.title)}: {printable(str(written.images[each.name]))}{score}", flush=True)
+
+
+def as_object(written: Written) -> dict[str, object]:
+    """What `--json` tells of a picture."""
+    explained = written.explained
+    if explained.error:
+        return {"path": explained.path, "error": explained.error}
+    return {
+        "path": explained.path,
+        "answers": [{"label": a.label, "index": a.index, "probability": a.probability} for a in explained.answers],
+        "maps": [
+            {"map": each.name, "title": each.title, "class": each.index, "file": str(written.images[each.name])}
+            for each in explained.maps
+        ],
+        "arrays": str(written.arrays),
+        "occlusion": {name: curve.area for name, curve in explained.curves.items()},
+    }

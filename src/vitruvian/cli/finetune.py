@@ -1,0 +1,120 @@
+"""`vit finetune`: the paper's protocol as one command, continued where it was interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from vitruvian.training.sweep import Sweep, Trial
+
+
+def parse_rates(text: str) -> list[float]:
+    """`0.001,0.003,0.01`"""
+    try:
+        found = [float(word) for word in text.replace(",", " ").split()]
+    except ValueError:
+        found = []
+    if not found or not all(0 < rate < float("inf") for rate in found):
+        raise typer.BadParameter(f"{text!r} is not a list of numbers above 0, such as 0.001,0.003,0.01")
+    return found
+
+
+def finetune(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A folder, a manifest, shards, or a task (`vit tasks`).")],
+    weights: Annotated[
+        str, typer.Option("--from", metavar="WEIGHTS", help="Weights to start from: a file, a folder or a name.")
+    ],
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of all trials; else one in runs/.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A recipe or a TOML file; else the task's, or finetune-small.")
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(metavar="TASK", help="The task whose recipe, view and metric DATA is to have.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One rate and one seed.")] = False,
+    rates: Annotated[
+        str | None, typer.Option(metavar="R,R,...", help="Learning rates to choose among, in place of the recipe's.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Runs that are averaged.")] = 3,
+    steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Steps of each trial.")] = None,
+    size: Annotated[
+        int | None, typer.Option(min=1, metavar="PIXELS", help="Side of the input; positions follow.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")
+    ] = None,
+    data_root: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder of all tasks; else $VITRUVIAN_DATA or ~/vitruvian-data."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+) -> None:
+    """Fine-tune weights on pictures as the paper does it.
+
+    Tries the rates of the recipe on a dev split, trains with the best one on everything, with several seeds, and
+    gives mean and deviation on the test split. The same command goes on after an interruption.
+    """
+    from vitruvian.tasks import DATA_VARIABLE, task_named
+    from vitruvian.training.events import TensorBoard
+    from vitruvian.training.finetune import finetune as carry_out
+    from vitruvian.training.finetune import protocol_for
+    from vitruvian.training.progress import progress
+    from vitruvian.training.signals import Interrupted
+
+    if data_root is not None:
+        os.environ[DATA_VARIABLE] = str(data_root.expanduser().resolve())
+    changes = [*(settings or [])]
+    changes += [f"steps={steps}"] if steps else []
+    changes += [f"image_size={size}"] if size else []
+    protocol = protocol_for(
+        data,
+        weights,
+        recipe=recipe,
+        task=task_named(task) if task else None,
+        settings=changes,
+        rates=parse_rates(rates) if rates else (),
+        seeds=seeds,
+    )
+    bar = progress()
+    try:
+        sweep = carry_out(
+            protocol.quickly() if quick else protocol,
+            out,
+            listeners=[bar, TensorBoard(bar.said)],
+            said=lambda text: print(text, file=sys.stderr, flush=True),
+        )
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+        raise typer.Exit(128 + stopped.number) from None
+    if os.environ.get("RANK", "0") == "0":
+        print(json.dumps(sweep.to_json())) if as_json else show(sweep)
+
+
+def show(sweep: Sweep) -> None:
+    """Every trial, the result and where the model is, on stdout."""
+    from vitruvian.cli.text import table
+    from vitruvian.training.sweep_report import stated
+
+    headings = ("trial", ">rate", ">seed", "measured on", ">top-1", ">mean per class", "")
+    print(table(headings, [row(sweep, trial) for trial in sweep.trials]))
+    count = len(sweep.values())
+    runs = f"mean and standard deviation of {count} runs" if count > 1 else "one run"
+    print(
+        f"\ntop-1 {stated(sweep, 'top1')}, mean per class {stated(sweep, 'mean_per_class')} on the test split ({runs})"
+    )
+    best = next(trial for trial in sweep.test if trial.state == "done")
+    print(f"the report is {sweep.folder / 'report.html'}")
+    print(f"a model is in {best.folder}: vit predict PICTURES --model {best.folder}")
+
+
+def row(sweep: Sweep, trial: Trial) -> tuple[str, ...]:
+    measures = trial.measures
+    numbers = [f"{measures[key]:.2f}%" if measures else trial.state for key in ("top1", "mean_per_class")]
+    chosen = "chosen" if trial.kind == "dev" and trial.rate == sweep.chosen_rate else ""
+    return trial.name, f"{trial.rate:g}", str(trial.seed), trial.kind, *numbers, chosen

@@ -1,0 +1,83 @@
+"""`vit probe`: how much does a model already know of these pictures?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vitruvian.cli.options import Device, Heads, ImageSize, ModelName, ReportFolder
+from vitruvian.cli.progress import track
+from vitruvian.cli.start import quick_imports, quiet_pillow
+from vitruvian.tasks import view_for
+
+if TYPE_CHECKING:
+    from vitruvian.evaluation.probe import ProbeReport
+
+
+def parse_numbers(text: str) -> list[int]:
+    """`1,5,10` as numbers."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and int(part) > 0 for part in parts):
+        raise typer.BadParameter(f"{text!r} is not a list of positive numbers such as 1,5,10,25")
+    return [int(part) for part in parts]
+
+
+def probe(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A folder, a manifest, shards, or a built-in name.")],
+    model: ModelName,
+    only: Annotated[
+        str, typer.Option(metavar="NAMES", help="Which probes, separated by commas.")
+    ] = "fewshot,linear,neighbours",
+    shots: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="Pictures a class of the few-shot probe; else 1,5,10,25.")
+    ] = None,
+    neighbours: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="How many neighbours vote; else chosen.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the table.")] = False,
+    out: ReportFolder = None,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="How many pictures the model takes at a time.")] = 16,
+    heads: Heads = None,
+    image_size: ImageSize = None,
+    device: Device = "cpu",
+) -> None:
+    """Measure frozen features: few-shot least squares, a linear probe, nearest neighbours.
+
+    Features are computed once and kept in the cache folder ($VITRUVIAN_CACHE); probing again takes seconds.
+    """
+    wanted_shots = None if shots is None else tuple(parse_numbers(shots))
+    with quick_imports():
+        from vitruvian.evaluation.probe import Wanted
+        from vitruvian.evaluation.probe import probe as run_probe
+        from vitruvian.evaluation.probe_page import probe_page
+        from vitruvian.evaluation.report_files import write_report
+        from vitruvian.predict import Encoder
+
+    quiet_pillow()
+    names = tuple(name.strip() for name in only.split(",") if name.strip())
+    wanted = Wanted(only=names, shots=wanted_shots, neighbours=neighbours)
+    encoder = Encoder(model, heads=heads, image_size=image_size, device=device)
+    encoder.model.preprocess = encoder.model.preprocess.changed(view_for(data))
+    report = run_probe(data, encoder, wanted, model=model, batch=batch, track=partial(track, label="features"))
+    print(json.dumps(report.to_json()) if as_json else as_table(report))
+    if report.unreadable:
+        print(f"{len(report.unreadable)} pictures could not be read and were left out", file=sys.stderr)
+    if out is not None:
+        write_report(out, name="probe.json", numbers=report.to_json(), page=probe_page(report))
+        print(f"the report is {out / 'report.html'}", file=sys.stderr)
+
+
+def as_table(report: ProbeReport) -> str:
+    from vitruvian.cli.text import table
+    from vitruvian.evaluation.probe_page import summary
+
+    rows = []
+    for found in report.results:
+        spread = f"± {found.deviation:.2f}" if len(found.runs) > 1 else ""
+        rows.append((found.probe, found.setting, f"{found.top1:.2f}", spread, f"{found.mean_per_class:.2f}"))
+    notes = [f"note: {note}" for note in report.notes]
+    return "\n".join([summary(report), *notes, table(("probe", "setting", ">top-1 %", "", ">mean per class %"), rows)])

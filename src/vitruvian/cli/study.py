@@ -1,0 +1,264 @@
+"""`vit study`: the paper's tables and figures, measured, each continued where it was interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from vitruvian.study.growth import Study
+    from vitruvian.study.transfer import Cell, Setup
+    from vitruvian.tasks import Task
+
+study = typer.Typer(
+    help="Repeat the paper's tables and figures: table5, vtab, data-size, compute.", no_args_is_help=True
+)
+
+
+def parse_numbers(text: str) -> list[int]:
+    """`1000,4000,all`; `all` is 0."""
+    words = text.replace(",", " ").split()
+    if not words or not all(word == "all" or (word.isdecimal() and int(word) > 0) for word in words):
+        raise typer.BadParameter(f"{text!r} is not a list of whole numbers above 0, such as 1000,4000,all")
+    return list(dict.fromkeys(0 if word == "all" else int(word) for word in words))
+
+
+Models = Annotated[str, typer.Option(metavar="W,W,...", help="Weights to start from: files, folders or names.")]
+Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the study; else one in runs/.")]
+Quick = Annotated[bool, typer.Option("--quick", help="One rate and one seed.")]
+RecipeName = Annotated[str | None, typer.Option("--recipe", metavar="NAME", help="In place of each task's own recipe.")]
+Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="Runs that are averaged.")]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")
+]
+DataRoot = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Folder of all tasks; else $VITRUVIAN_DATA or ~/vitruvian-data.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line for each cell.")]
+Data = Annotated[str, typer.Argument(metavar="DATA", help="A folder, a manifest, shards, or a task (`vit tasks`).")]
+Families = Annotated[
+    str, typer.Option(metavar="R,R,...", help="Recipes to compare; else study-vit, study-hybrid and study-resnet.")
+]
+PlanOnly = Annotated[bool, typer.Option("--plan", help="Say which cells would run and how long; trains nothing.")]
+
+
+@study.command()
+def table5(
+    models: Models,
+    tasks: Annotated[str, typer.Option(metavar="T,T,...", help="Tasks (`vit tasks`); else those of the table.")] = "",
+    out: Out = None,
+    quick: Quick = False,
+    recipe: RecipeName = None,
+    seeds: Seeds = 3,
+    settings: Changes = None,
+    data_root: DataRoot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fine-tune models on tasks and print the paper's Table 5 beside what was measured.
+
+    A task whose pictures are missing leaves its cell empty and says why; the others run.
+    """
+    from vitruvian.study.published import TABLE5_TASKS
+    from vitruvian.study.transfer import Setup, tasks_named
+
+    place_data(data_root)
+    chosen = tasks_named(tasks.split(",") if tasks else TABLE5_TASKS)
+    setup = Setup(recipe=recipe, settings=tuple(settings or ()), quick=quick, seeds=seeds)
+    cells = fine_tuned(models, chosen, out or Path("runs/study-table5"), setup)
+    if as_json:
+        print("\n".join(json.dumps(cell.to_json()) for cell in cells))
+    else:
+        show_table5(cells)
+
+
+@study.command()
+def vtab(
+    models: Models,
+    out: Out = None,
+    quick: Quick = False,
+    recipe: RecipeName = None,
+    seeds: Seeds = 3,
+    settings: Changes = None,
+    data_root: DataRoot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fine-tune models on the 19 tasks of VTAB-1k and give the means of its groups."""
+    from vitruvian.study.transfer import Setup, vtab_result, vtab_tasks
+
+    place_data(data_root)
+    setup = Setup(recipe=recipe, settings=tuple(settings or ()), quick=quick, seeds=seeds)
+    cells = fine_tuned(models, vtab_tasks(), out or Path("runs/study-vtab"), setup)
+    for model in dict.fromkeys(cell.model for cell in cells):
+        result = vtab_result(model, cells)
+        print(json.dumps(result.to_json())) if as_json else show_vtab(model, cells)
+
+
+@study.command("data-size")
+def data_size(
+    data: Data,
+    sizes: Annotated[str, typer.Option(metavar="N,N,...", help="Pictures to train on; `all` for all.")] = "",
+    steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Steps of each training.")] = None,
+    families: Families = "",
+    out: Out = None,
+    settings: Changes = None,
+    plan: PlanOnly = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train ViT, hybrid and ResNet on growing parts of the pictures, for equally many steps (Figures 3 and 4)."""
+    from vitruvian.study.growth import SIZE_STEPS, SIZES
+
+    counts = parse_numbers(sizes) if sizes else list(SIZES)
+    grow("data-size", data, counts, [steps or SIZE_STEPS], families, out, settings or [], plan, as_json)
+
+
+@study.command()
+def compute(
+    data: Data,
+    steps: Annotated[str, typer.Option(metavar="N,N,...", help="Steps of the trainings.")] = "",
+    pictures: Annotated[int, typer.Option(min=0, metavar="N", help="Pictures to train on; 0 for all.")] = 0,
+    families: Families = "",
+    out: Out = None,
+    settings: Changes = None,
+    plan: PlanOnly = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train ViT, hybrid and ResNet for growing numbers of steps: accuracy over multiply-adds (Figure 5)."""
+    from vitruvian.study.growth import COMPUTE_STEPS
+
+    numbers = parse_numbers(steps) if steps else list(COMPUTE_STEPS)
+    grow("compute", data, [pictures], numbers, families, out, settings or [], plan, as_json)
+
+
+def place_data(root: Path | None) -> None:
+    from vitruvian.tasks import DATA_VARIABLE
+
+    if root is not None:
+        os.environ[DATA_VARIABLE] = str(root.expanduser().resolve())
+
+
+def said(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def fine_tuned(models: str, tasks: list[Task], out: Path, setup: Setup) -> list[Cell]:
+    from vitruvian.study.transfer import transfer
+    from vitruvian.training.progress import progress
+    from vitruvian.training.signals import Interrupted
+
+    names = [name.strip() for name in models.split(",") if name.strip()]
+    if not names:
+        raise typer.BadParameter("give the weights to start from", param_hint="--models")
+    try:
+        return transfer(names, tasks, out, setup=setup, listeners=[progress()], said=said)
+    except Interrupted as stopped:
+        said(str(stopped))
+        raise typer.Exit(128 + stopped.number) from None
+
+
+def show_table5(cells: list[Cell]) -> None:
+    """What was measured, then the paper's rows, in the same columns."""
+    from vitruvian.cli.text import table
+    from vitruvian.study.published import TABLE5, published
+
+    tasks = list(dict.fromkeys(cell.task.name for cell in cells))
+    by = {(cell.model, cell.task.name): cell for cell in cells}
+    rows = [["measured", m, *(by[m, task].text for task in tasks)] for m in dict.fromkeys(c.model for c in cells)]
+    columns = {task: published(task) for task in tasks}
+    for row in TABLE5 if any(columns.values()) else ():
+        numbers = (f"{columns[task][row]:.2f}" if row in columns[task] else "-" for task in tasks)
+        rows.append(["paper", f"{row[1]}, {row[0]}", *numbers])
+    print(table(("", "model", *(f">{task}" for task in tasks)), rows))
+    means = sorted({cell.task.name for cell in cells if cell.measured == "mean_per_class"})
+    if means:
+        print(f"\nmean per class: {', '.join(means)}; the others are top-1, in percent")
+    show_missing(cells)
+
+
+def show_missing(cells: list[Cell]) -> None:
+    for cell in cells:
+        if cell.missing:
+            print(f"missing: {cell.model} on {cell.task.name}: {cell.missing}")
+
+
+def show_vtab(model: str, cells: list[Cell]) -> None:
+    from vitruvian.cli.text import table
+    from vitruvian.study.published import VTAB_MEAN, VTAB_TASKS
+    from vitruvian.study.transfer import vtab_result
+
+    own, result = [cell for cell in cells if cell.model == model], vtab_result(model, cells)
+    print(model)
+    print(table(("task", "group", ">measured"), [(cell.task.name, cell.task.group, cell.text) for cell in own]))
+    for name, (mean, count, total) in result.groups.items():
+        print(f"{name}: " + ("-" if mean is None else f"{mean:.2f}") + f" over {count} of {total} tasks")
+    if result.whole and result.mean is not None:
+        print(f"VTAB mean: {result.mean:.2f} (the paper: {VTAB_MEAN}, H/14 from JFT-300M)")
+    else:
+        number = "no number" if result.mean is None else f"{result.mean:.2f}"
+        print(f"mean of the {result.measured} measured tasks: {number}; VTAB is the mean over all {VTAB_TASKS}")
+        print(f"the paper's VTAB mean: {VTAB_MEAN} (H/14 from JFT-300M)")
+    show_missing(own)
+
+
+def grow(
+    kind: Literal["data-size", "compute"],
+    data: str,
+    sizes: list[int],
+    steps: list[int],
+    families: str,
+    out: Path | None,
+    settings: list[str],
+    plan: bool,
+    as_json: bool,
+) -> None:
+    from vitruvian.study.growth import FAMILIES, carry_out, study_of
+    from vitruvian.study.page import write_page
+    from vitruvian.training.progress import progress
+    from vitruvian.training.signals import Interrupted
+
+    names = [name.strip() for name in families.split(",") if name.strip()] or FAMILIES
+    found = study_of(kind, data, sizes=sizes, steps=steps, families=names, settings=settings, out=out)
+    if plan:
+        show_plan(found)
+        return
+    try:
+        carry_out(found, listeners=[progress()], said=said, after=write_page)
+    except Interrupted as stopped:
+        said(str(stopped))
+        raise typer.Exit(128 + stopped.number) from None
+    if as_json:
+        print("\n".join(json.dumps(cell.to_json()) for cell in found.cells))
+    else:
+        show_growth(found)
+
+
+def show_plan(study: Study) -> None:
+    from vitruvian.cli.text import table
+    from vitruvian.evaluation.page import duration
+    from vitruvian.study.growth import estimates
+
+    rows, total = [], 0.0
+    for cell, seconds in estimates(study):
+        total += seconds
+        work = f"{cell.multiply_adds:.3g}"
+        time = duration(seconds) if seconds else "-"
+        rows.append((cell.folder.name, f"{cell.pictures:,}", f"{cell.recipe.steps:,}", work, time, cell.state))
+    print(table(("cell", ">pictures", ">steps", ">multiply-adds", ">about", "state"), rows))
+    print(f"\n{len(rows)} cells in {study.folder}, about {duration(total)} in all, as measured now on a few steps")
+
+
+def show_growth(study: Study) -> None:
+    from vitruvian.cli.text import table
+    from vitruvian.study.growth import family_name
+
+    rows = []
+    for cell in study.cells:
+        values = cell.to_json()
+        numbers = [f"{values['pictures']:,}", f"{values['steps']:,}", f"{values['multiply_adds']:.3g}"]
+        rows.append((family_name(cell.family), *numbers, f"{values['top1']:.2f}%", f"{values['seconds']:.0f} s"))
+    print(table(("family", ">pictures", ">steps", ">multiply-adds", ">top-1", ">time"), rows))
+    print(f"\nthe page is {study.folder / 'report.html'}, the plot {study.folder / 'study.png'}")

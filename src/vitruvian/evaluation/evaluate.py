@@ -1,0 +1,145 @@
+"""Evaluate a model on a data set: every picture counted, with intervals, calibration and ReaL labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vitruvian.data.parallel import Track, untracked
+from vitruvian.data.sources import DataSet, open_source
+from vitruvian.errors import DataError
+from vitruvian.evaluation.answers import Answers, answers_of
+from vitruvian.evaluation.bootstrap import Statistic, class_mean, intervals, share, share_among
+from vitruvian.evaluation.calibration import bin_numbers, calibration, calibration_error, confidences
+from vitruvian.evaluation.label_spaces import LabelSpace, label_space
+from vitruvian.evaluation.metrics import Measures, Tally, ranks
+from vitruvian.evaluation.outcome import Evaluation
+from vitruvian.evaluation.real import RealLabels, real_answers
+from vitruvian.predict import Classifier
+
+# n pictures, C classes of the label space
+
+MISTAKES = 24
+"""Most confident mistakes that are kept."""
+SPLITS = ("test", "val")
+"""What is evaluated unless a split is named: the first of these, or else the first that there is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is evaluated, and how."""
+
+    split: str | None = None
+    real: RealLabels | None = None
+    """ReaL labels of ImageNet's validation pictures."""
+    ids: Sequence[str] | None = None
+    """WordNet id of each output, for models whose labels do not tell."""
+    groups: Mapping[str, Sequence[int]] | None = None
+    """Numbers in ImageNet-1k that each class means (ObjectNet)."""
+    seed: int = 0
+    """Of the bootstrap, and of the pictures that a temperature is fitted on."""
+    batch: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """Answers to the pictures that have a ReaL label."""
+
+    rows: NDArray[np.int64]
+    right: NDArray[np.bool_]
+
+
+def evaluate(
+    data: DataSet | str | Path, classifier: Classifier, options: Options, *, model: str = "", track: Track = untracked
+) -> Evaluation:
+    """Evaluate on one split; `model` is what to call the model in reports."""
+    opened = data if isinstance(data, DataSet) else open_source(data)
+    split, space = chosen_split(opened, options.split), space_of(opened, classifier, options)
+    answers = answers_of(classifier, opened.splits[split], space, batch=options.batch, track=track)
+    real = real_of(opened, split, answers, options)
+    dev = None
+    if split == "test" and "val" in opened.splits:
+        dev = answers_of(classifier, opened.splits["val"], space, batch=options.batch, track=track)
+    temperature = classifier.model.temperature
+    return Evaluation(
+        data=opened.name,
+        model=model,
+        split=split,
+        part="the whole data set" if len(opened.splits) == 1 else f"the split {split!r}",
+        space=space,
+        measures=measures_of(answers, space, temperature),
+        among_all=100.0 * float(answers.right_among_all.mean()),
+        real=None if real is None else 100.0 * float(real.right.mean()),
+        real_count=0 if real is None else len(real.rows),
+        intervals=intervals(statistics(answers, temperature, real), len(answers), seed=options.seed),
+        calibration=calibration(answers, temperature, dev, "the split 'val'", seed=options.seed),
+        unreadable=answers.unreadable,
+        left_out=answers.left_out,
+        notes=opened.notes,
+    )
+
+
+def chosen_split(data: DataSet, wanted: str | None) -> str:
+    if wanted is not None:
+        return next(iter(data.only(wanted).splits))
+    return next((name for name in SPLITS if name in data.splits), next(iter(data.splits)))
+
+
+def space_of(data: DataSet, classifier: Classifier, options: Options) -> LabelSpace:
+    space = label_space(
+        data.classes,
+        labels=classifier.model.labels,
+        total=classifier.model.config.classes,
+        ids=options.ids,
+        groups=options.groups,
+    )
+    if options.real is not None and not space.has_imagenet:
+        raise DataError("ReaL labels are classes of ImageNet-1k, and the model does not have all of them")
+    return space
+
+
+def real_of(data: DataSet, split: str, answers: Answers, options: Options) -> Real | None:
+    if options.real is None:
+        return None
+    source = data.splits[split]
+    keys = (source.key(number) for number in answers.numbers.tolist())
+    return Real(*real_answers(keys, answers.imagenet, options.real))
+
+
+def measures_of(answers: Answers, space: LabelSpace, temperature: float) -> Measures:
+    """The measures over the classes of the space, with the probabilities that the model gives."""
+    tally = Tally(len(space.classes), mistakes=MISTAKES)
+    for rows, logits in answers.pieces():
+        labels, numbers = torch.from_numpy(answers.labels[rows]), torch.from_numpy(answers.numbers[rows])
+        tally.add(logits / temperature, labels, numbers)
+    return tally.measures()
+
+
+def statistics(answers: Answers, temperature: float, real: Real | None) -> dict[str, Statistic]:
+    """What gets an interval, by its name in reports."""
+    confidence, right, _ = confidences(answers, temperature)
+    bins = bin_numbers(confidence)
+
+    def error(drawn: NDArray[np.float64]) -> float:
+        weights = drawn / drawn.sum()
+        return calibration_error(bins, weights * confidence, weights * right)
+
+    found = {
+        "top1": share(right),
+        "top5": share(among_best(answers, 5)),
+        "mean_per_class": class_mean(answers.labels, right),
+        "top1_among_all_outputs": share(answers.right_among_all),
+        "calibration_error": error,
+    }
+    return found if real is None else found | {"real": share_among(real.rows, real.right)}
+
+
+def among_best(answers: Answers, count: int) -> NDArray[np.bool_]:
+    """(n,) Whether the label is among the `count` best answers."""
+    found = [ranks(logits, torch.from_numpy(answers.labels[rows])) < count for rows, logits in answers.pieces()]
+    return np.asarray(torch.cat(found))

@@ -1,0 +1,111 @@
+"""The page of an evaluation: accuracies with intervals, calibration, confusions, mistakes, classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from vitruvian.data.sources.base import Source
+from vitruvian.evaluation.bootstrap import LEVEL, RESAMPLES
+from vitruvian.evaluation.calibration import BINS, Calibration, Reliability
+from vitruvian.evaluation.chart import Line, line_chart
+from vitruvian.evaluation.outcome import Evaluation
+from vitruvian.evaluation.page import Html, columns, heading, notice, page, section, table, text, tiles
+from vitruvian.evaluation.sections import measure_sections, measure_tiles, unreadable_parts
+
+NAMES = {
+    "top1": "top-1 accuracy",
+    "top5": "top-5 accuracy",
+    "mean_per_class": "mean per class",
+    "real": "ReaL accuracy",
+    "top1_among_all_outputs": "top-1 among all outputs",
+    "calibration_error": "calibration error",
+}
+"""What the numbers that have an interval are called."""
+
+
+def evaluation_page(evaluation: Evaluation, source: Source) -> str:
+    """A whole page; mistakes are shown with their pictures from `source`."""
+    title = f"{Path(evaluation.model).name or 'a model'} on {Path(evaluation.data).name}"
+    return page(title, sections(title, evaluation, source))
+
+
+def sections(title: str, evaluation: Evaluation, source: Source) -> Iterator[Html]:
+    yield heading(title, summary(evaluation))
+    values = measure_tiles(evaluation.measures)
+    if evaluation.real is not None:
+        values["ReaL accuracy"] = f"{evaluation.real:.2f} %"
+    values["calibration error"] = f"{evaluation.calibration.now.error:.2f} %"
+    yield tiles(values)
+    if evaluation.unreadable:
+        yield notice(f"{len(evaluation.unreadable):,} pictures could not be read and are not counted.")
+    if evaluation.left_out:
+        yield notice(f"{evaluation.left_out:,} pictures are of classes that the model does not have, and not counted.")
+    yield section(
+        "Accuracy",
+        table(["", "percent", f"{LEVEL:g} % interval"], interval_rows(evaluation)),
+        note=f"Intervals by {RESAMPLES:,} bootstrap resamples: what chance in the choice of pictures can do.",
+    )
+    yield section("Calibration", *calibration_parts(evaluation.calibration))
+    yield from measure_sections(evaluation.measures, evaluation.space.classes, source)
+    if evaluation.unreadable:
+        yield section("Pictures that could not be read", *unreadable_parts(evaluation.unreadable))
+    if evaluation.notes:
+        yield section("Data", *(Html(f"<p>{text(line)}</p>") for line in evaluation.notes))
+
+
+def summary(evaluation: Evaluation) -> str:
+    space, count = evaluation.space, evaluation.measures.count
+    line = f"{count:,} pictures of {evaluation.part}, {len(space.classes):,} classes"
+    line += f" matched with the model's outputs by {space.about}"
+    if evaluation.restricted:
+        line += f"; {space.competing:,} of the model's {space.total:,} outputs compete"
+    return line
+
+
+def shown_numbers(evaluation: Evaluation) -> dict[str, float]:
+    """The numbers that have an interval, in the order in which they are shown."""
+    measures = evaluation.measures
+    found = {"top1": measures.top1}
+    if len(measures.class_counts) > 5:
+        found["top5"] = measures.top5
+    found["mean_per_class"] = measures.mean_per_class
+    if evaluation.real is not None:
+        found["real"] = evaluation.real
+    if evaluation.restricted:
+        found["top1_among_all_outputs"] = evaluation.among_all
+    return found | {"calibration_error": evaluation.calibration.now.error}
+
+
+def interval_rows(evaluation: Evaluation) -> Iterator[tuple[str, float, Html]]:
+    for name, value in shown_numbers(evaluation).items():
+        low, high = evaluation.intervals[name]
+        yield NAMES[name], value, Html(f"{low:.2f} to {high:.2f}")
+
+
+def calibration_parts(found: Calibration) -> Iterator[Html]:
+    lines = [Line("as it should be", [(0.0, 0.0), (100.0, 100.0)]), curve("the model", found.before or found.now)]
+    if found.after is not None:
+        lines.append(curve("with the fitted temperature", found.after))
+    chart = line_chart("Reliability: accuracy against probability, in percent", lines, across="probability", least=0.0)
+    note = (
+        f"Pictures are put into {BINS} bins by the probability of the best answer. Below the diagonal the model is "
+        "too sure of itself, above it not sure enough."
+    )
+    yield Html(f'<p class="soft small">{text(note)}</p>')
+    yield columns(chart, table(["", "temperature", "calibration error %", "cross-entropy"], calibration_rows(found)))
+    if found.temperature is None:
+        yield notice(f"No temperature was fitted: {found.obstacle}.")
+    else:
+        yield Html(f'<p class="soft small">The temperature was fitted on {text(found.fitted_on)}.</p>')
+
+
+def curve(name: str, found: Reliability) -> Line:
+    return Line(name, [(part.confidence, part.accuracy) for part in found.bins])
+
+
+def calibration_rows(found: Calibration) -> Iterator[tuple[object, ...]]:
+    stages = {"all pictures": found.now, "not fitted on, now": found.before, "not fitted on, fitted": found.after}
+    for name, stage in stages.items():
+        if stage is not None:
+            yield name, stage.temperature, stage.error, stage.loss

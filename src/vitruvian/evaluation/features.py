@@ -1,0 +1,82 @@
+"""What a frozen model sees in each picture of a source: computed once, then taken from the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitruvian.data.parallel import Track, untracked
+from vitruvian.data.sources.base import Picture, Source
+from vitruvian.errors import DataError, VitruvianError
+from vitruvian.evaluation.store import Features, FeatureStore, picture_key
+from vitruvian.evaluation.vectors import Unreadable, pictures_of, vectors
+from vitruvian.predict import Encoder
+
+# n pictures that can be read, F features
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FeatureSet:
+    """The features of one split, of the pictures that could be read."""
+
+    values: Features
+    """(n, F)"""
+    labels: NDArray[np.int64]
+    """(n,)"""
+    classes: tuple[str, ...]
+    unreadable: dict[str, str]
+    """Why a picture cannot be used, by key."""
+    computed: int
+    """How many were not in the store."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def examples(self) -> tuple[Features, NDArray[np.int64]]:
+        return self.values, self.labels
+
+
+def features_of(
+    encoder: Encoder, source: Source, store: FeatureStore, *, batch: int = 16, track: Track = untracked
+) -> FeatureSet:
+    """The features of all pictures of a source; new ones are in the store afterwards, and every so often before."""
+    values = np.zeros((len(source), encoder.model.config.feature_width), np.float32)
+    unreadable: Unreadable = {}
+    waiting: dict[int, bytes] = {}
+
+    def unknown() -> Iterator[tuple[int, Picture | None]]:
+        for number, picture in track(pictures_of(source, np.arange(len(source)), unreadable), len(source)):
+            if picture is not None:
+                key = picture_key(picture)
+                found = store.find(key)
+                if found is None:
+                    waiting[number] = key
+                    yield number, picture
+                else:
+                    values[number] = found
+
+    computed = 0
+    try:
+        for numbers, found in vectors(encoder, encoder.features, unknown(), unreadable=unreadable, batch=batch):
+            for number, row in zip(numbers, found.numpy()):
+                if not np.isfinite(row).all():
+                    raise VitruvianError(f"{source.key(number)}: the model's features are not finite numbers")
+                values[number] = row
+                store.add(waiting.pop(number), row)
+            computed += len(numbers)
+    finally:
+        store.flush()
+    used = np.array([number for number in range(len(source)) if number not in unreadable], np.int64)
+    if not len(used):
+        raise DataError(f"{source.name}: not one picture can be read, such as {source.key(0)}: {unreadable[0]}")
+    return FeatureSet(
+        values=values if len(used) == len(values) else values[used],
+        labels=np.asarray(source.labels())[used].astype(np.int64),
+        classes=source.classes,
+        unreadable={source.key(number): why for number, why in sorted(unreadable.items())},
+        computed=computed,
+    )

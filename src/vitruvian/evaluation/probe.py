@@ -1,0 +1,171 @@
+"""How much a frozen model already knows of a data set: few-shot, linear and nearest-neighbour accuracy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitruvian.config import check_range
+from vitruvian.data.parallel import Track, untracked
+from vitruvian.data.sources import open_source
+from vitruvian.errors import ConfigError, UnknownNameError
+from vitruvian.evaluation.features import features_of
+from vitruvian.evaluation.fewshot import SEEDS, fewshot_predictions, possible_shots
+from vitruvian.evaluation.linear import chosen_l2, fit
+from vitruvian.evaluation.neighbours import chosen_neighbours, neighbour_predictions
+from vitruvian.evaluation.probe_task import Labels, Parts, Task, parts_of
+from vitruvian.evaluation.store import open_store
+from vitruvian.predict import Encoder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeResult:
+    """One probe's accuracy on the test pictures, in percent."""
+
+    probe: str
+    setting: str
+    top1: float
+    """The mean where there are several runs."""
+    mean_per_class: float
+    """Mean of the classes' accuracies; of several runs, their mean."""
+    runs: tuple[float, ...]
+    """Top-1 of each seed; one where nothing is random."""
+    deviation: float
+    """Standard deviation of the runs (of the population), zero for one."""
+    tried: dict[str, float] = field(default_factory=dict)
+    """Accuracy of each setting on the pictures that it was chosen by."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeReport:
+    """What was probed, on what, and how well."""
+
+    data: str
+    model: str
+    classes: int
+    train_pictures: int
+    test_pictures: int
+    test_is: str
+    """What the test pictures are, in words."""
+    results: tuple[ProbeResult, ...]
+    unreadable: dict[str, str]
+    """Why a picture was left out, by key."""
+    notes: tuple[str, ...]
+    computed: int
+    """Features that were not in the store."""
+    feature_seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What to probe with; None means the usual shots, and a number of neighbours that is chosen."""
+
+    only: tuple[str, ...] = ("fewshot", "linear", "neighbours")
+    shots: tuple[int, ...] | None = None
+    neighbours: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.only:
+            if name not in PROBES:
+                raise UnknownNameError("probe", name, PROBES, see=f"(there are {', '.join(PROBES)})")
+        if not self.only:
+            raise ConfigError(f"no probe is named; there are {', '.join(PROBES)}")
+        check_range("neighbours", 1 if self.neighbours is None else self.neighbours, 1)
+
+
+def outcome(task: Task, probe: str, setting: str, runs: Sequence[Labels]) -> ProbeResult:
+    top1, per_class = zip(*map(task.accuracy, runs))
+    return ProbeResult(
+        probe=probe,
+        setting=setting,
+        top1=float(np.mean(top1)),
+        mean_per_class=float(np.mean(per_class)),
+        runs=top1,
+        deviation=float(np.std(top1)),
+    )
+
+
+def fewshot(task: Task, wanted: Wanted) -> Iterator[ProbeResult]:
+    shots, _ = possible_shots(task.train.labels, task.train.classes, wanted.shots)
+    for count in shots:
+        found = [
+            fewshot_predictions(task.train.examples, task.test.values, classes=task.classes, shots=count, seed=seed)
+            for seed in SEEDS
+        ]
+        yield outcome(task, "few-shot", f"{count} a class", found)
+
+
+def linear(task: Task, wanted: Wanted) -> Iterator[ProbeResult]:
+    train, dev = task.choosing()
+    l2, tried = chosen_l2(train, dev, classes=task.classes)
+    found = fit(*task.everything, classes=task.classes, l2=l2).predictions(task.test.values)
+    shares = {f"l2 {value:.2g}": share for value, share in tried.items()}
+    yield replace(outcome(task, "linear", f"l2 {l2:.2g}", [found]), tried=shares)
+
+
+def neighbours(task: Task, wanted: Wanted) -> Iterator[ProbeResult]:
+    known, count = task.everything, wanted.neighbours
+    tried: dict[int, float] = {}
+    if count is None:
+        count, tried = chosen_neighbours(known, classes=task.classes)
+    found = neighbour_predictions(known, task.test.values, classes=task.classes, neighbours=count)
+    shares = {f"{number} nearest": share for number, share in tried.items()}
+    yield replace(outcome(task, "neighbours", f"{count} nearest", [found]), tried=shares)
+
+
+PROBES: dict[str, Callable[[Task, Wanted], Iterator[ProbeResult]]] = {
+    "fewshot": fewshot,
+    "linear": linear,
+    "neighbours": neighbours,
+}
+
+
+def probe(
+    data: str | Path, encoder: Encoder, wanted: Wanted, *, model: str = "", batch: int = 16, track: Track = untracked
+) -> ProbeReport:
+    """Probe a frozen model on a data set; `model` is what to call it in the report."""
+    opened = open_source(data)
+    parts = parts_of(opened)
+    notes = list(opened.notes)
+    if "fewshot" in wanted.only:  # before minutes are spent on features
+        labels = np.asarray(parts.train.labels(), np.int64)
+        notes += filter(None, [possible_shots(labels, opened.classes, wanted.shots)[1]])
+    started = time.monotonic()
+    task = task_of(parts, encoder, batch=batch, track=track)
+    feature_seconds = time.monotonic() - started
+    return ProbeReport(
+        data=opened.name,
+        model=model,
+        classes=task.classes,
+        train_pictures=len(task.everything[1]),
+        test_pictures=len(task.test),
+        test_is=parts.test_is,
+        results=tuple(timed_results(task, wanted)),
+        unreadable={key: why for part in task.sets for key, why in part.unreadable.items()},
+        notes=tuple(notes),
+        computed=sum(part.computed for part in task.sets),
+        feature_seconds=feature_seconds,
+    )
+
+
+def task_of(parts: Parts, encoder: Encoder, *, batch: int, track: Track) -> Task:
+    store = open_store(encoder)
+    train, test, *dev = (features_of(encoder, source, store, batch=batch, track=track) for source in parts.sources)
+    return Task(train=train, test=test, dev=dev[0] if dev else None)
+
+
+def timed_results(task: Task, wanted: Wanted) -> Iterator[ProbeResult]:
+    for name in (name for name in PROBES if name in wanted.only):
+        started = time.monotonic()
+        for result in PROBES[name](task, wanted):
+            yield replace(result, seconds=time.monotonic() - started)
+            started = time.monotonic()

@@ -1,0 +1,51 @@
+"""The page of a probe: accuracies, how they grow with the shots, and what settings were chosen from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from vitruvian.evaluation.chart import Line, line_chart
+from vitruvian.evaluation.page import Html, columns, heading, page, section, table, text, tiles
+from vitruvian.evaluation.probe import ProbeReport, ProbeResult
+from vitruvian.evaluation.sections import unreadable_parts
+
+
+def probe_page(report: ProbeReport) -> str:
+    title = f"{Path(report.model).name or 'a model'} probed on {Path(report.data).name}"
+    return page(title, sections(title, report))
+
+
+def sections(title: str, report: ProbeReport) -> Iterator[Html]:
+    yield heading(title, summary(report))
+    yield tiles({f"{result.probe}, {result.setting}": f"{result.top1:.2f} %" for result in report.results})
+    titles = ["probe", "setting", "top-1 %", "deviation", "mean per class %"]
+    note = "Frozen features. Few-shot: means and standard deviations of three draws of the pictures."
+    yield section("Accuracy", table(titles, map(row, report.results)), note=note)
+    shots = [(float(r.setting.split()[0]), r.top1) for r in report.results if r.probe == "few-shot"]
+    parts = [
+        table([f"{result.probe}: setting", "chosen by, %"], result.tried.items())
+        for result in report.results
+        if result.tried
+    ]
+    if len(shots) > 1:
+        parts.insert(0, line_chart("Few-shot top-1, %", [Line("mean of the seeds", shots)], across="pictures a class"))
+    if parts:
+        note = "Settings are chosen on pictures that are not in the test, by the accuracy in the last column."
+        yield section("Shots and settings", columns(*parts), note=note)
+    problems = [Html(f"<p>{text(line)}</p>") for line in report.notes] + unreadable_parts(report.unreadable)
+    if problems:
+        yield section("Data", *problems)
+
+
+def row(result: ProbeResult) -> tuple[object, ...]:
+    spread = Html(f"{result.deviation:.2f}") if len(result.runs) > 1 else Html("–")
+    return result.probe, result.setting, result.top1, spread, result.mean_per_class
+
+
+def summary(report: ProbeReport) -> str:
+    """What was learned from and tested on, in a line."""
+    return (
+        f"{report.train_pictures:,} pictures of {report.classes:,} classes to learn from, "
+        f"{report.test_pictures:,} to test on: {report.test_is}"
+    )

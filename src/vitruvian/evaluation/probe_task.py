@@ -1,0 +1,103 @@
+"""What a probe learns from, chooses its settings by and is tested on, as features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitruvian.data.sources import DataSet, Source, hold_out
+from vitruvian.errors import DataError
+from vitruvian.evaluation.features import FeatureSet
+from vitruvian.evaluation.fewshot import shuffled_classes
+
+# n pictures, F features
+
+HELD = 0.2
+"""Share of each class that is held out where a split is missing; the seed of the choice is 0."""
+
+Labels = NDArray[np.int64]
+Examples = tuple[NDArray[Any], Labels]
+"""Features (n, F) and labels (n,)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The pictures of each role."""
+
+    train: Source
+    dev: Source | None
+    """To choose settings by; None where a share of `train` has to do."""
+    test: Source
+    test_is: str
+    """What the test pictures are, in words."""
+
+    @property
+    def sources(self) -> list[Source]:
+        return [self.train, self.test, *([] if self.dev is None else [self.dev])]
+
+
+def parts_of(data: DataSet) -> Parts:
+    """Tested on the split `test`, or else `val`, or else a share of each class held out from `train`."""
+    splits = data.splits
+    if "test" in splits and "train" in splits:
+        return Parts(train=data.train, dev=splits.get("val"), test=splits["test"], test_is="the split 'test'")
+    if "val" in splits and "train" in splits:
+        return Parts(train=data.train, dev=None, test=splits["val"], test_is="the split 'val'")
+    whole = data.train if "train" in splits else next(iter(splits.values()))
+    train, test = hold_out(whole, HELD, seed=0)
+    return Parts(train=train, dev=None, test=test, test_is=f"{HELD:.0%} of each class, held out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """The features of all parts."""
+
+    train: FeatureSet
+    dev: FeatureSet | None
+    test: FeatureSet
+
+    @property
+    def classes(self) -> int:
+        return len(self.train.classes)
+
+    @property
+    def sets(self) -> list[FeatureSet]:
+        return [self.train, self.test, *([] if self.dev is None else [self.dev])]
+
+    @property
+    def everything(self) -> Examples:
+        """What there is to learn from once the settings are chosen."""
+        if self.dev is None:
+            return self.train.examples
+        both = (self.train, self.dev)
+        return np.concatenate([part.values for part in both]), np.concatenate([part.labels for part in both])
+
+    def choosing(self) -> tuple[Examples, Examples]:
+        """What to learn from, and what to choose by."""
+        if self.dev is not None:
+            return self.train.examples, self.dev.examples
+        values, labels = self.train.examples
+        held = held_numbers(labels, classes=self.classes)
+        rest = np.setdiff1d(np.arange(len(labels)), held)
+        return (values[rest], labels[rest]), (values[held], labels[held])
+
+    def accuracy(self, found: Labels) -> tuple[float, float]:
+        """Top-1 and the mean of the classes' accuracies on the test pictures, in percent."""
+        right, truth = found == self.test.labels, self.test.labels
+        counts = np.bincount(truth, minlength=self.classes)
+        shares = np.bincount(truth, right, minlength=self.classes)[counts > 0] / counts[counts > 0]
+        return 100.0 * float(right.mean()), 100.0 * float(shares.mean())
+
+
+def held_numbers(labels: Labels, *, classes: int) -> Labels:
+    """HELD of each class, at least one and never all; DataError where no class has two pictures."""
+    picked: Sequence[Labels] = shuffled_classes(labels, classes=classes, seed=0)
+    held = [of[: min(max(1, round(HELD * len(of))), len(of) - 1)] for of in picked if len(of)]
+    numbers = np.sort(np.concatenate(held))
+    if not len(numbers):
+        raise DataError("no class has two pictures to learn from, so no setting can be chosen; use --only fewshot")
+    return numbers

@@ -1,0 +1,157 @@
+"""Features on disk, found again by the content of model and picture, in files that are whole or not there.
+
+They lie in `features` of the cache folder ($VITRUVIAN_CACHE, else `~/.cache/vitruvian`), a folder for each model.
+Past $VITRUVIAN_FEATURES_GB (8 unless told) the folders that were not used for longest go, never the one in use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+import torch
+from numpy.typing import NDArray
+
+from vitruvian.data.sources.base import Picture
+from vitruvian.data.sources.cache import cache_folder, short_hash
+from vitruvian.errors import ConfigError
+from vitruvian.predict import Encoder
+
+FORMAT = 1
+"""Raised when features come out differently, so that older ones are not used."""
+ROWS_A_FILE = 512
+"""So many features are written at a time; more are never lost by an interruption."""
+KEY_BYTES = 16
+GIGABYTE = 2**30
+LIMIT = "VITRUVIAN_FEATURES_GB"
+
+Features = NDArray[np.float32]
+
+
+class FeatureStore:
+    """The known features of one model, by the content of pictures."""
+
+    def __init__(self, folder: Path | None, width: int) -> None:
+        """In this folder; None keeps nothing."""
+        self.folder = folder
+        self.row = np.dtype([("key", "u1", (KEY_BYTES,)), ("features", "<f4", (width,))])
+        self._places: dict[bytes, tuple[NDArray[Any], int]] = {}
+        self._new: list[tuple[bytes, Features]] = []
+        if folder is not None:
+            self._open(folder)
+
+    def _open(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            os.utime(folder)
+        except OSError:  # a cache that cannot be written saves no time, and nothing else changes
+            self.folder = None
+        for path in sorted(folder.glob("*.npy")):
+            try:
+                rows = np.load(path, mmap_mode="r", allow_pickle=False)
+            except (OSError, ValueError, EOFError):
+                rows = np.empty(0)
+            if rows.dtype != self.row or rows.ndim != 1:
+                remove(path)
+                continue
+            keys = np.ascontiguousarray(rows["key"]).tobytes()
+            for number in range(len(rows)):
+                self._places[keys[number * KEY_BYTES : (number + 1) * KEY_BYTES]] = rows, number
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def find(self, key: bytes) -> Features | None:
+        place = self._places.get(key)
+        return None if place is None else np.asarray(place[0]["features"][place[1]])
+
+    def add(self, key: bytes, features: Features) -> None:
+        self._new.append((key, features))
+        if len(self._new) >= ROWS_A_FILE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is new."""
+        if self._new and self.folder is not None:
+            rows = np.empty(len(self._new), self.row)
+            rows["key"] = [np.frombuffer(key, np.uint8) for key, _ in self._new]
+            rows["features"] = [features for _, features in self._new]
+            name = hashlib.sha256(rows["key"].tobytes()).hexdigest()[:24]
+            draft = self.folder / f".{name}.{os.getpid()}.tmp"
+            try:
+                with draft.open("wb") as file:
+                    np.save(file, rows)
+                draft.replace(self.folder / f"{name}.npy")
+            except OSError:  # a full disk: go on without
+                remove(draft)
+                self.folder = None
+        self._new.clear()
+
+
+def features_folder() -> Path:
+    return cache_folder() / "features"
+
+
+def open_store(encoder: Encoder) -> FeatureStore:
+    """The store of this model's features; makes room for it first."""
+    folder = features_folder() / model_key(encoder)
+    make_room(folder)
+    return FeatureStore(folder, encoder.model.config.feature_width)
+
+
+def model_key(encoder: Encoder) -> str:
+    """Of all that changes features: weights, settings, view, device, and the versions of what computes."""
+    model = encoder.model
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    settings = [model.config.to_json(), model.preprocess.to_json()]
+    versions = [FORMAT, torch.__version__, PIL.__version__, torch.device(encoder.device).type]
+    return short_hash([digest.hexdigest(), *settings, *versions])
+
+
+def picture_key(picture: Picture) -> bytes:
+    """Of a picture's bytes, or of its pixels and their shape."""
+    if isinstance(picture, bytes):
+        return hashlib.sha256(picture).digest()[:KEY_BYTES]
+    digest = hashlib.sha256(f"pixels {picture.shape}".encode())
+    digest.update(np.ascontiguousarray(picture).data)
+    return digest.digest()[:KEY_BYTES]
+
+
+def remove(path: Path) -> None:
+    """Remove a file, unless that is not allowed or another process was faster."""
+    with suppress(OSError):
+        path.unlink()
+
+
+def make_room(keep: Path) -> None:
+    """Remove the folders not used for longest until the others fit; `keep` stays."""
+    limit = limit_bytes()
+    used: dict[Path, tuple[float, int]] = {}
+    for path in features_folder().glob("*/"):
+        with suppress(OSError):  # another process removes it at the same time
+            used[path] = path.stat().st_mtime, sum(file.stat().st_size for file in path.iterdir())
+    total = sum(size for _, size in used.values())
+    for path, (_, size) in sorted(used.items(), key=lambda item: item[1]):
+        if total > limit and path != keep:
+            shutil.rmtree(path, ignore_errors=True)
+            total -= size
+
+
+def limit_bytes() -> float:
+    text = os.environ.get(LIMIT, "8")
+    try:
+        gigabytes = float(text)
+    except ValueError:
+        gigabytes = -1.0
+    if not gigabytes >= 0:
+        raise ConfigError(f"{LIMIT}={text!r} is not a number of gigabytes")
+    return gigabytes * GIGABYTE

@@ -1,0 +1,149 @@
+"""Where a model looks: the attention of any layer and head, and attention rollout through all of them.
+
+A map says how much each patch counts where the answer is read, and that place depends on the pooling:
+
+- `token`: the class token; with distillation the mean of the class and the distillation token;
+- `mean`: the mean of all patches; `token_mean`: half the class token, half that mean;
+- `map`: what the probe of the attention pooling attends to.
+
+Tokens before the patches (class, distillation, registers) have no place in the picture: what a map leaves to them
+is missing from its sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from vitruvian.config import Size
+from vitruvian.errors import ConfigError
+from vitruvian.model.build import Model
+from vitruvian.model.vit import ViT
+
+# B images, R rows and C columns of patches, T tokens before them, N = T + R * C, H heads
+
+
+def require_vit(model: Model) -> ViT:
+    """The model, if it has attention to show."""
+    if isinstance(model, ViT):
+        return model
+    raise ConfigError("this model is a BiT ResNet, which has no attention to explain; take a Vision Transformer")
+
+
+@contextmanager
+def inference(vit: ViT) -> Iterator[None]:
+    """Without dropout and without gradients; the model is left as it was."""
+    training = vit.training
+    vit.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        vit.train(training)
+
+
+def rollout(model: Model, pixels: Tensor) -> Tensor:
+    """How much of each patch reaches the answer if attention were all that moves information, (B, R, C).
+
+    Figure 6 of the paper, after Abnar and Zuidema (2020). Memory: one layer's attention and one (B, N, N).
+    """
+    vit = require_vit(model)
+    rolled: Tensor | None = None
+    with inference(vit):
+        for name, value in vit.walk(pixels, range(vit.config.layers)):
+            if name.endswith("/attention"):
+                rolled = roll(value, rolled)
+            elif name == "encoded":
+                assert rolled is not None
+                row = (readout(vit, value)[:, None] @ rolled)[:, 0]
+                break
+    return on_grid(vit, row, pixels)
+
+
+def roll(attention: Tensor, before: Tensor | None = None) -> Tensor:
+    """One step of rollout: (B, H, N, N) of a layer, and the product of the layers before it -> (B, N, N).
+
+    The mean over heads plus identity for the residual connection, rows normalised.
+    """
+    mixed = attention.mean(dim=1)
+    mixed = mixed + torch.eye(mixed.shape[-1], dtype=mixed.dtype, device=mixed.device)
+    mixed = mixed / mixed.sum(dim=-1, keepdim=True)
+    return mixed if before is None else mixed @ before
+
+
+def attention_map(
+    model: Model,
+    pixels: Tensor,
+    *,
+    layer: int | None = None,
+    head: int | None = None,
+    patch: tuple[int, int] | None = None,
+) -> Tensor:
+    """What one layer attends to, (B, R, C): from where the answer is read, or from the patch (row, column).
+
+    `layer` counts from 0, negative from the end; without it, the attention that is nearest to the answer:
+    the last layer's, or the pooling probe's. Without `head`, the mean over heads.
+    """
+    vit = require_vit(model)
+    check_head(vit, head)
+    with inference(vit):
+        if vit.pool is not None and patch is None:
+            rows = probe_rows(vit, pixels, layer)
+        else:
+            rows = token_rows(vit, pixels, -1 if layer is None else layer, patch)
+    return on_grid(vit, rows.mean(dim=1) if head is None else rows[:, head], pixels)
+
+
+def probe_rows(vit: ViT, pixels: Tensor, layer: int | None) -> Tensor:  # (B, H, N)
+    if layer is not None:
+        raise ConfigError(
+            f"layer {layer}: this model is read by a probe after the last layer, so no token of a layer stands for "
+            "the answer; choose a patch to look from, or leave the layer out for the probe's attention"
+        )
+    assert vit.pool is not None
+    tokens = next(value for name, value in vit.walk(pixels) if name == "encoded")
+    return vit.pool.weights(tokens)[:, :, 0]
+
+
+def token_rows(vit: ViT, pixels: Tensor, layer: int, patch: tuple[int, int] | None) -> Tensor:  # (B, H, N)
+    grid = grid_of(vit, pixels)
+    if patch is not None and not (0 <= patch[0] < grid[0] and 0 <= patch[1] < grid[1]):
+        wanted = f"rows 0 to {grid[0] - 1} and columns 0 to {grid[1] - 1}"
+        raise ConfigError(f"patch {patch[0]},{patch[1]} does not exist: the grid has {wanted}")
+    _, weights = next(vit.attention_maps(pixels, [layer]))
+    if patch is not None:
+        return weights[:, :, vit.config.prefix_tokens + patch[0] * grid[1] + patch[1]]
+    return torch.einsum("n,bhnm->bhm", token_shares(vit, weights.shape[-1]).to(weights), weights)
+
+
+def check_head(vit: ViT, head: int | None) -> None:
+    if head is not None and not 0 <= head < vit.config.heads:
+        raise ConfigError(f"head {head} does not exist: the model has heads 0 to {vit.config.heads - 1}")
+
+
+def readout(vit: ViT, encoded: Tensor) -> Tensor:
+    """How much each token counts where the answer is read, (B, N); a row sums to one."""
+    if vit.pool is not None:
+        return vit.pool.weights(encoded).mean(dim=1)[:, 0]
+    return token_shares(vit, encoded.shape[1]).to(encoded).expand(len(encoded), -1)
+
+
+def token_shares(vit: ViT, tokens: int) -> Tensor:
+    """The readout (N) of pooling that does not depend on the picture."""
+    config, shares = vit.config, torch.zeros(tokens)
+    if config.pool in ("token", "token_mean"):
+        shares[: 2 if config.distillation else 1] = 1 / (2 if config.distillation else 1)
+    if config.pool in ("mean", "token_mean"):
+        shares[config.prefix_tokens :] += 1 / (tokens - config.prefix_tokens)
+    return shares / shares.sum()
+
+
+def grid_of(vit: ViT, pixels: Tensor) -> Size:
+    return vit.config.grid_of((pixels.shape[-2], pixels.shape[-1]))
+
+
+def on_grid(vit: ViT, row: Tensor, pixels: Tensor) -> Tensor:  # (B, N) -> (B, R, C)
+    return row[:, vit.config.prefix_tokens :].view(-1, *grid_of(vit, pixels)).float().cpu()

@@ -1,0 +1,173 @@
+"""From a picture to its maps: what the model answers, what that rests on, and how well each map tells it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from vitruvian.config import check_choice, check_range
+from vitruvian.data.decode import Source, decode, name_of
+from vitruvian.data.preprocess import view
+from vitruvian.errors import ConfigError, ImageError, UnknownNameError
+from vitruvian.explain.attention import attention_map, check_head, require_vit, rollout
+from vitruvian.explain.occlusion import Curve, occlusion_curves
+from vitruvian.explain.relevance import class_map
+from vitruvian.model.build import Model
+from vitruvian.model.vit import ViT
+from vitruvian.predict import Answer, Classifier, Encoder
+
+Method = Literal["class", "rollout", "attention"]
+METHODS: tuple[Method, ...] = get_args(Method)
+ANSWERS = 5
+"""Answers that are told of each picture."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Looks:
+    """Which maps are made of each picture."""
+
+    methods: tuple[Method, ...] = METHODS
+    layer: int | None = None
+    """Of the raw attention; None for the one nearest to the answer."""
+    head: int | None = None
+    """Of the raw attention; None for the mean over heads."""
+    patch: tuple[int, int] | None = None
+    """Row and column of the patch that raw attention looks from; None for where the answer is read."""
+    target: str = ""
+    """The class to explain, by label or number; empty for each picture's own answers."""
+    top: int = 1
+    """How many of a picture's answers get a class map."""
+    occlusion: bool = False
+    """Score the maps by taking away the patches they rank highest."""
+
+    def __post_init__(self) -> None:
+        for method in self.methods:
+            check_choice("method", method, Method)
+        check_range("top", self.top, 1)
+        if self.target and self.top > 1:
+            raise ConfigError(f"class {self.target!r} is asked for, so the best {self.top} answers have no meaning")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Map:
+    """One map of one picture."""
+
+    name: str
+    """Short, different from the picture's other maps."""
+    title: str
+    values: NDArray[np.float32]
+    """(R, C), a number for each patch."""
+    index: int | None = None
+    """The class it is about, if it is about one."""
+    patch: tuple[int, int] | None = None
+    """Row and column of the patch it looks from, if it looks from one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explained:
+    """A picture with its maps, or the error that stood in the way."""
+
+    path: str
+    image: Image.Image | None = None
+    """Upright, at its own size."""
+    answers: tuple[Answer, ...] = ()
+    maps: tuple[Map, ...] = ()
+    curves: dict[str, Curve] = field(default_factory=dict)
+    """The occlusion check by name of map, and of random orders; empty if not asked for."""
+    error: str = ""
+
+
+class Explainer:
+    """A Vision Transformer and the maps to make of what it answers."""
+
+    def __init__(self, model: Model, looks: Looks | None = None, *, device: str = "cpu") -> None:
+        self.vit: ViT = require_vit(model)
+        self.looks = looks or Looks()
+        self.classifier = Classifier(model, device=device) if self.vit.config.classes else None
+        if self.classifier is None:
+            if self.looks.occlusion or self.looks.target or self.looks.methods == ("class",):
+                raise ConfigError("this model has no head, so no class to explain; choose rollout or attention")
+            Encoder(model, device=device)  # checks channels and device, and moves the model there
+        self.device = device
+        check_head(self.vit, self.looks.head)
+        if self.looks.layer is not None:
+            self.vit.layer(self.looks.layer)
+        self.target = self.class_index(self.looks.target) if self.looks.target else None
+
+    def class_index(self, name: str) -> int:
+        """A class by its label, however its letters are written, or by its number."""
+        assert self.classifier is not None
+        labels = self.classifier.labels
+        for index, label in enumerate(labels):
+            if label.casefold() == name.casefold():
+                return index
+        if not name.isdecimal():
+            raise UnknownNameError("class", name, labels)
+        if int(name) >= len(labels):
+            raise ConfigError(f"class {name} does not exist: the model has classes 0 to {len(labels) - 1}")
+        return int(name)
+
+    def explain(self, source: Source) -> Explained:
+        """The maps of one picture; one that cannot be read gives its error."""
+        path = os.fspath(source) if isinstance(source, str | os.PathLike) else name_of(source)
+        try:
+            image = decode(source)
+        except ImageError as error:
+            return Explained(path=path, error=str(error))
+        pixels = view(image, self.vit.preprocess)
+        answers: tuple[Answer, ...] = ()
+        targets: list[Answer] = []
+        if self.classifier is not None:
+            ranked = self.classifier.ranked(self.classifier.logits(pixels[None]), len(self.classifier.labels))[0]
+            if not ranked:
+                return Explained(path=path, error=f"{name_of(source)}: the model's answer is not a finite number")
+            answers = ranked[:ANSWERS]
+            targets = [a for a in ranked if a.index == self.target] if self.target is not None else []
+            targets = targets or list(ranked[: self.looks.top])
+        maps = self.maps(pixels, targets)
+        curves = self.curves(pixels, maps, targets[0].index) if self.looks.occlusion and maps else {}
+        return Explained(path=path, image=image, answers=answers, maps=maps, curves=curves)
+
+    def maps(self, pixels: Tensor, targets: list[Answer]) -> tuple[Map, ...]:
+        batch = pixels[None].to(self.device)
+        found = []
+        for method in self.looks.methods:
+            if method == "class":
+                found += [self.class_map(batch, answer, number) for number, answer in enumerate(targets, 1)]
+            elif method == "rollout":
+                values = rollout(self.vit, batch)[0].numpy()
+                found.append(Map(name="rollout", title="attention rollout, all layers", values=values))
+            else:
+                found.append(self.attention(batch))
+        return tuple(found)
+
+    def class_map(self, batch: Tensor, answer: Answer, number: int) -> Map:
+        return Map(
+            name="class" if number == 1 else f"class-{number}",
+            title=f"class map: {answer.label} ({answer.probability:.1%})",
+            values=class_map(self.vit, batch, [answer.index])[0].numpy(),
+            index=answer.index,
+        )
+
+    def attention(self, batch: Tensor) -> Map:
+        looks = self.looks
+        values = attention_map(self.vit, batch, layer=looks.layer, head=looks.head, patch=looks.patch)[0].numpy()
+        layer = f"layer {self.vit.layer(-1 if looks.layer is None else looks.layer)}"
+        if self.vit.pool is not None and looks.patch is None:
+            layer = "the pooling probe"
+        heads = "mean of heads" if looks.head is None else f"head {looks.head}"
+        origin = "" if looks.patch is None else f", from patch {looks.patch[0]},{looks.patch[1]}"
+        return Map(name="attention", title=f"attention of {layer}, {heads}{origin}", values=values, patch=looks.patch)
+
+    def curves(self, pixels: Tensor, maps: tuple[Map, ...], index: int) -> dict[str, Curve]:
+        """The occlusion check of the maps that are about this class, or about none."""
+        assert self.classifier is not None
+        values = {m.name: torch.from_numpy(m.values) for m in maps if m.index in (None, index)}
+        return occlusion_curves(self.classifier, pixels, values, index)

@@ -1,0 +1,95 @@
+"""The page of a run: every picture beside its maps, or the figures of a model, in one HTML file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from PIL import Image
+
+from vitruvian.evaluation.chart import Line, line_chart
+from vitruvian.evaluation.page import Html, columns, heading, joined, notice, page, percent_bar, section, table, text
+from vitruvian.evaluation.pictures import embedded
+from vitruvian.explain.colour import colour_bar
+from vitruvian.explain.explainer import Explained
+from vitruvian.explain.figures import Figure
+from vitruvian.explain.occlusion import Curve
+
+MOST_ON_PAGE = 60
+"""Pictures that are shown on the page; files are written for all."""
+PAGE_SIDE = 420
+"""Longest side in pixels of a picture on the page."""
+
+READING = (
+    "Colours go from the map's least value (violet) to its greatest (yellow), in each picture anew. The model sees "
+    "what is inside the frame. Class map: the patches whose attention raises this class's logit. Rollout: what "
+    "reaches the answer if attention alone moved information; it does not depend on the class. Attention: one layer's, "
+    "as it is."
+)
+
+
+def explanation_page(about: str, parts: list[Html], *, pictures: int, unread: int) -> str:
+    """The whole page; `parts` are of the first pictures, made by `picture_section`."""
+    return page("What the model looks at", page_parts(about, parts, pictures, unread))
+
+
+def page_parts(about: str, parts: list[Html], pictures: int, unread: int) -> Iterator[Html]:
+    yield heading("What the model looks at", f"{about}; {pictures:,} picture{'' if pictures == 1 else 's'}")
+    if pictures > MOST_ON_PAGE:
+        yield notice(f"The first {MOST_ON_PAGE} are on this page; the files beside it are of all {pictures:,}.")
+    if unread:
+        yield notice(f"{unread:,} of {pictures:,} pictures could not be read.")
+    yield Html(f'<p class="soft small" style="margin-top:1rem">{text(READING)}</p>')
+    bar = embedded(colour_bar(240, 12), "colours from violet, low, to yellow, high")
+    yield Html(f'<p class="soft small">low {bar} high</p>')
+    yield from parts
+
+
+def picture_section(explained: Explained, pictures: Mapping[str, Image.Image]) -> Html:
+    """One picture: itself and its overlays by title, its answers, and the occlusion check."""
+    if explained.error:
+        return section(explained.path, notice(explained.error))
+    shown = [figure(image, title) for title, image in pictures.items()]
+    row = Html(
+        '<div style="display:grid;gap:1rem;margin:.75rem 0 1rem;align-items:start;'
+        f'grid-template-columns:repeat(auto-fill,minmax(min(100%,15rem),1fr))">{joined(shown)}</div>'
+    )
+    below = []
+    if explained.answers:
+        rows = [(answer.label, percent_bar(100 * answer.probability)) for answer in explained.answers]
+        below.append(table(["answer", "probability"], rows))
+    if explained.curves:
+        below.append(occlusion_chart(explained.curves))
+    return section(explained.path, row, *([columns(*below)] if below else []))
+
+
+def figure(image: Image.Image, caption: str) -> Html:
+    small = image.copy()
+    small.thumbnail((PAGE_SIDE, PAGE_SIDE))
+    picture = embedded(small, caption)
+    picture = Html(picture.replace("<img", '<img style="width:100%;height:auto;border-radius:6px"', 1))
+    return Html(f"<figure>{picture}<figcaption>{text(caption)}</figcaption></figure>")
+
+
+def occlusion_chart(curves: Mapping[str, Curve]) -> Html:
+    """How the probability falls; the legend has the area under each curve."""
+    lines = [
+        Line(f"{name} ({curve.area:.3f})", [(100 * x, y) for x, y in zip(curve.removed, curve.probability)])
+        for name, curve in curves.items()
+    ]
+    chart = line_chart("Occlusion check: probability", lines, across="patches removed, in %", least=0.0)
+    note = "Highest ranked patches first. In brackets the area under the curve: the smaller, the better the map."
+    return Html(f'<div>{chart}<p class="soft small" style="margin-top:.5rem">{text(note)}</p></div>')
+
+
+def figures_page(about: str, drawn: Iterable[Figure]) -> str:
+    parts = [heading("What the model has learnt", about)]
+    for each in drawn:
+        if each.image is None:
+            parts.append(section(each.title, notice(each.note)))
+            continue
+        picture = embedded(each.image.convert("RGBA"), each.title)  # with transparency it is kept exactly, as PNG
+        picture = Html(picture.replace("<img", '<img style="max-width:100%;height:auto;border-radius:8px"', 1))
+        numbers = f'<p class="soft small">The numbers are in {text(each.name)}.npz.</p>'
+        left_out = [notice(f"Left out: {error}") for error in each.unread]
+        parts.append(section(each.title, Html(f"{picture}{numbers}"), *left_out, note=each.note))
+    return page("What the model has learnt", parts)

@@ -1,0 +1,159 @@
+"""A run: maps of many pictures, or the figures of a model, written into a folder with a page about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from vitruvian.data.decode import Source, decode
+from vitruvian.data.preprocess import view
+from vitruvian.data.sources.digits import DigitsSource
+from vitruvian.errors import ImageError
+from vitruvian.evaluation.page import Html
+from vitruvian.explain.attention import require_vit
+from vitruvian.explain.explainer import Explained, Explainer
+from vitruvian.explain.figures import Figure, figures
+from vitruvian.explain.files import file_name, write_arrays, write_image, write_page
+from vitruvian.explain.overlay import overlay, picture_with_crop, seen_box
+from vitruvian.explain.page import MOST_ON_PAGE, explanation_page, figures_page, picture_section
+from vitruvian.model.build import Model
+from vitruvian.model.vit import ViT
+from vitruvian.predict import Encoder
+
+PAGE = "explain.html"
+FIGURES_PAGE = "figures.html"
+DISTANCE_PICTURES = 128
+"""Pictures over which the paper averages the attention distance."""
+DISTANCE_BATCH = 4
+
+Follow = Callable[[Iterable[Source], int], Iterable[Source]]
+"""What shows progress: it is given pictures and their number, and gives them on."""
+
+
+def untold(pictures: Iterable[Source], total: int) -> Iterable[Source]:
+    return pictures
+
+
+def about(vit: ViT) -> str:
+    """The model in a line."""
+    size = " x ".join(map(str, vit.config.image_size))
+    shape = f"{vit.config.layers} layers of {vit.config.heads} heads, patches of {vit.config.stride} pixels at {size}"
+    return f"{vit.origin}: {shape}" if vit.origin else shape
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Written:
+    """A picture that was explained, and the files that tell of it; none if it could not be read."""
+
+    explained: Explained
+    images: dict[str, Path]
+    """The overlay of each map by name, and `picture`."""
+    arrays: Path | None = None
+
+
+def explain_pictures(explainer: Explainer, pictures: Sequence[Source], out: Path) -> Iterator[Written]:
+    """Explain each picture and write its files into `out`; after the last one the page, `explain.html`."""
+    parts: list[Html] = []
+    unread = 0
+    for number, picture in enumerate(pictures, 1):
+        explained = explainer.explain(picture)
+        unread += bool(explained.error)
+        shown = overlays(explainer, explained)
+        written = write_picture(explainer, explained, shown, out, f"{number:0{len(str(len(pictures)))}d}")
+        if len(parts) < MOST_ON_PAGE:
+            titles = {"picture": "the picture"} | {each.name: each.title for each in explained.maps}
+            parts.append(picture_section(explained, {titles[name]: image for name, image in shown.items()}))
+        yield written
+    write_page(out / PAGE, explanation_page(about(explainer.vit), parts, pictures=len(pictures), unread=unread))
+
+
+def overlays(explainer: Explainer, explained: Explained) -> dict[str, Image.Image]:
+    """The picture with the model's crop, and each map over it, by name."""
+    if explained.image is None:
+        return {}
+    image, preprocess = explained.image, explainer.vit.preprocess
+    maps = {each.name: overlay(image, each.values, preprocess, patch=each.patch) for each in explained.maps}
+    return {"picture": picture_with_crop(image, preprocess)} | maps
+
+
+def write_picture(
+    explainer: Explainer, explained: Explained, shown: dict[str, Image.Image], out: Path, number: str
+) -> Written:
+    if explained.image is None:
+        return Written(explained=explained, images={})
+    stem = f"{number}-{file_name(Path(explained.path).stem)}"
+    images = {name: write_image(out / f"{stem}-{name}.png", image) for name, image in shown.items()}
+    size = explained.image.height, explained.image.width
+    arrays: dict[str, NDArray[Any]] = {each.name: each.values for each in explained.maps}
+    arrays |= {"size": np.array(size), "seen_box": np.array(seen_box(size, explainer.vit.preprocess))}
+    arrays |= {f"{each.name}_index": np.array(each.index) for each in explained.maps if each.index is not None}
+    for name, curve in explained.curves.items():
+        arrays |= {"occlusion_removed": curve.removed, f"occlusion_{name}": curve.probability}
+    return Written(explained=explained, images=images, arrays=write_arrays(out / f"{stem}.npz", arrays))
+
+
+def draw_figures(
+    model: Model,
+    pictures: Sequence[Source],
+    out: Path,
+    *,
+    count: int = DISTANCE_PICTURES,
+    device: str = "cpu",
+    follow: Follow = untold,
+) -> Iterator[tuple[Figure, list[Path]]]:
+    """The paper's Figure 7, each figure with the files it was written to; after the last one `figures.html`.
+
+    Attention distance is averaged over `count` of the pictures, evenly chosen, or of the built-in digits if there
+    are none. `follow` is handed the pictures with their number, and passes them on.
+    """
+    vit = require_vit(model)
+    Encoder(vit, device=device)  # checks channels and device, and moves the model there
+    source = "pictures" if pictures else "built-in digits"
+    chosen = evenly(pictures, count) if pictures else built_in(count)
+    done: list[Figure] = []
+    unread: list[str] = []
+    for drawn in figures(vit, lambda: batches(vit, chosen, follow, unread), source):
+        figure = replace(drawn, unread=tuple(unread))
+        paths = []
+        if figure.image is not None:
+            paths = [write_image(out / f"{figure.name}.png", figure.image)]
+            paths.append(write_arrays(out / f"{figure.name}.npz", figure.arrays))
+        done.append(figure)
+        yield figure, paths
+    write_page(out / FIGURES_PAGE, figures_page(about(vit), done))
+
+
+def evenly(pictures: Sequence[Source], count: int) -> list[Source]:
+    """At most `count` of the pictures, from the first to the last at equal steps."""
+    if len(pictures) <= count:
+        return list(pictures)
+    return [pictures[index * len(pictures) // count] for index in range(count)]
+
+
+def built_in(count: int) -> list[Source]:
+    digits = DigitsSource()
+    return [Image.fromarray(digits.read(index)) for index in range(min(count, len(digits)))]  # type: ignore[arg-type]
+
+
+def batches(vit: ViT, pictures: Sequence[Source], follow: Follow, unread: list[str]) -> Iterator[Tensor]:
+    """Views of the pictures on the model's device, a few at a time; errors of those left out are added to `unread`."""
+    device = next(vit.parameters()).device
+    waiting: list[Tensor] = []
+    for picture in follow(pictures, len(pictures)):
+        try:
+            waiting.append(view(decode(picture), vit.preprocess))
+        except ImageError as error:
+            unread.append(str(error))
+        if len(waiting) == DISTANCE_BATCH:
+            yield torch.stack(waiting).to(device)
+            waiting.clear()
+    if waiting:
+        yield torch.stack(waiting).to(device)

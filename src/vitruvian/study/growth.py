@@ -1,0 +1,212 @@
+"""Figures 3 to 5 at the size of a small machine: families of models over growing data, and over growing compute."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from vitruvian.cost import multiply_adds, parameters
+from vitruvian.data.sources import BUILT_IN
+from vitruvian.errors import ConfigError, TrainingError
+from vitruvian.training.journal import Listener
+from vitruvian.training.pictures import fitting_batch_size, pictures_for
+from vitruvian.training.plan import plan
+from vitruvian.training.prepare import config_of
+from vitruvian.training.recipe import Recipe
+from vitruvian.training.recipes import changed, read_recipe
+from vitruvian.training.run import Run, write_whole
+from vitruvian.training.signals import Interrupted
+from vitruvian.training.train import HARMLESS, resume, train
+
+STUDY_FILE = "study.json"
+FAMILIES = ("study-vit", "study-hybrid", "study-resnet")
+"""Recipes of one training and about equal multiply-adds."""
+SIZES = (1_000, 4_000, 16_000, 0)
+"""Pictures to train on; 0 is all."""
+SIZE_STEPS = 1_000
+"""The same for each size, so that compute is equal."""
+COMPUTE_STEPS = (125, 250, 500, 1_000, 2_000)
+PASSES = 3
+"""A training step costs a forward pass and a backward pass of twice that."""
+
+Kind = Literal["data-size", "compute"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One model trained on so many pictures for so many steps."""
+
+    family: str
+    recipe: Recipe
+    pictures: int
+    """To train on, counted."""
+    classes: int
+    folder: Path
+
+    @property
+    def multiply_adds(self) -> int:
+        """Of the whole training."""
+        forward = multiply_adds(config_of(self.recipe, self.classes))
+        return PASSES * forward * self.recipe.steps * self.recipe.batch_size
+
+    @property
+    def state(self) -> Literal["waiting", "begun", "done"]:
+        if not (self.folder / "run.json").is_file():
+            return "waiting"
+        return "done" if Run(self.folder).finished else "begun"
+
+    @property
+    def measures(self) -> dict[str, float]:
+        """The numbers of a finished cell, on held-out pictures."""
+        lines = Run(self.folder).metrics("val") if self.state == "done" else []
+        return {key: lines[-1][key] for key in ("top1", "loss", "count", "seconds")} if lines else {}
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "family": self.family,
+            "pictures": self.pictures,
+            "steps": self.recipe.steps,
+            "batch_size": self.recipe.batch_size,
+            "epochs": self.recipe.steps * self.recipe.batch_size / self.pictures,
+            "parameters": parameters(config_of(self.recipe, self.classes)),
+            "multiply_adds": self.multiply_adds,
+            "folder": self.folder.name,
+            "state": self.state,
+            **self.measures,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Study:
+    """All cells of one study, and where they are kept."""
+
+    kind: Kind
+    data: str
+    folder: Path
+    cells: tuple[Cell, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "data": self.data, "cells": [cell.to_json() for cell in self.cells]}
+
+    def lines(self) -> dict[str, list[tuple[float, float]]]:
+        """For each family, accuracy over pictures or over multiply-adds of training, as far as measured."""
+        found: dict[str, list[tuple[float, float]]] = {}
+        for cell in self.cells:
+            across = cell.pictures if self.kind == "data-size" else cell.multiply_adds
+            points = found.setdefault(family_name(cell.family), [])
+            if cell.measures:
+                points.append((float(across), cell.measures["top1"]))
+        return {name: sorted(points) for name, points in found.items()}
+
+
+def family_name(recipe: str) -> str:
+    """`study-vit` as `vit`."""
+    return Path(recipe).stem.removeprefix("study-")
+
+
+def study_of(
+    kind: Kind,
+    data: str | Path,
+    *,
+    sizes: Sequence[int],
+    steps: Sequence[int],
+    families: Sequence[str] = FAMILIES,
+    settings: Sequence[str] = (),
+    out: str | Path | None = None,
+) -> Study:
+    """The cells of a study: every family at every size and number of steps; nothing is trained yet."""
+    place = Path(data).expanduser()
+    where = str(place.resolve()) if place.exists() and str(data) not in BUILT_IN else str(data)
+    folder = Path(out or Path("runs") / f"{place.name}-{kind}").expanduser()
+    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / STUDY_FILE).is_file())):
+        raise TrainingError(f"{folder}: exists and is no study; choose another --out")
+    if min(steps) < 1 or min(sizes) < 0:
+        raise ConfigError(f"sizes {list(sizes)} and steps {list(steps)} are not whole numbers above 0")
+    if len({family_name(name) for name in families}) != len(families):
+        raise ConfigError(f"the families {', '.join(families)} do not differ in their names")
+    cells = [
+        cell_of(where, name, folder, count, number, settings)
+        for count in sizes
+        for number in steps
+        for name in families
+    ]
+    return Study(kind=kind, data=where, folder=folder, cells=tuple(cells))
+
+
+def cell_of(data: str, family: str, folder: Path, count: int, steps: int, settings: Sequence[str]) -> Cell:
+    recipe = changed(read_recipe(family), [*settings, f"pictures={count}", f"steps={steps}"])
+    pictures = pictures_for(data, recipe)
+    found = len(pictures.train)
+    recipe = recipe.replace(batch_size=fitting_batch_size(recipe, found, 1))
+    name = f"{family_name(family)}-{count or 'all'}-pictures-{steps}-steps"
+    return Cell(family=family, recipe=recipe, pictures=found, classes=len(pictures.classes), folder=folder / name)
+
+
+def carry_out(
+    study: Study,
+    *,
+    listeners: Sequence[Listener] = (),
+    said: Callable[[str], None] = print,
+    after: Callable[[Study], object],
+) -> None:
+    """Train every cell that is not done, going on where an earlier call was cut off; `after` each, call that."""
+    for cell in study.cells:
+        check_same(study, cell)  # before hours of work
+    for number, cell in enumerate(study.cells, 1):
+        state = cell.state
+        before = {"done": " (done before)", "begun": " (goes on)", "waiting": ""}[state]
+        said(f"cell {number} of {len(study.cells)}: {cell.folder.name}{before}")
+        write_study(study)
+        try:
+            if state == "begun":
+                resume(cell.folder, listeners=listeners)
+            elif state == "waiting":
+                shutil.rmtree(cell.folder, ignore_errors=True)  # what was cut off before the run was on record
+                train(study.data, recipe=cell.recipe, out=cell.folder, listeners=listeners)
+        except Interrupted as stopped:
+            text = f"stopped in {cell.folder.name}, cell {number} of {len(study.cells)}; the same command goes on"
+            raise Interrupted(text, stopped.number) from None
+        shutil.rmtree(cell.folder / "checkpoints", ignore_errors=True)  # nothing goes on from here
+        write_study(study)
+        after(study)
+
+
+def check_same(study: Study, cell: Cell) -> None:
+    """A cell that is begun or done was trained as this study wants it."""
+    if cell.state == "waiting":
+        return
+    run = Run(cell.folder)
+    was, now = run.recipe.to_json(), changed(cell.recipe, []).to_json()
+    free = HARMLESS | {"about", "command", "time", "result"}
+    found = [key for key in now if key not in free and was.get(key) != now[key]]
+    if run.facts.get("data") != study.data:
+        raise TrainingError(
+            f"{cell.folder}: trained on {run.facts.get('data')}, not {study.data}; choose another --out"
+        )
+    if found:
+        key = found[0]
+        raise TrainingError(
+            f"{cell.folder}: trained with {key}={was.get(key)!r}, not {now[key]!r}; choose another --out"
+        )
+
+
+def write_study(study: Study) -> None:
+    try:
+        study.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(study.folder / STUDY_FILE, study.to_json())
+    except OSError as error:
+        raise TrainingError(f"{study.folder}: cannot be written: {error.strerror}") from error
+
+
+def estimates(study: Study, seconds: float = 5.0) -> Iterator[tuple[Cell, float]]:
+    """Each cell and about how many seconds it takes, from steps of each family measured for so long; 0 if done."""
+    measured: dict[str, tuple[float, float]] = {}
+    for cell in study.cells:
+        if cell.family not in measured:
+            found = plan(study.data, recipe=cell.recipe, seconds=seconds)
+            measured[cell.family] = found.step_seconds, found.evaluation_seconds / max(1, found.evaluations)
+        step, evaluation = measured[cell.family]
+        yield cell, 0.0 if cell.state == "done" else cell.recipe.steps * step + evaluation

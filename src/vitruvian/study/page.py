@@ -1,0 +1,75 @@
+"""The results of a study on one HTML page, with its chart, and the chart as a PNG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from PIL import Image
+
+from vitruvian.evaluation.page import Html, duration, heading, page, section, table
+from vitruvian.evaluation.pictures import embedded
+from vitruvian.study.growth import Study, family_name
+from vitruvian.study.plot import line_plot
+from vitruvian.weights.store import install, staging
+
+TITLES = {
+    "data-size": ("Accuracy over the number of training pictures", "pictures to train on"),
+    "compute": ("Accuracy over the compute of training", "multiply-adds of training"),
+}
+
+
+def write_page(study: Study) -> Path:
+    """Write `report.html`, and `study.png` once there is a point to draw; gives the page's path."""
+    target = study.folder / "report.html"
+    title = f"{study.kind} study on {Path(study.data).name}"
+    drawn = plot(study)
+    with staging(target) as staged:
+        staged.write_text(page(title, sections(title, study, drawn)), encoding="utf-8")
+        install(staged, target)
+    if drawn is not None:
+        with staging(study.folder / "study.png") as staged:
+            drawn.save(staged, "PNG")
+            install(staged, study.folder / "study.png")
+    return target
+
+
+def plot(study: Study) -> Image.Image | None:
+    """The figure of the study, as far as it is measured."""
+    lines = study.lines()
+    if not any(lines.values()):
+        return None
+    name, across = TITLES[study.kind]
+    return line_plot(f"{name}: top-1, %", lines, across=f"{across} (logarithmic)")
+
+
+def sections(title: str, study: Study, drawn: Image.Image | None) -> Iterator[Html]:
+    done = sum(cell.state == "done" for cell in study.cells)
+    yield heading(title, f"{done} of {len(study.cells)} cells done")
+    name, _ = TITLES[study.kind]
+    if drawn is not None:
+        note = "All families are trained from nothing with the same recipe; top-1 on held-out pictures, in percent."
+        yield section(name, embedded(drawn.convert("RGBA"), name), note=note)  # transparent ones are kept as PNG
+    yield section("Cells", table(HEADINGS, [row(study, number) for number in range(len(study.cells))]))
+
+
+HEADINGS = [
+    "family",
+    "pictures",
+    "steps",
+    "epochs",
+    "parameters",
+    "multiply-adds of training",
+    "top-1",
+    "time",
+    "state",
+]
+
+
+def row(study: Study, number: int) -> list[object]:
+    cell = study.cells[number].to_json()
+    top1 = Html(f"{cell['top1']:.2f}&nbsp;%") if "top1" in cell else Html("–")
+    time = duration(cell["seconds"]) if "seconds" in cell else "–"
+    work = Html(f"{cell['multiply_adds']:.3g}")
+    counts = [cell["pictures"], cell["steps"], float(cell["epochs"]), cell["parameters"]]
+    return [family_name(cell["family"]), *counts, work, top1, time, cell["state"]]

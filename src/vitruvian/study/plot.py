@@ -1,0 +1,73 @@
+"""A line chart as a Pillow image, for pages that cannot hold SVG: accuracy over a logarithmic axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from PIL import Image, ImageDraw
+
+from vitruvian.evaluation.chart import labels, ticks
+from vitruvian.explain.draw import BLUE, INK, LINE, PAPER, SOFT, VERMILION, write
+
+WIDTH, HEIGHT = 760, 460
+LEFT, RIGHT, TOP, BOTTOM = 64, 24, 64, 62
+COLOURS = (BLUE, VERMILION, "#007a59", "#a94a82", "#946500", "#2f7fb5")
+SCALE = 2
+"""Drawn so much larger and reduced: smooth lines and round dots."""
+
+Points = Sequence[tuple[float, float]]
+
+
+def line_plot(title: str, lines: Mapping[str, Points], *, across: str) -> Image.Image:
+    """The lines over `across`, which is logarithmic; every position that has a point is labelled."""
+    shown = {name: points for name, points in lines.items() if points}
+    xs = sorted({x for points in shown.values() for x, _ in points})
+    ys = [y for points in shown.values() for _, y in points]
+    marks = ticks(min(ys), max(ys) if max(ys) > min(ys) else min(ys) + 1)
+    low, high = math.log(xs[0]), math.log(xs[-1]) if xs[-1] > xs[0] else math.log(xs[0]) + 1
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        right = (math.log(x) - low) / (high - low)
+        up = (y - marks[0]) / (marks[-1] - marks[0])
+        return LEFT + 12 + right * (WIDTH - LEFT - RIGHT - 24), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
+
+    canvas = Image.new("RGB", (SCALE * WIDTH, SCALE * HEIGHT), PAPER)
+    pen = ImageDraw.Draw(canvas)
+    for mark in marks:
+        y = SCALE * place(xs[0], mark)[1]
+        pen.line((SCALE * LEFT, y, SCALE * (WIDTH - RIGHT), y), fill=LINE, width=SCALE)
+    for points, colour in zip(shown.values(), COLOURS):
+        places = [(SCALE * x, SCALE * y) for x, y in (place(*point) for point in points)]
+        pen.line(places, fill=colour, width=2 * SCALE, joint="curve")
+        for x, y in places:
+            pen.ellipse((x - 9, y - 9, x + 9, y + 9), fill=colour, outline=PAPER, width=SCALE)
+    canvas = canvas.resize((WIDTH, HEIGHT), Image.Resampling.LANCZOS)
+    pen = ImageDraw.Draw(canvas)
+    for mark, label in zip(marks, labels(marks)):
+        write(pen, (LEFT - 8, place(xs[0], mark)[1]), label, anchor="rm", colour=SOFT)
+    label_positions(pen, xs, place)
+    write(pen, (LEFT, 10), title, anchor="lt")
+    write(pen, ((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10), across, anchor="mb")
+    legend(pen, list(shown))
+    return canvas
+
+
+def label_positions(pen: ImageDraw.ImageDraw, xs: Sequence[float], place: object) -> None:
+    """The values below the axis, leaving out those that would touch the one before."""
+    assert callable(place)
+    end = -math.inf
+    for x in xs:
+        text = f"{x:,.0f}" if x < 1e6 else f"{x:.2g}"
+        at, half = place(x, 0.0)[0], 4.2 * len(text)
+        if at - half > end:
+            write(pen, (at, HEIGHT - BOTTOM + 10), text, anchor="mt", colour=SOFT)
+            end = at + half + 6
+
+
+def legend(pen: ImageDraw.ImageDraw, names: Sequence[str]) -> None:
+    x = float(LEFT)
+    for name, colour in zip(names, COLOURS):
+        pen.line((x, 44, x + 22, 44), fill=colour, width=3)
+        write(pen, (x + 28, 44), name, anchor="lm", colour=INK)
+        x += 28 + pen.textlength(name, font_size=15) + 26

@@ -1,0 +1,313 @@
+"""The tasks that papers report, by name: where their pictures go, how they are split, and what is measured."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from vitruvian.errors import UnknownNameError
+
+DATA_VARIABLE = "VITRUVIAN_DATA"
+DEFAULT_ROOT = "~/vitruvian-data"
+
+Layout = Literal[
+    "cifar", "flowers", "folders", "imagenet", "lists", "mafw", "numbered", "objectnet", "omni", "pets", "vizwiz",
+    "watermark", "wordnet",
+]  # fmt: skip
+"""How the files lie in a task's folder; `data.sources.tasks` has an opener for each."""
+
+Metric = Literal["top1", "mean_per_class", "real"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """One task; pictures lie in `folder` below the root folder of all data."""
+
+    name: str
+    title: str
+    folder: str
+    layout: Layout
+    classes: int
+    """0 where only the lists in the release tell."""
+    splits: Mapping[str, int]
+    """Pictures of each split in the release; 0 where it is not known here."""
+    wanted: tuple[str, ...]
+    """Patterns of files in the folder, each of which must match; `|` stands between alternatives."""
+    download: str
+    """What to get, where, and how to put it into the folder."""
+    aliases: tuple[str, ...] = ()
+    metric: Metric = "top1"
+    """What papers report first; `real`: an answer among the labels of ImageNet-ReaL."""
+    group: str = ""
+    """Of VTAB: Natural, Specialized or Structured."""
+    recipe: str = "finetune-paper"
+    """The recipe of the paper's fine-tuning."""
+    view: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the evaluation view that belong to the task (see `config.Preprocess`)."""
+    beside: Mapping[str, str] = field(default_factory=dict)
+    """Files that an evaluation needs, by what they are (`real`, `mappings`): patterns in the folder."""
+    note: str = ""
+    """What else one should know."""
+
+    def place(self, root: Path) -> Path:
+        """The task's folder below the root."""
+        return root / self.folder
+
+    def missing(self, root: Path) -> list[str]:
+        """The patterns of `wanted` that match nothing."""
+        place = self.place(root)
+        return [pattern for pattern in self.wanted if not any(has(place, choice) for choice in pattern.split("|"))]
+
+    def present(self, root: Path) -> bool:
+        return not self.missing(root)
+
+    def to_json(self, root: Path) -> dict[str, Any]:
+        """The row as `vit tasks --json` prints it."""
+        return {
+            "name": self.name, "title": self.title, "aliases": list(self.aliases), "group": self.group,
+            "classes": self.classes, "metric": self.metric, "splits": dict(self.splits), "layout": self.layout,
+            "wanted": list(self.wanted), "folder": str(self.place(root)), "present": self.present(root),
+            "missing": self.missing(root), "download": self.download, "recipe": self.recipe,
+            "view": dict(self.view), "note": self.note,
+        }  # fmt: skip
+
+
+def has(folder: Path, pattern: str) -> bool:
+    """Whether a file or folder matches; only as much is listed as the first match needs."""
+    return next(folder.glob(pattern), None) is not None if folder.is_dir() else False
+
+
+def data_root(chosen: str | Path | None = None) -> Path:
+    """The folder that holds the folders of all tasks: the one given, $VITRUVIAN_DATA, or `~/vitruvian-data`."""
+    return Path(chosen or os.environ.get(DATA_VARIABLE) or DEFAULT_ROOT).expanduser()
+
+
+IMAGENET_GET = (
+    "ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz from https://image-net.org "
+    "(an account is needed); unpack the training archives to train/WORDNET-ID/, the validation archive to val/ (flat, "
+    "or sorted into val/WORDNET-ID/), and the development kit beside them if val/ is flat"
+)
+IMAGENET_VAL = "val/n*|val/ILSVRC2012_val_*"
+
+PAPER_TASKS = (
+    Task(
+        name="cifar10", aliases=("CIFAR-10",), title="CIFAR-10", folder="cifar10", layout="cifar", classes=10,
+        splits={"train": 50_000, "test": 10_000}, recipe="finetune-paper-cifar",
+        wanted=("cifar-10-batches-*/data_batch_1*|data_batch_1*|cifar-10-*.tar.gz",),
+        download="cifar-10-python.tar.gz or cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html; "
+        "the archive itself will do, or what is in it",
+    ),
+    Task(
+        name="cifar100", aliases=("CIFAR-100",), title="CIFAR-100", folder="cifar100", layout="cifar", classes=100,
+        splits={"train": 50_000, "test": 10_000}, recipe="finetune-paper-cifar",
+        wanted=("cifar-100-*/train*|train*|cifar-100-*.tar.gz",),
+        download="cifar-100-python.tar.gz or cifar-100-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html; "
+        "the archive itself will do, or what is in it",
+    ),
+    Task(
+        name="imagenet", aliases=("ImageNet-1k", "ILSVRC2012", "in1k"), title="ImageNet (ILSVRC 2012)",
+        folder="imagenet", layout="imagenet", classes=1000, splits={"train": 1_281_167, "val": 50_000},
+        recipe="finetune-paper-imagenet", wanted=(IMAGENET_VAL,), download=IMAGENET_GET,
+        note="papers report the validation pictures; classes are the WordNet ids in the order of every published head",
+    ),
+    Task(
+        name="imagenet-real", aliases=("ReaL", "ImageNet-ReaL"), title="ImageNet-ReaL", folder="imagenet",
+        layout="imagenet", classes=1000, splits={"val": 50_000}, metric="real", recipe="finetune-paper-imagenet",
+        wanted=(IMAGENET_VAL, "real.json"), beside={"real": "real.json"},
+        download=IMAGENET_GET + "; and real.json from https://github.com/google-research/reassessed-imagenet",
+        note="the validation pictures of ImageNet with better labels, several or none a picture; those without do not "
+        "count",
+    ),
+    Task(
+        name="imagenet21k", aliases=("ImageNet-21k", "ImageNet-22k", "in21k"), title="ImageNet-21k",
+        folder="imagenet21k", layout="folders", classes=21_843, splits={"train": 14_197_122},
+        recipe="paper-imagenet21k", wanted=("n*|train/n*|*.tar",),
+        download="the fall 2011 archives from https://image-net.org (an account is needed), a folder for each WordNet "
+        "id; or tar shards in the WebDataset layout",
+        note="for pre-training; there is no test split",
+    ),
+    Task(
+        name="flowers102", aliases=("flowers", "Oxford Flowers-102", "oxford_flowers102"), title="Oxford Flowers-102",
+        folder="flowers102", layout="flowers", classes=102, splits={"train": 2040, "test": 6149},
+        wanted=("jpg/image_*.jpg", "imagelabels.mat", "setid.mat"),
+        download="102flowers.tgz, imagelabels.mat and setid.mat from "
+        "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/; unpack the first",
+        note="train is the release's training and validation sets together; some papers report mean_per_class",
+    ),
+    Task(
+        name="pets", aliases=("Oxford-IIIT Pets", "oxford_iiit_pet", "oxford pets"), title="Oxford-IIIT Pets",
+        folder="pets", layout="pets", classes=37, splits={"train": 3680, "test": 3669},
+        wanted=("images/*.jpg", "annotations/trainval.txt", "annotations/test.txt"),
+        download="images.tar.gz and annotations.tar.gz from https://www.robots.ox.ac.uk/~vgg/data/pets/; unpack both",
+        note="some papers report mean_per_class",
+    ),
+    Task(
+        name="objectnet", title="ObjectNet", folder="objectnet", layout="objectnet", classes=313,
+        splits={"test": 50_273}, wanted=("images|objectnet-1.0/images",),
+        beside={"mappings": "mappings|objectnet-1.0/mappings"},
+        download="objectnet-1.0.zip from https://objectnet.dev; unpack it",
+        note="for testing only: its terms forbid training on it; the red border of one pixel is cut off",
+    ),
+    Task(
+        name="imagenet-a", title="ImageNet-A", folder="imagenet-a", layout="wordnet", classes=200,
+        splits={"test": 7500}, wanted=("n*|imagenet-a/n*",),
+        download="imagenet-a.tar from https://github.com/hendrycks/natural-adv-examples; unpack it",
+        note="200 of the classes of ImageNet",
+    ),
+    Task(
+        name="imagenet-r", title="ImageNet-R", folder="imagenet-r", layout="wordnet", classes=200,
+        splits={"test": 30_000}, wanted=("n*|imagenet-r/n*",),
+        download="imagenet-r.tar from https://github.com/hendrycks/imagenet-r; unpack it",
+        note="200 of the classes of ImageNet",
+    ),
+    Task(
+        name="imagenet-v2", title="ImageNet-V2, matched frequency", folder="imagenet-v2", layout="numbered",
+        classes=1000, splits={"test": 10_000}, wanted=("0|imagenetv2-matched-frequency-format-val/0",),
+        download="imagenetv2-matched-frequency.tar.gz from https://imagenetv2.org; unpack it",
+        note="folders are the numbers of the classes of ImageNet",
+    ),
+    Task(
+        name="imagenet-w", title="ImageNet-W", folder="imagenet-w", layout="watermark", classes=1000,
+        splits={"test": 50_000}, view={"fit": "squash"}, recipe="finetune-paper-imagenet",
+        wanted=("fonts/SourceHanSerifSC-ExtraLight.otf",),
+        download="the font imagenet_w/fonts/SourceHanSerifSC-ExtraLight.otf of "
+        "https://github.com/facebookresearch/Whac-A-Mole into fonts/; the pictures are those of the task imagenet",
+        note="the validation pictures of ImageNet, shorter side 256, centre 224, with a watermark drawn over them as "
+        "the release does",
+    ),
+    Task(
+        name="vizwiz", aliases=("VizWiz-Classification",), title="VizWiz-Classification", folder="vizwiz",
+        layout="vizwiz", classes=200, splits={"test": 8900}, wanted=("annotations.json", "images/*.jpg"),
+        download="the pictures of all splits into images/ and annotations.json, from "
+        "https://vizwiz.org/tasks-and-datasets/image-classification",
+        note="200 of the classes of ImageNet; the public annotations.json has no labels (the evaluation server has "
+        "them), and without labels there is nothing to measure here",
+    ),
+)  # fmt: skip
+
+REALMS = (
+    "activity", "aircraft", "amphibian", "aquatic_vertebrate", "bird", "car", "consumer_goods", "creation",
+    "decoration", "device", "food", "geological_formation", "instrumentality", "locomotive", "mammal", "material",
+    "military_vehicle", "process", "region", "structure", "vascular_plant",
+)  # fmt: skip
+
+OMNI_TASKS = tuple(
+    Task(
+        name=f"omnibenchmark-{realm}", aliases=(f"omni-{realm}",), title=f"OmniBenchmark: {realm.replace('_', ' ')}",
+        folder=f"omnibenchmark/{realm}", layout="omni", classes=0, splits={"train": 0, "val": 0, "test": 0},
+        metric="mean_per_class",
+        wanted=(f"train.txt|{realm}.train/record.txt", f"test.txt|{realm}.test/record.txt|val.txt"),
+        download="the pictures with download_tool/download_image.py of "
+        f"https://github.com/ZhangYuanhan-AI/OmniBenchmark, and meta_v2/{realm}/*.txt of it",
+        note="classes are the train ids that the lists of this realm hold",
+    )
+    for realm in REALMS
+)  # fmt: skip
+
+MAFW_TASKS = tuple(
+    Task(
+        name=f"mafw-{fold}", aliases=("mafw",) if fold == 1 else (), title=f"MAFW, single expressions, fold {fold}",
+        folder="mafw", layout="mafw", classes=11, splits={"train": train, "test": test}, metric="mean_per_class",
+        wanted=(f"Train & Test Set/single/no_caption/set_{fold}/train.txt", "data/frames|frames"),
+        download="clips and Train & Test Set from https://mafw-database.github.io/MAFW/ (on request); take the clips "
+        "apart into data/frames/CLIP/*.jpg",
+        note="a clip is represented by its middle frame",
+    )
+    for fold, train, test in ((1, 7333, 1839), (2, 7335, 1837), (3, 7339, 1833), (4, 7340, 1832), (5, 7341, 1831))
+)  # fmt: skip
+
+VTAB_ROWS = (
+    # name, folder in the redistribution, title, group, classes, test pictures
+    ("caltech101", "caltech101", "Caltech101", "Natural", 102, 6084),
+    ("cifar100", "cifar", "CIFAR-100", "Natural", 100, 10_000),
+    ("dtd", "dtd", "Describable Textures", "Natural", 47, 1880),
+    ("flowers102", "oxford_flowers102", "Oxford Flowers-102", "Natural", 102, 6149),
+    ("pets", "oxford_iiit_pet", "Oxford-IIIT Pets", "Natural", 37, 3669),
+    ("svhn", "svhn", "SVHN", "Natural", 10, 26_032),
+    ("sun397", "sun397", "SUN397", "Natural", 397, 21_750),
+    ("camelyon", "patch_camelyon", "Patch Camelyon", "Specialized", 2, 32_768),
+    ("eurosat", "eurosat", "EuroSAT", "Specialized", 10, 5400),
+    ("resisc45", "resisc45", "RESISC45", "Specialized", 45, 6300),
+    ("retinopathy", "diabetic_retinopathy", "Diabetic Retinopathy", "Specialized", 5, 42_670),
+    ("clevr-count", "clevr_count", "CLEVR, count", "Structured", 8, 15_000),
+    ("clevr-distance", "clevr_dist", "CLEVR, distance", "Structured", 6, 15_000),
+    ("dmlab", "dmlab", "DMLab", "Structured", 6, 22_735),
+    ("kitti", "kitti", "KITTI, distance", "Structured", 4, 711),
+    ("dsprites-location", "dsprites_loc", "dSprites, location", "Structured", 16, 73_728),
+    ("dsprites-orientation", "dsprites_ori", "dSprites, orientation", "Structured", 16, 73_728),
+    ("smallnorb-azimuth", "smallnorb_azi", "SmallNORB, azimuth", "Structured", 18, 12_150),
+    ("smallnorb-elevation", "smallnorb_ele", "SmallNORB, elevation", "Structured", 9, 12_150),
+)
+
+VTAB_TASKS = tuple(
+    Task(
+        name=f"vtab-{name}", aliases=(f"vtab-{folder}",), title=f"VTAB-1k: {title}", group=group,
+        folder=f"vtab-1k/{folder}", layout="lists", classes=classes, splits={"train": 800, "val": 200, "test": test},
+        recipe="finetune-paper-vtab", view={"fit": "squash"},
+        wanted=("train800.txt", "val200.txt", "test.txt"),
+        download="vtab-1k.zip, the redistribution as folders of pictures that "
+        "https://github.com/ZhangYuanhan-AI/NOAH links to; unpack it to vtab-1k/ in the root",
+        note="lists of `path label`; the whole picture is squashed to a square, neither cropped nor mirrored, as many "
+        "of these tasks ask where a thing is or how it is turned",
+    )
+    for name, folder, title, group, classes, test in VTAB_ROWS
+)  # fmt: skip
+
+TASKS: dict[str, Task] = {task.name: task for task in (*PAPER_TASKS, *VTAB_TASKS, *OMNI_TASKS, *MAFW_TASKS)}
+
+
+def folded(name: str) -> str:
+    """A name without case and punctuation: `CIFAR-10` and `cifar10` are one."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+NAMES: dict[str, str] = {folded(name): task.name for task in TASKS.values() for name in (task.name, *task.aliases)}
+"""Folded name or alias -> the name of the task."""
+
+
+def find_task(name: str) -> Task | None:
+    """The task of this name or alias, or None. A path is no name."""
+    return None if "/" in name or "\\" in name else TASKS.get(NAMES.get(folded(name), ""))
+
+
+def task_meant(data: str) -> Task | None:
+    """The task that DATA names; a path that exists is none."""
+    return None if Path(data).expanduser().exists() else find_task(data)
+
+
+def view_for(data: str) -> Mapping[str, Any]:
+    """Settings of the evaluation view that belong to the task which DATA names, if it names one."""
+    task = task_meant(data)
+    return {} if task is None else task.view
+
+
+def file_beside(data: str, kind: str) -> Path | None:
+    """The file of this kind (`real`, `mappings`) that a task brings, where `data` names a task that has it."""
+    task = task_meant(data)
+    if task is None or kind not in task.beside:
+        return None
+    place = task.place(data_root())
+    return next((path for choice in task.beside[kind].split("|") for path in place.glob(choice)), None)
+
+
+def task_named(name: str) -> Task:
+    """The task of this name or alias; an unknown name is answered with the nearest."""
+    task = find_task(name)
+    if task is None:
+        raise UnknownNameError(
+            "task", name, [*TASKS, *(a for t in TASKS.values() for a in t.aliases)], see="(see `vit tasks`)"
+        )
+    return task
+
+
+def how_to_get(task: Task, root: Path) -> str:
+    """What is missing of a task and what to do about it, in a line."""
+    missing = " and ".join(pattern.replace("|", " or ") for pattern in task.missing(root)) or "nothing"
+    return (
+        f"the task {task.name} has no {missing} in {task.place(root)}; get {task.download} (the folder of all tasks "
+        f"is set with {DATA_VARIABLE} or --data-root)"
+    )

@@ -1,0 +1,186 @@
+"""Fine-tuning as the paper does it: choose the rate on a dev split, train again on everything, average over seeds."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vitruvian.data.sources import BUILT_IN, open_source
+from vitruvian.errors import TrainingError
+from vitruvian.tasks import Task, find_task
+from vitruvian.training.distributed import Processes, joined
+from vitruvian.training.journal import Listener
+from vitruvian.training.loop import Diverged
+from vitruvian.training.recipe import Recipe
+from vitruvian.training.recipes import changed, read_recipe
+from vitruvian.training.run import write_whole
+from vitruvian.training.signals import Interrupted
+from vitruvian.training.sweep import FAILED_FILE, SWEEP_FILE, Protocol, State, Sweep, Trial, differences
+from vitruvian.training.sweep_report import write_sweep_report
+from vitruvian.training.train import resume, train
+from vitruvian.weights.load import locate
+
+SMALL_RECIPE = "finetune-small"
+"""For data that is not a task of the paper."""
+MANY_PICTURES = 100_000
+"""In a trial without a GPU, that a warning is due."""
+
+
+def protocol_for(
+    data: str | Path,
+    weights: str | Path,
+    *,
+    recipe: str | Path | Recipe | None = None,
+    task: Task | None = None,
+    settings: Sequence[str] = (),
+    rates: Sequence[float] = (),
+    seeds: int = 3,
+) -> Protocol:
+    """What fine-tuning these weights on this data means.
+
+    A task by name brings the paper's recipe, its view and its metric; `task` gives them to other data. Without a task
+    and a recipe, the recipe is `finetune-small`. `rates` replace those of the recipe.
+    """
+    place = Path(data).expanduser()
+    if task is None and str(data) not in BUILT_IN and not place.exists():
+        task = find_task(str(data))
+    named = recipe or (task.recipe if task else SMALL_RECIPE)
+    found = named if isinstance(named, Recipe) else read_recipe(named)
+    start = Path(weights).expanduser()
+    found = found.replace(weights=str(start.resolve() if start.exists() else weights), architecture={})
+    if task is not None:
+        found = found.replace(view={**task.view, **found.view})
+    found = changed(with_share_of_warmup(found, settings), settings)
+    return Protocol(
+        data=str(place.resolve()) if place.exists() and str(data) not in BUILT_IN else str(data),
+        recipe=found,
+        rates=tuple(dict.fromkeys(rates or found.rates or (found.rate,))),
+        seeds=seeds,
+        metric=task.metric if task else "top1",
+    )
+
+
+def with_share_of_warmup(recipe: Recipe, settings: Sequence[str]) -> Recipe:
+    """The recipe with its warm-up as a share, where its length is changed: it stays the same part of the run."""
+    keys = {change.partition("=")[0].strip() for change in settings}
+    if keys & {"steps", "epochs"} and recipe.steps and recipe.warmup >= 1:
+        return recipe.replace(warmup=recipe.warmup / recipe.steps)
+    return recipe
+
+
+def finetune(
+    protocol: Protocol,
+    out: str | Path | None = None,
+    *,
+    listeners: Sequence[Listener] = (),
+    said: Callable[[str], None] | None = None,
+) -> Sweep:
+    """Carry the protocol out, or go on with it where an earlier call was cut off.
+
+    Each trial is a run folder in `out`; finished ones are not repeated, an unfinished one is resumed. Without `out`,
+    it is the folder in `runs/` that has this protocol's sweep, or else a new one. A rate at which training diverges is
+    left out of the choice. Under torchrun, all processes call this.
+    """
+    with joined(protocol.recipe.device) as processes:  # once for all trials
+        folder = Path(processes.agreed(str(sweep_folder(protocol, out) if processes.first else "")))
+        work = Work(processes=processes, listeners=tuple(listeners), said=said if said and processes.first else silent)
+        return work.sweep(protocol, folder)
+
+
+def silent(text: str) -> None:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """Who does the trials and who hears of them; all processes follow what the first one finds in the folders."""
+
+    processes: Processes
+    listeners: tuple[Listener, ...]
+    said: Callable[[str], None]
+
+    def sweep(self, protocol: Protocol, folder: Path) -> Sweep:
+        """All trials of a protocol."""
+        open_source(protocol.data)  # before anything is written
+        locate(protocol.recipe.weights)
+        sweep = Sweep(folder=folder, protocol=protocol, dev=tuple(protocol.dev_trials(folder)))
+        self.record(sweep)
+        seen = protocol.recipe.steps * protocol.recipe.batch_size
+        if self.processes.device.type == "cpu" and seen > MANY_PICTURES:
+            self.said(
+                f"note: each trial goes through {seen:,} pictures, and there is no GPU: this may take days; "
+                f"--recipe {SMALL_RECIPE} is made for such machines"
+            )
+        for number, trial in enumerate(sweep.dev, 1):
+            self.carry_out(sweep, trial, number)
+        rate = self.processes.agreed(sweep.chosen_rate)
+        if rate is None:
+            raise TrainingError(f"{folder}: training diverged at every rate, {why(sweep.dev[0])}; try lower --rates")
+        sweep = replace(sweep, test=tuple(protocol.test_trials(folder, rate)))
+        for number, trial in enumerate(sweep.test, len(sweep.dev) + 1):
+            self.carry_out(sweep, trial, number)
+        if not self.processes.agreed(sweep.values()):
+            raise TrainingError(f"{folder}: training diverged with every seed, {why(sweep.test[0])}; try lower --rates")
+        return sweep
+
+    def carry_out(self, sweep: Sweep, trial: Trial, number: int) -> None:
+        """Train, or train on, unless the trial is over."""
+        state: State = self.processes.agreed(trial.state)
+        self.said(announced(trial, state, f"{number} of {len(sweep.dev) + sweep.protocol.seeds}"))
+        try:
+            if state == "begun":
+                resume(trial.folder, listeners=self.listeners)
+            elif state == "waiting":
+                if self.processes.first:
+                    shutil.rmtree(trial.folder, ignore_errors=True)  # what was cut off before the run was on record
+                recipe = sweep.protocol.recipe_of(trial)
+                train(sweep.protocol.data, recipe=recipe, out=trial.folder, listeners=self.listeners)
+        except Interrupted as stopped:
+            done = sum(other.state == "done" for other in sweep.trials)
+            text = f"stopped in {trial.name} with {done} trials done; the same command goes on from there"
+            raise Interrupted(text, stopped.number) from None
+        except Diverged as error:
+            if self.processes.first:
+                write_whole(trial.folder / FAILED_FILE, str(error))
+        if self.processes.first:
+            shutil.rmtree(trial.folder / "checkpoints", ignore_errors=True)  # nothing goes on from here
+        self.record(sweep)
+
+    def record(self, sweep: Sweep) -> None:
+        """Write sweep.json and report.html."""
+        if self.processes.first:
+            sweep.write()
+            write_sweep_report(sweep)
+
+
+def announced(trial: Trial, state: State, place: str) -> str:
+    """What comes next, in a line."""
+    seed = f", seed {trial.seed}" if trial.kind == "test" else ""
+    before = {"done": " (done before)", "failed": " (diverged before)", "begun": " (goes on)", "waiting": ""}[state]
+    return f"trial {place}: rate {trial.rate:g}{seed}, measured on the {trial.kind} split{before}"
+
+
+def why(trial: Trial) -> str:
+    return f"in {trial.name}: {trial.to_json().get('why', 'for a reason that is not on record')}"
+
+
+def sweep_folder(protocol: Protocol, out: str | Path | None) -> Path:
+    """The folder asked for, if it is free or has this very sweep; else the first such in `runs/`."""
+    if out is not None:
+        folder = Path(out).expanduser()
+        if (folder / SWEEP_FILE).is_file():
+            found = differences(folder, protocol)
+            if found:
+                raise TrainingError(f"{folder}: there is a sweep with {found[0]}; choose another --out")
+        elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise TrainingError(f"{folder}: exists and is no sweep; choose another --out")
+        return folder
+    name = Path(protocol.data.rstrip("/*")).stem or "data"
+    number = 1
+    while True:
+        folder = Path("runs") / f"{name}-finetune-{number}"
+        if not folder.exists() or ((folder / SWEEP_FILE).is_file() and not differences(folder, protocol)):
+            return folder
+        number += 1

@@ -1,0 +1,153 @@
+"""A fresh head that starts as a linear probe of the frozen features of the training pictures.
+
+Logistic regression chooses its regularisation on a part that it holds out of them. Least squares chooses its own, and
+the scale of the logits, by leave-one-out answers, which it gives without fitting again. So nothing is judged on what it
+was fitted to.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitruvian.data.sources import Source, Subset
+from vitruvian.data.sources.cache import scratch_folder
+from vitruvian.errors import ConfigError
+from vitruvian.evaluation.features import FeatureSet, features_of
+from vitruvian.evaluation.linear import chosen_l2, fit
+from vitruvian.evaluation.probe_task import held_numbers
+from vitruvian.evaluation.store import open_store
+from vitruvian.model.build import Model
+from vitruvian.model.vit import ViT
+from vitruvian.predict import Encoder
+from vitruvian.training.recipe import Recipe
+
+# N pictures, D features, K classes
+
+MOST_PICTURES = 20_000
+"""The head is fitted to no more of them, evenly spread; training sees all."""
+STRENGTHS = tuple(10.0 ** (power / 2) for power in range(-8, 5))
+"""Tried for the regularisation, relative to the mean variance of a feature."""
+SCALES = tuple(10.0 ** (power / 20) for power in range(31))
+"""Tried for the logits, relative to answers between 0 and 1; beyond 32, probabilities have nothing left to learn."""
+LINE_SECONDS = 30.0
+"""Between lines about the progress."""
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinearHead:
+    """logits = features @ weight + bias."""
+
+    weight: Tensor
+    """(D, K)"""
+    bias: Tensor
+    """(K,)"""
+    strength: float
+    """Of the regularisation."""
+    scale: float = 1.0
+    """Of the logits, relative to what was fitted."""
+
+
+def is_fresh(model: Model) -> bool:
+    """Whether the head is new, and so all zeros."""
+    return model.head is not None and not bool(model.head.weight.any())
+
+
+def fit_head(
+    model: Model, source: Source, recipe: Recipe, *, device: torch.device, said: Callable[[str], None]
+) -> LinearHead:
+    """Put the fitted head into the model; features are taken from the store that probes share."""
+    if isinstance(model, ViT) and model.distillation_head is not None:
+        raise ConfigError(f"head_init={recipe.head_init!r} is not for a model with two heads; set head_init=zero")
+    assert model.head is not None
+    training = model.training
+    encoder = Encoder(model.eval(), device=str(device))
+    try:
+        found = features_of(encoder, thinned(source, MOST_PICTURES), open_store(encoder), track=Told(said).track)
+    finally:
+        model.train(training)
+    if recipe.head_init == "probe":
+        head = logistic(found)
+    else:
+        features, labels = torch.from_numpy(found.values), torch.from_numpy(found.labels)
+        head = least_squares(features, labels, len(source.classes), smoothing=recipe.smoothing)
+    with torch.no_grad():
+        model.head.weight.copy_(head.weight.T)
+        model.head.bias.copy_(head.bias + recipe.head_bias)
+    return head
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Progress as a line now and then."""
+
+    said: Callable[[str], None]
+
+    def track(self, items: Iterable[Item], total: int) -> Iterator[Item]:
+        self.said(f"fitting the head to {total:,} pictures")
+        last = time.monotonic()
+        for number, item in enumerate(items):
+            if time.monotonic() - last > LINE_SECONDS:
+                last = time.monotonic()
+                self.said(f"fitting the head: {number:,} of {total:,} pictures seen")
+            yield item
+
+
+def thinned(source: Source, most: int) -> Source:
+    """The source, or so many of its examples at equal distances."""
+    if len(source) <= most:
+        return source
+    path = scratch_folder() / "thinned.i64"
+    np.linspace(0, len(source) - 1, most).astype("i8").tofile(path)
+    return Subset(source, path, name=f"{source.name} ({most:,} of {len(source):,})")
+
+
+def logistic(found: FeatureSet) -> LinearHead:
+    """Logistic regression as `vit probe` fits it, as a head that reads features as they are."""
+    values, labels = found.examples
+    classes = len(found.classes)
+    held = held_numbers(labels, classes=classes)
+    rest = np.setdiff1d(np.arange(len(labels)), held)
+    l2, _ = chosen_l2((values[rest], labels[rest]), (values[held], labels[held]), classes=classes)
+    probe = fit(values, labels, classes=classes, l2=l2)
+    weight = probe.weights[:-1] / probe.std[:, None]  # (D, K)
+    return LinearHead(weight=weight.float(), bias=(probe.weights[-1] - probe.mean @ weight).float(), strength=l2)
+
+
+def least_squares(features: Tensor, labels: Tensor, classes: int, *, smoothing: float = 0.0) -> LinearHead:
+    """Ridge regression on one-hot labels, in float64, scaled to logits of the lowest loss."""
+    x, y = features.double(), F.one_hot(labels, classes).double()
+    x_mean, y_mean = x.mean(dim=0), y.mean(dim=0)
+    x, y = x - x_mean, y - y_mean
+    variances, axes = torch.linalg.eigh(x.T @ x)
+    along = x @ axes  # (N, D) features along the axes of their scatter
+    reach = along.T @ y  # (D, K)
+    unit = float(variances.mean()) or 1.0
+
+    def answers(strength: float) -> Tensor:
+        """(N, K) to each picture by a fit without it."""
+        shrunk = 1 / (variances.clamp(min=0) + strength * unit)
+        leverage = (along.square() * shrunk).sum(dim=1) + 1 / len(x)
+        return y - (y - along @ (shrunk[:, None] * reach)) / (1 - leverage).clamp(min=1e-6)[:, None]
+
+    errors = {strength: float((answers(strength) - y).square().mean()) for strength in STRENGTHS}
+    strength = min(errors, key=errors.__getitem__)
+    left_out = answers(strength) + y_mean
+    losses = {scale: float(F.cross_entropy(scale * left_out, labels, label_smoothing=smoothing)) for scale in SCALES}
+    scale = min(losses, key=losses.__getitem__)
+    weight = scale * (axes @ (reach / (variances.clamp(min=0) + strength * unit)[:, None]))
+    return LinearHead(
+        weight=weight.float(),
+        bias=(scale * y_mean - x_mean @ weight).float(),
+        strength=strength,
+        scale=scale,
+    )

@@ -1,0 +1,209 @@
+"""Masked-patch pre-training (Section 4.6): a ViT that predicts the mean colours of patches that it does not see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from vitruvian.config import ViTConfig
+from vitruvian.data.loader import Batch
+from vitruvian.errors import ConfigError, DataError
+from vitruvian.evaluation.metrics import autocast as computing_in
+from vitruvian.model.build import Model
+from vitruvian.model.vit import ViT
+from vitruvian.training.corruption import LEVELS, colours_of, corrupted, corruption_of, draws_for
+from vitruvian.training.objective import Autocast, Objective, Place
+from vitruvian.training.recipe import Recipe
+
+# B pictures, N patches, M of them corrupted, D width, K colours
+
+EXAMPLES = 12
+"""Held-out pictures whose predicted colours the report shows."""
+EVALUATION_SEED = 0
+"""Of the corruption of held-out pictures, which depends on the picture alone."""
+
+
+class MaskedViT(ViT):
+    """A ViT without a head, with a mask embedding and a layer that names colours, neither of which is kept."""
+
+    own_names = ("mask_embedding", "colours.weight", "colours.bias")
+    """Parameters that the pre-trained model is saved without."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__(config)
+        self.mask_embedding = nn.Parameter(torch.empty(1, 1, config.width))
+        self.colours = nn.Linear(config.width, LEVELS**config.channels)
+
+    def forward(self, pixels: Tensor, draws: Tensor | None = None) -> Tensor:
+        """Logits (B, M, K) of the patches that `draws` (B, 3, N) corrupt, in the order of their places."""
+        assert draws is not None
+        self.check(pixels)
+        corruption = corruption_of(draws)
+        grid = self.config.grid_of((pixels.shape[-2], pixels.shape[-1]))
+        seen = corrupted(self.embed.patches(pixels), self.mask_embedding, corruption)
+        tokens = self.contextual(self.embed.placed(seen, grid))[:, self.config.prefix_tokens :]
+        if self.config.norm_after_pool:
+            tokens = self.norm(tokens)
+        logits: Tensor = self.colours(tokens[corruption.chosen])  # (B * M, K)
+        return logits.view(len(pixels), -1, logits.shape[-1])
+
+    @classmethod
+    def around(cls, model: Model, seed: int) -> MaskedViT:
+        """The same weights, ready for masked-patch pre-training; settings that cannot learn so are refused."""
+        check_fit(model)
+        assert isinstance(model, ViT)
+        made = cls(model.config)
+        missing, unexpected = made.load_state_dict(model.state_dict(), strict=False)
+        assert set(missing) == set(cls.own_names)
+        assert not unexpected
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            nn.init.normal_(made.mask_embedding, std=0.02, generator=generator)
+            nn.init.zeros_(made.colours.weight)
+            nn.init.zeros_(made.colours.bias)
+        made.preprocess, made.origin = model.preprocess, model.origin
+        return made
+
+
+def check_fit(model: Model) -> None:
+    """ConfigError where a model cannot learn from masked patches."""
+    wrong = ""
+    if not isinstance(model, ViT):
+        wrong = "a ResNet has no patches"
+    elif model.config.stem is not None:
+        wrong = "the stem of a hybrid sees across patches"
+    elif model.config.pool == "map":
+        wrong = "attention pooling would not learn; set architecture.pool='token' or 'mean'"
+    elif model.config.head_hidden:
+        wrong = "the hidden layer before a head would not learn; set architecture.head_hidden=0"
+    elif model.config.grid[0] * model.config.grid[1] < 2:
+        wrong = "one patch cannot be told from others"
+    if wrong:
+        raise ConfigError(f"objective='masked' is for plain Vision Transformers: {wrong}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Example:
+    """A held-out picture as the model saw it, for the report."""
+
+    index: int
+    pixels: NDArray[np.float32]
+    """Normalised, (C, H, W)."""
+    draws: NDArray[np.float32]
+    """(3, N)"""
+    predicted: NDArray[np.int64]
+    """(M,) colours of the corrupted patches."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColourMeasures:
+    """What was measured over the corrupted patches of held-out pictures."""
+
+    count: int
+    """Pictures."""
+    patches: int
+    """Corrupted ones, those kept as they are among them."""
+    loss: float
+    """Mean cross-entropy."""
+    top1: float
+    """In percent."""
+    examples: tuple[Example, ...] = ()
+
+    def scalars(self) -> dict[str, float]:
+        return {"count": self.count, "patches": self.patches, "loss": self.loss, "top1": self.top1}
+
+
+@dataclass(frozen=True, slots=True)
+class Colours(Objective):
+    """The mean colour of each corrupted patch."""
+
+    recipe: Recipe
+    model: MaskedViT
+    """Tells the patches and the range of the pixels; any wrapper around it answers."""
+
+    def targets(self, batch: Batch, step: int) -> Tensor:
+        """The draws of each picture: they depend on the seed, the step and the picture, not on the process."""
+        return draws_for(batch.indices.tolist(), self.patches(batch.pixels), self.recipe.seed, step, 1)
+
+    def patches(self, pixels: Tensor) -> int:
+        rows, columns = self.model.config.grid_of((pixels.shape[-2], pixels.shape[-1]))
+        return rows * columns
+
+    def judged(self, module: nn.Module, pixels: Tensor, targets: Tensor, autocast: Autocast) -> tuple[Tensor, Tensor]:
+        """A picture's loss is the mean over its corrupted patches, and its answers count as their share."""
+        with autocast():
+            logits = module(pixels, targets)
+        wanted = self.wanted(pixels, targets)  # (B, M)
+        each = F.cross_entropy(logits.float().transpose(1, 2), wanted, reduction="none")
+        return each.mean(dim=1), (logits.detach().argmax(dim=-1) == wanted).float().mean(dim=1).sum()
+
+    def wanted(self, pixels: Tensor, draws: Tensor) -> Tensor:
+        """The colours of the corrupted patches, (B, M)."""
+        colours = colours_of(pixels, self.model.config.patch_size, self.model.preprocess)
+        return colours[corruption_of(draws).chosen].view(len(pixels), -1)
+
+    def measured(self, model: nn.Module, batches: Iterable[Batch], pictures: int, place: Place) -> ColourMeasures:
+        """Every held-out picture, with the same corruption each time."""
+        shown = set(np.linspace(0, pictures - 1, EXAMPLES).astype(int).tolist())
+        sums, examples = torch.zeros(4, dtype=torch.float64), list[Example]()
+        training = model.training
+        model.eval()
+        try:
+            with torch.no_grad():
+                stand_in: tuple[Tensor, Tensor] | None = None
+                for batch in batches:
+                    if len(batch):
+                        stand_in = self.count(model, batch, place, shown, sums, examples)
+                    elif place.all_ranks:
+                        if stand_in is None:
+                            raise DataError("there are fewer examples to measure the model on than processes")
+                        model(*stand_in)
+        finally:
+            model.train(training)
+        return summed_up(sums, examples, place)
+
+    def count(
+        self, model: nn.Module, batch: Batch, place: Place, shown: set[int], sums: Tensor, examples: list[Example]
+    ) -> tuple[Tensor, Tensor]:
+        """Add a batch to the sums and its pictures to the examples; one picture and its draws, to call again with."""
+        draws = draws_for(batch.indices.tolist(), self.patches(batch.pixels), EVALUATION_SEED)
+        pixels, moved = batch.pixels.to(place.device), draws.to(place.device)
+        with computing_in(place.device, place.dtype):
+            logits = model(pixels, moved).float()
+        wanted, predicted = self.wanted(pixels, moved), logits.argmax(dim=-1)
+        lost = F.cross_entropy(logits.transpose(1, 2), wanted, reduction="none").double().sum().item()
+        sums += torch.tensor([len(batch), wanted.numel(), lost, (predicted == wanted).sum().item()])
+        for row, index in enumerate(batch.indices.tolist()):
+            if index in shown:
+                parts = (batch.pixels[row], draws[row], predicted[row])
+                seen, drawn, said = (part.cpu().numpy() for part in parts)
+                examples.append(Example(index=index, pixels=seen, draws=drawn, predicted=said))
+        return pixels[:1], moved[:1]
+
+
+def summed_up(sums: Tensor, examples: list[Example], place: Place) -> ColourMeasures:
+    """The measures from what was counted here, and with `all_ranks` in all processes."""
+    if place.all_ranks:
+        moved = sums.to(place.device)
+        dist.all_reduce(moved)
+        sums = moved.cpu()
+        found: list[list[Example]] = [[] for _ in range(dist.get_world_size())]
+        dist.all_gather_object(found, examples)
+        examples = [example for part in found for example in part]
+    pictures, patches, lost, right = sums.tolist()
+    if not patches:
+        raise DataError("there is not one example to measure the model on")
+    return ColourMeasures(
+        count=int(pictures),
+        patches=int(patches),
+        loss=lost / patches,
+        top1=100 * right / patches,
+        examples=tuple(sorted(examples, key=lambda example: example.index)),
+    )

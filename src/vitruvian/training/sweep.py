@@ -1,0 +1,211 @@
+"""The trials of a fine-tuning: what each is, what it gave, and what they say together."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from vitruvian.errors import TrainingError
+from vitruvian.evaluation.page import flat
+from vitruvian.tasks import Metric
+from vitruvian.training.recipe import Recipe
+from vitruvian.training.recipes import recipe_from
+from vitruvian.training.run import Run, write_whole
+
+SWEEP_FILE = "sweep.json"
+FAILED_FILE = "failed.json"
+"""In a trial's folder, why it came to nothing."""
+
+Kind = Literal["dev", "test"]
+State = Literal["waiting", "begun", "done", "failed"]
+
+CHANGEABLE = (
+    "rate",
+    "rates",
+    "seed",
+    "about",
+    "command",
+    "time",
+    "result",
+    "validation",
+    "workers",
+    "device",
+    "compile",
+)
+"""Settings in which two sweeps may differ and share their trials."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """One training: at a rate, measured on the dev split; or with a seed, measured on the test split."""
+
+    kind: Kind
+    rate: float
+    seed: int
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def state(self) -> State:
+        """Told by what is in the folder, so that it is right whenever a process was killed."""
+        if (self.folder / FAILED_FILE).is_file():
+            return "failed"
+        if not (self.folder / "run.json").is_file():
+            return "waiting"
+        return "done" if Run(self.folder).finished else "begun"
+
+    @property
+    def measures(self) -> dict[str, float]:
+        """The numbers of the last evaluation of a trial that is done."""
+        lines = Run(self.folder).metrics("val") if self.state == "done" else []
+        return {key: lines[-1][key] for key in ("top1", "mean_per_class", "loss", "count", "seconds")} if lines else {}
+
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "kind": self.kind,
+            "rate": self.rate,
+            "seed": self.seed,
+            "folder": self.name,
+            "state": self.state,
+        }
+        if found["state"] == "failed":
+            found["why"] = json.loads((self.folder / FAILED_FILE).read_text(encoding="utf-8"))
+        return found | self.measures
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Protocol:
+    """What is to be done: a recipe with weights, the rates to choose among, and how many seeds are averaged."""
+
+    data: str
+    recipe: Recipe
+    rates: tuple[float, ...]
+    seeds: int = 3
+    metric: Metric = "top1"
+
+    def __post_init__(self) -> None:
+        if not self.recipe.weights:
+            raise TrainingError("fine-tuning starts from weights; give --from")
+        if not self.rates or min(self.rates) <= 0:
+            raise TrainingError(f"rates {list(self.rates)} are not one or more numbers above 0")
+        if self.seeds < 1:
+            raise TrainingError(f"{self.seeds} seeds are not one or more")
+        self.recipe.replace(validation="test")  # which not every recipe may
+
+    def quickly(self) -> Protocol:
+        """The same with the recipe's own rate, or the only one, and one seed."""
+        rate = self.recipe.rate if self.recipe.rate in self.rates else self.rates[0]
+        return Protocol(data=self.data, recipe=self.recipe, rates=(rate,), seeds=1, metric=self.metric)
+
+    def identity(self) -> dict[str, str]:
+        """What must be equal for trials to be shared, each setting by its full name, in words."""
+        settings = {key: value for key, value in self.recipe.to_json().items() if key not in CHANGEABLE}
+        return dict(flat({"data": self.data, **settings}))
+
+    def dev_trials(self, folder: Path) -> list[Trial]:
+        """One for each rate, where there is a choice."""
+        if len(self.rates) == 1:
+            return []
+        seed = self.recipe.seed
+        return [Trial(kind="dev", rate=r, seed=seed, folder=folder / f"dev-rate-{r}") for r in self.rates]
+
+    def test_trials(self, folder: Path, rate: float) -> list[Trial]:
+        seeds = range(self.recipe.seed, self.recipe.seed + self.seeds)
+        return [Trial(kind="test", rate=rate, seed=s, folder=folder / f"test-rate-{rate}-seed-{s}") for s in seeds]
+
+    def recipe_of(self, trial: Trial) -> Recipe:
+        """The settings of one trial; the test split is measured once, at the end."""
+        changes: dict[str, Any] = {"rate": trial.rate, "seed": trial.seed, "validation": trial.kind}
+        if trial.kind == "test":
+            changes["evaluate_every"] = 1e9
+        return self.recipe.replace(**changes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sweep:
+    """A protocol and its trials so far."""
+
+    folder: Path
+    protocol: Protocol
+    dev: tuple[Trial, ...] = ()
+    test: tuple[Trial, ...] = ()
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        return (*self.dev, *self.test)
+
+    @property
+    def chosen_rate(self) -> float | None:
+        """The rate that is best on the dev split, once all have been tried; of equals the first, or the only one."""
+        if not self.dev:
+            return self.protocol.rates[0]
+        if any(trial.state not in ("done", "failed") for trial in self.dev):
+            return None
+        values = {trial.rate: trial.measures[self.measured] for trial in self.dev if trial.state == "done"}
+        return max(values, key=values.__getitem__) if values else None
+
+    @property
+    def measured(self) -> str:
+        """The measure that decides: ReaL needs labels that training does not have, so top-1 stands for it."""
+        return "mean_per_class" if self.protocol.metric == "mean_per_class" else "top1"
+
+    def values(self, measure: str | None = None) -> list[float]:
+        """The measure on the test split, seed by seed."""
+        return [trial.measures[measure or self.measured] for trial in self.test if trial.state == "done"]
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.test) and all(trial.state in ("done", "failed") for trial in self.test)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "data": self.protocol.data,
+            "weights": self.protocol.recipe.weights,
+            "metric": self.protocol.metric,
+            "rates": list(self.protocol.rates),
+            "seeds": self.protocol.seeds,
+            "chosen_rate": self.chosen_rate,
+            "finished": self.finished,
+            "top1": spread(self.values("top1")),
+            "mean_per_class": spread(self.values("mean_per_class")),
+            "trials": [trial.to_json() for trial in self.trials],
+            "recipe": self.protocol.recipe.to_json(),
+        }
+
+    def write(self) -> None:
+        """Write sweep.json, whole or not at all."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_whole(self.folder / SWEEP_FILE, self.to_json())
+        except OSError as error:
+            raise TrainingError(f"{self.folder}: cannot be written: {error.strerror}") from error
+
+
+def spread(values: Iterable[float]) -> dict[str, float | int | None]:
+    """Mean and sample standard deviation, which one value does not have."""
+    found = list(values)
+    return {
+        "mean": statistics.fmean(found) if found else None,
+        "deviation": statistics.stdev(found) if len(found) > 1 else None,
+        "count": len(found),
+    }
+
+
+def differences(folder: Path, protocol: Protocol) -> list[str]:
+    """In what the sweep in a folder differs from this protocol, so that its trials are no use; empty if in nothing."""
+    try:
+        content = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))
+        recipe = recipe_from(content["recipe"], str(folder / SWEEP_FILE))
+        was = Protocol(data=content["data"], recipe=recipe, rates=tuple(content["rates"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TrainingError(f"{folder / SWEEP_FILE}: not the record of a sweep: {error}") from error
+    before, now = was.identity(), protocol.identity()
+    names = dict.fromkeys([*now, *before])
+    return [f"{n}={before.get(n)}, not {now.get(n)}" for n in names if before.get(n) != now.get(n)]

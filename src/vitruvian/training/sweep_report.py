@@ -1,0 +1,73 @@
+"""The report of a fine-tuning: one HTML file with every trial, the choice of the rate, and the result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from vitruvian.evaluation.page import Html, duration, facts, heading, notice, page, section, table, text, tiles
+from vitruvian.training.sweep import Sweep, Trial, spread
+from vitruvian.weights.store import install, staging
+
+METRICS = {"top1": "top-1 accuracy", "mean_per_class": "mean per class"}
+
+
+def write_sweep_report(sweep: Sweep) -> Path:
+    """Write `report.html` into the sweep's folder and give its path; an older one stays until the new is complete."""
+    target = sweep.folder / "report.html"
+    title = f"{Path(sweep.protocol.recipe.weights).name} fine-tuned on {Path(sweep.protocol.data).name}"
+    with staging(target) as staged:
+        staged.write_text(page(title, sections(title, sweep)), encoding="utf-8")
+        install(staged, target)
+    return target
+
+
+def sections(title: str, sweep: Sweep) -> Iterator[Html]:
+    yield heading(title, progress(sweep))
+    if sweep.values():
+        yield tiles({f"{METRICS[key]}, test split": stated(sweep, key) for key in METRICS} | rate_tile(sweep))
+    failed = [trial.name for trial in sweep.trials if trial.state == "failed"]
+    if failed:
+        yield notice(f"Training diverged in {', '.join(failed)}; these trials do not count.")
+    if sweep.dev:
+        note = "Trained without the dev split, measured on it; the rate of the best one is taken."
+        yield section("Choosing the rate", trial_table(sweep, sweep.dev), note=note)
+    if sweep.test:
+        note = "Trained on everything but the test split, measured on it once, at the end."
+        yield section("Result", trial_table(sweep, sweep.test), note=note)
+    yield section("Settings", facts(sweep.protocol.recipe.to_json()))
+
+
+def progress(sweep: Sweep) -> str:
+    states = [trial.state for trial in sweep.trials]
+    planned = len(sweep.dev) + sweep.protocol.seeds
+    return f"{states.count('done')} of {planned} trials done" + ("" if sweep.finished else ", not finished yet")
+
+
+def rate_tile(sweep: Sweep) -> dict[str, str]:
+    return {"learning rate": f"{sweep.chosen_rate:g}"} if sweep.chosen_rate is not None else {}
+
+
+def stated(sweep: Sweep, measure: str) -> str:
+    """`91.03 ± 0.12 %` over several seeds, `91.03 %` of one."""
+    found = spread(sweep.values(measure))
+    if found["mean"] is None:
+        return "–"
+    around = "" if found["deviation"] is None else f" ± {found['deviation']:.2f}"
+    return f"{found['mean']:.2f}{around} %"
+
+
+def trial_table(sweep: Sweep, trials: tuple[Trial, ...]) -> Html:
+    columns = ["trial", "rate", "seed", *METRICS.values(), "cross-entropy", "time", "state"]
+    return table(columns, [row(sweep, trial) for trial in trials])
+
+
+def row(sweep: Sweep, trial: Trial) -> list[object]:
+    measures, state = trial.measures, trial.state
+    link = f'<a href="{text(trial.name)}/report.html">{text(trial.name)}</a>'
+    numbers = [Html(f"{measures[key]:.2f}&nbsp;%") if measures else Html("–") for key in METRICS]
+    loss = Html(f"{measures['loss']:.4f}") if measures else Html("–")
+    seconds = duration(measures["seconds"]) if measures else "–"
+    word = "chosen" if trial.kind == "dev" and trial.rate == sweep.chosen_rate else state
+    name: object = Html(f"<span>{link}</span>") if state == "done" else trial.name
+    return [name, Html(f"{trial.rate:g}"), trial.seed, *numbers, loss, seconds, word]

@@ -1,0 +1,88 @@
+"""`vit finetune` as a new user meets it: what is wrong is said in a line."""
+
+import json
+
+import pytest
+from PIL import Image
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Two classes, with one picture that is none."""
+    folder = tmp_path / "data"
+    for split, count in (("train", 8), ("test", 3)):
+        for label, level in (("dark", 20), ("light", 220)):
+            (folder / split / label).mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (20, 20), (level + number,) * 3).save(folder / split / label / f"{number}.png")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["data"], "Missing option '--from'"),
+        (["data", "--from", "w", "--rates", "fast"], "'fast' is not a list of numbers above 0, such as 0.001,0.003"),
+        (["data", "--from", "w", "--rates", "-1"], "'-1' is not a list of numbers above 0"),
+        (["data", "--from", "w", "--seeds", "0"], "Invalid value for '--seeds'"),
+    ],
+)
+def test_wrong_usage_exits_with_2(vit, arguments, text):
+    code, out, err = vit("finetune", *arguments)
+    assert (code, out) == (2, "")
+    assert text in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--task", "petz"], "unknown task 'petz'; did you mean pets"),
+        (["--recipe", "finetune-smal"], "unknown recipe 'finetune-smal'; did you mean finetune-small"),
+        (["--set", "epoch=1"], "unknown setting 'epoch'; did you mean epochs?"),
+        (["--size", "17"], "image of 17x17 pixels is not divisible by the patch of 8"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_exit_1(vit, pictures, weights, tmp_path, arguments, text):
+    code, out, err = vit("finetune", pictures, "--from", weights, "--out", tmp_path / "sweep", *arguments)
+    assert (code, out) == (1, "")
+    assert f"error: {text}" in err or text in err.splitlines()[-1]
+    assert "Traceback" not in err
+
+
+def test_a_task_without_pictures_says_what_to_download(vit, weights, tmp_path, monkeypatch):
+    monkeypatch.setenv("VITRUVIAN_DATA", "elsewhere")  # and back afterwards, as the option sets it
+    code, _, err = vit("finetune", "pets", "--from", weights, "--data-root", tmp_path / "root")
+    assert code == 1
+    assert err.startswith("error: the task pets has no images/*.jpg and")
+    assert err.count("\n") == 1
+
+
+def test_a_quick_sweep_ends_with_a_number_and_a_model(vit, pictures, weights, tmp_path, monkeypatch):
+    monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("VITRUVIAN_DATA", str(tmp_path))
+    arguments = [pictures, "--from", weights, "--out", tmp_path / "sweep", "--quick", "--set", "workers=0"]
+    code, out, err = vit("finetune", *arguments, "--set", "batch_size=4", "--size", "32", "--steps", "3")
+    assert code == 0, err
+    assert "test-rate-0.0001-seed-0" in out
+    assert "on the test split (one run)" in out
+    code, out, err = vit("finetune", *arguments, "--set", "batch_size=4", "--size", "32", "--steps", "3", "--json")
+    assert json.loads(out)["top1"]["count"] == 1
+    assert "(done before)" in err
+    model = tmp_path / "sweep" / "test-rate-0.0001-seed-0"
+    assert json.loads((model / "model" / "config.json").read_text())["preprocess"]["image_size"] == [32, 32]
+    assert vit("predict", pictures / "test" / "dark" / "0.png", "--model", model).code == 0
+
+
+def test_broken_pictures_and_empty_folders_are_said(vit, pictures, weights, tmp_path):
+    for path in (pictures / "train" / "dark").iterdir():
+        path.write_bytes(b"not a picture")
+    arguments = ["--from", weights, "--quick", "--steps", "1", "--set", "workers=0", "--set", "batch_size=4"]
+    code, _, err = vit("finetune", pictures, "--out", tmp_path / "sweep", *arguments)
+    assert code == 1
+    assert "error: " in err
+    assert "Traceback" not in err
+    (tmp_path / "empty").mkdir()
+    code, _, err = vit("finetune", tmp_path / "empty", "--out", tmp_path / "other", *arguments)
+    assert code == 1
+    assert err.splitlines()[-1].startswith(f"error: {tmp_path / 'empty'}: no pictures in class folders")
+    assert not (tmp_path / "other").exists()

@@ -1,0 +1,87 @@
+"""The first pictures of a source: balanced, nested, and as many as asked for."""
+
+import numpy as np
+import pytest
+
+from vitruvian.data.order import IndexArray
+from vitruvian.data.sources import Source, open_source
+from vitruvian.data.sources.subset import class_sizes, equal_shares, first_of_each
+from vitruvian.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "cache"))
+
+
+class Labelled(Source):
+    """Examples with these labels."""
+
+    name = "labelled"
+
+    def __init__(self, labels, classes):
+        self.classes = tuple(map(str, range(classes)))
+        self._labels = np.array(labels, np.int32)
+
+    def __len__(self):
+        return len(self._labels)
+
+    def label(self, index):
+        return int(self._labels[index])
+
+    def labels(self):
+        return self._labels
+
+    def read(self, index):
+        return np.zeros((2, 2), np.uint8)
+
+    def key(self, index):
+        return str(index)
+
+
+def chosen(source, count, seed=0):
+    found = first_of_each(source, count, seed)
+    return [found.original(index) for index in range(len(found))]
+
+
+def test_a_part_has_as_many_of_each_class_and_is_part_of_every_larger_one():
+    source = open_source("digits").train
+    before: set[int] = set()
+    for count in (10, 37, 100, 1000, len(source)):
+        now = chosen(source, count)
+        assert len(now) == len(set(now)) == count
+        assert now == sorted(now)
+        assert before <= set(now)
+        before = set(now)
+    sizes = class_sizes(first_of_each(source, 37, 0).labels(), 10)
+    assert sizes.tolist() == [4] * 7 + [3] * 3
+
+
+def test_small_classes_give_what_they_have_and_the_others_the_rest():
+    source = Labelled([0] * 2 + [1] * 50 + [2] * 9, 4)
+    assert class_sizes(first_of_each(source, 20, 0).labels(), 4).tolist() == [2, 9, 9, 0]
+    assert class_sizes(first_of_each(source, 40, 0).labels(), 4).tolist() == [2, 29, 9, 0]
+
+
+def test_shares_are_those_of_dealing_one_by_one():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        sizes: IndexArray = rng.integers(0, 12, 5)
+        for count in range(1, int(sizes.sum()) + 1):
+            left, dealt = sizes.copy(), np.zeros_like(sizes)
+            while dealt.sum() < count:
+                for number in range(5):
+                    if left[number] and dealt.sum() < count:
+                        left[number] -= 1
+                        dealt[number] += 1
+            assert equal_shares(sizes, count).tolist() == dealt.tolist()
+
+
+def test_another_seed_chooses_others():
+    source = open_source("digits").train
+    assert chosen(source, 100) != chosen(source, 100, seed=1)
+
+
+def test_more_than_there_are_is_refused():
+    with pytest.raises(ConfigError, match="pictures=62: labelled has 61 pictures to train on"):
+        first_of_each(Labelled([0] * 2 + [1] * 50 + [2] * 9, 3), 62, 0)

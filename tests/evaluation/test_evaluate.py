@@ -1,0 +1,263 @@
+"""Evaluations: every picture counted, numbers that repeat, and what is printed and written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import typer
+from colours import make_colours, tiny_model
+from mappings import make_mappings
+from PIL import Image
+from typer.testing import CliRunner
+
+from vitruvian.cli.evaluate import evaluate as command
+from vitruvian.data.sources import open_source
+from vitruvian.errors import DataError, VitruvianError
+from vitruvian.evaluation.calibrate import save_calibrated
+from vitruvian.evaluation.calibration import Calibration
+from vitruvian.evaluation.evaluate import Options, evaluate
+from vitruvian.evaluation.features import features_of
+from vitruvian.evaluation.linear import fit
+from vitruvian.evaluation.real import read_real
+from vitruvian.evaluation.store import FeatureStore
+from vitruvian.predict import Classifier, Encoder
+from vitruvian.weights.load import load
+from vitruvian.weights.save import save
+
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command()(command)
+
+
+def vit_evaluate(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def colour_model(**changes):
+    model = tiny_model(**changes)
+    model.labels = ("red", "green", "blue")
+    return model
+
+
+@pytest.fixture
+def weights(tmp_path):
+    save(colour_model(), tmp_path / "weights")
+    return tmp_path / "weights"
+
+
+@pytest.fixture
+def photos(tmp_path):
+    return make_colours(tmp_path / "photos", {"train": 2, "test": 17}, noise=60.0)
+
+
+def test_every_picture_is_counted_once_and_as_predictions_have_it(photos):
+    classifier, source = Classifier(colour_model()), open_source(photos).splits["test"]
+    found = evaluate(photos, classifier, Options(batch=16))  # 51 pictures: the last batch is short
+    answers = classifier.predict([source.read(i) for i in range(51)], top=3)
+    truth = [source.classes[source.label(i)] for i in range(51)]
+    right = [ranked[0].label == label for ranked, label in zip(answers, truth)]
+    assert found.measures.count == 51
+    assert [found.measures.top1, found.among_all] == pytest.approx([100 * np.mean(right)] * 2)
+    own = [next(a.probability for a in ranked if a.label == label) for ranked, label in zip(answers, truth)]
+    assert found.measures.loss == pytest.approx(-np.mean(np.log(own)), rel=1e-5)  # probabilities in float32
+    assert found.space.classes == ("blue", "green", "red")
+    assert found.measures.class_counts.tolist() == [17, 17, 17]
+
+
+def test_two_evaluations_agree_to_the_last_digit_and_another_seed_changes_only_intervals(photos):
+    one, same, other = (
+        evaluate(photos, Classifier(colour_model()), Options(seed=seed)).to_json() for seed in (0, 0, 1)
+    )
+    assert json.dumps(one) == json.dumps(same)
+    assert one["intervals"] != other["intervals"]
+    assert one["loss"] == other["loss"]
+
+
+def test_numbers_lie_inside_their_intervals(photos):
+    found = evaluate(photos, Classifier(colour_model()), Options()).to_json()
+    for name in ("top1", "top5", "mean_per_class", "top1_among_all_outputs"):
+        low, high = found["intervals"][name]
+        assert low <= found[name] <= high
+
+
+def test_the_split_is_test_then_val_then_what_there_is_or_the_one_named(tmp_path):
+    classifier = Classifier(colour_model())
+    for splits, wanted in ((("train", "val", "test"), "test"), (("train", "val"), "val"), (("train",), "train")):
+        folder = make_colours(tmp_path / wanted, dict.fromkeys(splits, 1))
+        assert evaluate(folder, classifier, Options()).split == wanted
+    assert evaluate(tmp_path / "test", classifier, Options(split="dev")).split == "val"
+    with pytest.raises(DataError, match="there is no split 'holdout', only train, val, test"):
+        evaluate(tmp_path / "test", classifier, Options(split="holdout"))
+
+
+def test_a_temperature_is_fitted_on_the_split_val_where_test_is_evaluated(tmp_path):
+    folder = make_colours(tmp_path / "photos", {"val": 10, "test": 12}, noise=60.0)
+    found = evaluate(folder, Classifier(colour_model()), Options()).calibration
+    assert found.fitted_on == "30 pictures of the split 'val'"
+    assert found.before.count == found.now.count == 36
+
+
+def test_unreadable_pictures_are_listed_and_not_counted(photos):
+    (photos / "test" / "red" / "000.png").write_bytes(b"junk")
+    found = evaluate(photos, Classifier(colour_model()), Options())
+    assert found.measures.count == 50
+    assert list(found.unreadable) == ["test/red/000.png"]
+    for path in (photos / "test").rglob("*.png"):
+        path.write_bytes(b"")
+    with pytest.raises(DataError, match=r"not one picture can be read, such as test/blue/000.png: the file is empty"):
+        evaluate(photos, Classifier(colour_model()), Options())
+
+
+def test_classes_that_a_mapping_leaves_out_are_counted_as_left_out(photos):
+    model = tiny_model(classes=1000)
+    found = evaluate(photos, Classifier(model), Options(groups={"red": (1, 2), "blue": (3,)}))
+    assert (found.measures.count, found.left_out) == (34, 17)
+    assert found.space.classes == ("blue", "red")
+    assert found.restricted
+
+
+def test_broken_weights_name_the_picture(photos):
+    model = colour_model()
+    torch.nn.init.constant_(model.head.bias, float("nan"))
+    with pytest.raises(VitruvianError, match=r"test/blue/000.png: the model's answer is not a finite number"):
+        evaluate(photos, Classifier(model), Options())
+
+
+def test_real_labels_go_by_the_pictures_names_and_all_1000_classes(tmp_path):
+    model = tiny_model(classes=1000)
+    for number, name in enumerate(("7", "3", "3")):
+        (tmp_path / "val" / name).mkdir(parents=True, exist_ok=True)
+        picture = Image.new("RGB", (16, 16), (50 * number, 100, 200 - 50 * number))
+        picture.save(tmp_path / "val" / name / f"ILSVRC2012_val_0000000{number + 1}.png")
+    classifier = Classifier(model)
+    paths = sorted((tmp_path / "val").rglob("*.png"), key=lambda path: path.name)
+    best = [ranked[0].index for ranked in classifier.predict(paths, top=1)]
+    real = [[best[0], 999], [(best[1] + 1) % 1000], []]
+    found = evaluate(tmp_path, classifier, Options(real=real))
+    assert (found.real, found.real_count, found.restricted) == (50.0, 2, True)
+    with pytest.raises(DataError, match="ReaL labels are classes of ImageNet-1k, and the model does not have all"):
+        evaluate(make_colours(tmp_path / "p", {"": 1}), Classifier(colour_model()), Options(real=real))
+
+
+def test_the_table_has_numbers_with_intervals(weights, photos):
+    ran = vit_evaluate(photos, "--model", weights)
+    assert ran.exit_code == 0, ran.output
+    first, _, top1, per_class, error, *_ = ran.stdout.splitlines()
+    assert first.startswith(
+        "51 pictures of the split 'test', 3 classes matched with the model's outputs by the model's"
+    )
+    found = evaluate(photos, Classifier(weights), Options())
+    assert top1.split()[:3] == ["top-1", "accuracy", f"{found.measures.top1:.2f}"]
+    low, high = found.intervals["top1"]
+    assert top1.split()[3:] == [f"{low:.2f}", "to", f"{high:.2f}"]
+    assert per_class.startswith("mean per class")
+    assert error.startswith("calibration error")
+
+
+def test_json_and_report_hold_every_number_and_escape_names(weights, photos, tmp_path):
+    (photos / "test" / "red" / "<b>.png").write_bytes(b"junk")
+    ran = vit_evaluate(photos, "--model", weights, "--json", "--out", tmp_path / "out")
+    assert ran.exit_code == 0, ran.output
+    assert "1 pictures could not be read and are not counted" in ran.stderr
+    printed = json.loads(ran.stdout)
+    assert printed == json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert sum(count for *_, count in printed["confusion"]) == printed["count"] == 51
+    page = (tmp_path / "out" / "report.html").read_text()
+    for part in ("Accuracy", "Calibration", "Confusion matrix", "Most confident mistakes", "test/red/&lt;b&gt;.png"):
+        assert part in page
+    assert "<b>.png" not in page
+
+
+def overconfident(folder, photos):
+    """A head that knows the colours and is ten times too sure of it."""
+    model = colour_model()
+    source = open_source(photos).splits["test"]
+    model.labels = source.classes
+    seen = features_of(Encoder(model), source, FeatureStore(None, 16))
+    fitted = fit(*seen.examples, classes=3, l2=0.01)
+    weights = 10 * fitted.weights[:-1] / fitted.std[:, None]
+    with torch.no_grad():
+        model.head.weight.copy_(weights.T)
+        model.head.bias.copy_(10 * fitted.weights[-1] - fitted.mean @ weights)
+    save(model, folder)
+    return folder
+
+
+def test_a_fitted_temperature_is_saved_with_the_model_and_used_by_predictions(tmp_path):
+    photos = make_colours(tmp_path / "photos", {"test": 40}, noise=300.0)
+    ran = vit_evaluate(
+        photos, "--model", overconfident(tmp_path / "sure", photos), "--calibrated", tmp_path / "calibrated"
+    )
+    assert ran.exit_code == 0, ran.output
+    before, after = (load(tmp_path / name) for name in ("sure", "calibrated"))
+    assert after.temperature > 1.5
+    found = evaluate(photos, Classifier(after), Options())
+    assert found.calibration.now.temperature == after.temperature
+    assert found.calibration.now.loss < evaluate(photos, Classifier(before), Options()).calibration.now.loss
+    pictures = sorted(photos.rglob("*.png"))
+    sure, mild = ([best for (best,) in Classifier(model).predict(pictures, top=1)] for model in (before, after))
+    assert [answer.index for answer in sure] == [answer.index for answer in mild]
+    assert np.mean([answer.probability for answer in sure]) > 0.02 + np.mean([answer.probability for answer in mild])
+
+
+def test_a_temperature_that_could_not_be_fitted_is_not_saved(tmp_path):
+    save(colour_model(), tmp_path / "few")
+    few = make_colours(tmp_path / "little", {"test": 2})
+    ran = vit_evaluate(few, "--model", tmp_path / "few", "--calibrated", tmp_path / "out")
+    assert "not written, as no temperature was fitted: 3 pictures to fit it on are too few" in str(ran.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_head_for_other_classes_says_what_to_do(weights):
+    ran = vit_evaluate("digits", "--model", weights)
+    assert "10 of 10 classes of the data are none of the model's 3, such as '0', '1', '2', ..." in str(ran.exception)
+    assert "vit probe" in str(ran.exception)
+
+
+def test_a_temperature_that_makes_other_pictures_worse_is_not_saved(tmp_path, photos):
+    found = evaluate(photos, Classifier(colour_model()), Options())
+    before, after = (replace(found.calibration.now, loss=loss) for loss in (1.0, 1.25))
+    worse = replace(found, calibration=Calibration(now=before, temperature=2.0, before=before, after=after))
+    with pytest.raises(DataError, match=r"temperature 2.000 does not help: cross-entropy 1.0000 becomes 1.2500"):
+        save_calibrated(worse, colour_model(), tmp_path / "out")
+    better = replace(found, calibration=Calibration(now=before, temperature=2.0, before=after, after=before))
+    four = replace(better, space=replace(found.space, total=4))
+    with pytest.raises(DataError, match="fitted with 3 of the model's 4 outputs; evaluate on all its classes"):
+        save_calibrated(four, colour_model(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    save_calibrated(better, colour_model(), tmp_path / "out")
+    assert load(tmp_path / "out").temperature == 2.0
+
+
+def test_objectnet_is_evaluated_with_the_mappings_beside_its_images(tmp_path):
+    make_mappings(tmp_path)
+    for number, name in enumerate(("alarm_clock", "chair", "comb")):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        Image.new("RGB", (16, 16), (80 * number, 100, 90)).save(tmp_path / "images" / name / "a.png")
+    model = tiny_model(classes=1000)
+    with torch.no_grad():
+        model.head.bias[530] += 1000.0  # a digital clock, always
+    save(model, tmp_path / "weights")
+    ran = vit_evaluate(tmp_path / "images", "--model", tmp_path / "weights", "--json")
+    assert ran.exit_code == 0, ran.output
+    found = json.loads(ran.stdout)
+    assert (found["count"], found["left_out"], found["top1"], found["top1_among_all_outputs"]) == (2, 1, 50.0, 50.0)
+    assert found["label_space"] == {
+        "matched_by": "a mapping to ImageNet-1k, 2 of 3 classes",
+        "outputs": 1000,
+        "competing": 3,
+    }
+
+
+@pytest.mark.slow
+def test_vit_ti_has_its_published_accuracy_and_real_accuracy_on_imagenet(shared):
+    classifier = Classifier(shared / "weights" / "vit_ti16_imagenet1k.safetensors")
+    real = read_real(shared / "data" / "real.json")
+    found = evaluate(shared / "data" / "imagenet-val-1000", classifier, Options(real=real))
+    assert found.measures.count == 1000
+    assert (found.measures.top1, found.measures.top5) == pytest.approx((75.3, 92.9))
+    assert (found.real, found.real_count) == (pytest.approx(100 * 763 / 950), 950)  # published: 80.3
+    assert not found.restricted

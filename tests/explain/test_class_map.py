@@ -1,0 +1,104 @@
+"""The class map: a slow reference in float64, and the laws of gradients behind it."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from reference import SHAPES, TOLERANCE, forward, random_model, random_pixels
+from test_attention_maps import reference_readout
+
+from vitruvian.errors import ConfigError
+from vitruvian.explain import class_map
+
+
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+def test_it_is_that_of_a_slow_reference_with_the_whole_graph_at_once(changes):
+    model = random_model(**changes)
+    pixels = random_pixels(model)
+    found = class_map(model, pixels, [3, 0])
+    for image, index, values in zip(pixels, [3, 0], found):
+        attentions, logits = forward(model, image)
+        slopes = torch.autograd.grad(logits[index], attentions)
+        speaking = [(a * slope).clamp(min=0).mean(0).detach() for a, slope in zip(attentions, slopes)]
+        row = speaking.pop() if model.pool is not None else reference_readout(model, attentions)
+        N = speaking[0].shape[-1]
+        relevance = torch.eye(N, dtype=torch.float64)
+        for layer in speaking:
+            relevance = relevance + layer @ relevance
+        wanted = (row @ relevance)[0, model.config.prefix_tokens :].view_as(values)
+        torch.testing.assert_close(values.double(), wanted, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+def test_it_changes_with_the_class_and_is_not_negative(changes):
+    model = random_model(**changes)
+    pixels = random_pixels(model)
+    one, other = class_map(model, pixels, [0, 0]), class_map(model, pixels, [1, 1])
+    assert (one - other).abs().amax(dim=(1, 2)).min() > 1e-4
+    assert min(one.min(), other.min()) >= 0
+
+
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+def test_blocks_and_pools_in_the_open_give_the_forward_passes_numbers(changes):
+    model = random_model(**changes)
+    with torch.no_grad():
+        x = model.embed(random_pixels(model))
+        for block in model.blocks:
+            y, weights = block.explicit(x)
+            torch.testing.assert_close(weights, block.attention.weights(block.norm1(x)))
+            x = block(x)
+            torch.testing.assert_close(y, x, atol=1e-5, rtol=1e-5)  # float32 sums in another order
+        if model.pool is not None:
+            torch.testing.assert_close(model.pool.explicit(x)[0], model.pool(x), atol=1e-5, rtol=1e-5)
+
+
+def test_without_classes_it_explains_each_images_own_answer():
+    model = random_model()
+    pixels = random_pixels(model, batch=4)
+    with torch.no_grad():
+        answers = model(pixels).argmax(dim=1)
+    torch.testing.assert_close(class_map(model, pixels), class_map(model, pixels, answers))
+
+
+def test_it_leaves_no_gradients_behind_and_works_on_frozen_models_without_gradients():
+    model = random_model()
+    wanted = class_map(model, random_pixels(model), [1, 2])
+    assert all(parameter.grad is None for parameter in model.parameters())
+    model.requires_grad_(False)
+    with torch.no_grad():
+        torch.testing.assert_close(class_map(model, random_pixels(model), [1, 2]), wanted)
+
+
+@pytest.mark.parametrize(
+    ("classes", "text"),
+    [([1], "2 images need 2 classes, one each"), ([0, 5], r"classes \[0, 5\]: the model has classes 0 to 4")],
+)
+def test_classes_that_do_not_fit_are_named(classes, text):
+    model = random_model()
+    with pytest.raises(ConfigError, match=text):
+        class_map(model, random_pixels(model), classes)
+
+
+def test_a_model_without_head_has_no_class_to_explain():
+    model = random_model(classes=0)
+    with pytest.raises(ConfigError, match="this model has no head, so there is no class to explain"):
+        class_map(model, random_pixels(model))
+
+
+@pytest.mark.slow
+def test_vit_l16_at_384_stays_under_four_gigabytes():
+    code = """if True:
+        import resource
+        import torch
+        from vitruvian import create_model
+        from vitruvian.explain import class_map, rollout
+        model = create_model("ViT-L/16", image_size=384).eval()
+        torch.nn.init.normal_(model.head.weight, std=0.02)
+        pixels = torch.randn(1, 3, 384, 384)
+        for maps in (rollout(model, pixels), class_map(model, pixels, [7])):
+            assert maps.shape == (1, 24, 24) and maps.isfinite().all()
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        """
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(ran.stdout) * 1024 < 4e9

@@ -1,0 +1,103 @@
+"""Families over data and compute: the cells, equal compute, going on, the page and the plot."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from vitruvian.cost import multiply_adds
+from vitruvian.errors import TrainingError
+from vitruvian.study.growth import FAMILIES, SIZE_STEPS, SIZES, carry_out, study_of
+from vitruvian.study.page import write_page
+from vitruvian.study.plot import line_plot
+from vitruvian.training import Interrupted, read_recipe
+from vitruvian.training.journal import Listener
+from vitruvian.training.prepare import config_of
+
+SMALL = ("workers=0", "batch_size=16", "image_size=16")
+RECIPES = ("study-vit", "study-resnet")
+
+
+def small_study(folder, **changes):
+    chosen = {"sizes": [50, 0], "steps": [2], "families": RECIPES, "settings": SMALL, "out": folder}
+    return study_of("data-size", "digits", **(chosen | changes))
+
+
+def test_the_families_train_alike_and_cost_about_the_same():
+    recipes = [read_recipe(name).to_json() for name in FAMILIES]
+    own = {"about", "command", "model", "image_size", "architecture", "augment"}
+    assert all({key for key in recipe if recipe[key] != recipes[0][key]} <= own for recipe in recipes)
+    costs = [multiply_adds(config_of(read_recipe(name), 10)) for name in FAMILIES]
+    assert max(costs) < 1.25 * min(costs)
+
+
+def test_cells_are_every_family_at_every_size_with_equal_steps(tmp_path):
+    study = small_study(tmp_path / "study")
+    names = [cell.folder.name for cell in study.cells]
+    assert names == [f"{f}-{n}-pictures-2-steps" for n in (50, "all") for f in ("vit", "resnet")]
+    assert [cell.pictures for cell in study.cells] == [50, 50, 1438, 1438]
+    vit = study.cells[0]
+    assert vit.multiply_adds == 3 * multiply_adds(config_of(vit.recipe, 10)) * 2 * 16
+    assert study.cells[2].multiply_adds == vit.multiply_adds
+    assert not (tmp_path / "study").exists()
+
+
+def test_the_usual_study_has_twelve_cells():
+    assert len(SIZES) * len(FAMILIES) == 12
+    assert SIZE_STEPS > 0
+
+
+class StopAt(Listener):
+    def __init__(self, cell):
+        self.left = cell
+
+    def stepped(self, step):
+        self.left -= 1
+        if self.left == 0:
+            import os
+            import signal
+
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_study_goes_on_where_it_stopped_and_repeats_nothing(tmp_path):
+    study = small_study(tmp_path / "study")
+    with pytest.raises(
+        Interrupted, match="stopped in resnet-50-pictures-2-steps, cell 2 of 4; the same command goes on"
+    ):
+        carry_out(study, listeners=[StopAt(3)], said=lambda text: None, after=write_page)
+    assert [cell.state for cell in study.cells] == ["done", "begun", "waiting", "waiting"]
+    first = (study.cells[0].folder / "model" / "model.safetensors").stat().st_mtime_ns
+    heard = []
+    carry_out(small_study(tmp_path / "study"), said=heard.append, after=write_page)
+    assert [text.rpartition(": ")[2] for text in heard] == [
+        "vit-50-pictures-2-steps (done before)",
+        "resnet-50-pictures-2-steps (goes on)",
+        "vit-all-pictures-2-steps",
+        "resnet-all-pictures-2-steps",
+    ]
+    assert (study.cells[0].folder / "model" / "model.safetensors").stat().st_mtime_ns == first
+    record = json.loads((tmp_path / "study" / "study.json").read_text())
+    assert [cell["state"] for cell in record["cells"]] == ["done"] * 4
+    assert all(0 <= cell["top1"] <= 100 for cell in record["cells"])
+    assert {name: [x for x, _ in points] for name, points in study.lines().items()} == {
+        "vit": [50.0, 1438.0],
+        "resnet": [50.0, 1438.0],
+    }
+    page = (tmp_path / "study" / "report.html").read_text()
+    assert "4 of 4 cells done" in page
+    with Image.open(tmp_path / "study" / "study.png") as plot:
+        assert plot.size == (760, 460)
+    other = small_study(tmp_path / "study", settings=["workers=0", "batch_size=8", "image_size=16"])
+    with pytest.raises(TrainingError, match="trained with batch_size=16, not 8; choose another --out"):
+        carry_out(other, said=lambda text: None, after=write_page)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(TrainingError, match="exists and is no study; choose another --out"):
+        small_study(tmp_path)
+
+
+def test_a_plot_of_one_point_can_be_drawn():
+    assert line_plot("accuracy", {"vit": [(1000.0, 50.0)], "resnet": []}, across="pictures").size == (760, 460)

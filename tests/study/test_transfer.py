@@ -1,0 +1,111 @@
+"""Models x tasks: the paper's numbers, missing data, VTAB's means, and what is not done twice."""
+
+import json
+import statistics
+
+import pytest
+
+from vitruvian.errors import CheckpointError, UnknownNameError
+from vitruvian.study.published import TABLE5, TABLE5_TASKS, published
+from vitruvian.study.transfer import Cell, Setup, tasks_named, transfer, vtab_result, vtab_tasks
+from vitruvian.tasks import TASKS
+
+
+@pytest.fixture
+def weights(tmp_path):
+    from vitruvian.config import ViTConfig
+    from vitruvian.model.build import build
+    from vitruvian.weights.save import save
+
+    config = ViTConfig(image_size=(16, 16), patch_size=8, classes=3, layers=1, width=16, mlp_width=16, heads=2)
+    save(build(config), tmp_path / "weights")
+    return tmp_path / "weights"
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A folder of tasks in which CIFAR-10 is present, ten pictures a split."""
+    import numpy as np
+
+    folder = tmp_path / "data" / "cifar10" / "cifar-10-batches-bin"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for name in [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]:
+        rows = rng.integers(0, 256, (20, 3073), np.uint8)
+        rows[:, 0] = np.arange(20) % 10
+        (folder / f"{name}.bin").write_bytes(rows.tobytes())
+    (folder / "batches.meta.txt").write_text("\n".join("abcdefghij"))
+    monkeypatch.setenv("VITRUVIAN_DATA", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def test_table_5_has_14_rows_of_known_tasks():
+    assert len(TABLE5) == 14
+    assert all(len(row) == len(TABLE5_TASKS) for row in TABLE5.values())
+    assert set(TABLE5_TASKS) <= set(TASKS)
+    assert published("pets")["ImageNet-21k", "B/16"] == 94.43
+    assert published("cifar10")["JFT-300M", "H/14"] == 99.50
+    assert published("vtab-dtd") == {}
+
+
+def test_vtab_has_19_tasks_in_three_groups():
+    groups = [task.group for task in vtab_tasks()]
+    assert (groups.count("Natural"), groups.count("Specialized"), groups.count("Structured")) == (7, 4, 8)
+
+
+SETUP = Setup(quick=True, settings=("steps=2", "batch_size=8", "accumulate=1", "image_size=16", "workers=0"))
+
+
+def test_a_missing_task_leaves_its_cell_with_the_reason_and_the_others_run(tmp_path, weights, root):
+    heard = []
+    tasks = tasks_named(["pets", "ReaL", "CIFAR-10"])
+    cells = transfer([str(weights)], tasks, tmp_path / "out", setup=SETUP, said=heard.append)
+    pets, real, cifar = cells
+    assert pets.mean is None
+    assert "the task pets has no" in pets.missing
+    assert "vit evaluate imagenet-real" in real.missing
+    assert 0 <= cifar.values[0] <= 100
+    assert cifar.measured == "top1"
+    record = json.loads((tmp_path / "out" / "study.json").read_text())["cells"]
+    assert [cell["task"] for cell in record] == ["pets", "imagenet-real", "cifar10"]
+    heard.clear()
+    assert transfer([str(weights)], tasks, tmp_path / "out", setup=SETUP, said=heard.append) == cells
+    assert any("(done before)" in text for text in heard)
+
+
+def test_weights_that_are_not_there_end_the_study_before_it_begins(tmp_path, root):
+    with pytest.raises(CheckpointError, match="no such file or folder"):
+        transfer([str(tmp_path / "none")], tasks_named(["cifar10"]), tmp_path / "out", setup=SETUP)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_task_is_answered_with_the_nearest():
+    with pytest.raises(UnknownNameError, match="pets"):
+        tasks_named(["petz"])
+
+
+def cells_with(missing=()):
+    return [
+        Cell(model="m", task=task, missing="not here")
+        if task.name in missing
+        else Cell(model="m", task=task, values=(v,))
+        for v, task in enumerate(vtab_tasks())
+    ]
+
+
+def test_group_means_and_the_vtab_mean_are_plain_means():
+    result = vtab_result("m", cells_with())
+    assert result.whole
+    assert result.mean == statistics.fmean(range(19))
+    assert result.groups["Natural"] == (statistics.fmean(range(7)), 7, 7)
+    assert result.groups["Structured"] == (statistics.fmean(range(11, 19)), 8, 8)
+    assert result.to_json()["vtab_mean"] == result.mean
+    assert result.to_json()["paper_vtab_mean"] == 77.63
+
+
+def test_without_all_19_tasks_there_is_no_vtab_mean():
+    result = vtab_result("m", cells_with(missing=("vtab-dtd",)))
+    assert not result.whole
+    assert result.missing == {"vtab-dtd": "not here"}
+    assert result.to_json()["vtab_mean"] is None
+    assert result.groups["Natural"][1:] == (6, 7)

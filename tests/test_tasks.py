@@ -1,0 +1,77 @@
+"""The table of tasks: complete, unambiguous, and consistent with the recipes."""
+
+from importlib.resources import files
+
+import pytest
+
+from vitruvian.errors import UnknownNameError
+from vitruvian.tasks import NAMES, TASKS, VTAB_TASKS, data_root, file_beside, find_task, folded, task_named, view_for
+
+WANTED = [
+    "CIFAR-10", "CIFAR-100", "ImageNet", "ImageNet-ReaL", "ImageNet-21k", "Oxford Flowers-102", "Oxford-IIIT Pets",
+    "ObjectNet", "ImageNet-W", "VizWiz-Classification", "omnibenchmark-bird", "MAFW",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_every_task_of_the_paper_and_the_later_ones_is_there(name):
+    assert task_named(name).title
+
+
+def test_vtab_has_its_19_tasks_in_three_groups_of_800_and_200():
+    groups = [task.group for task in VTAB_TASKS]
+    assert {group: groups.count(group) for group in groups} == {"Natural": 7, "Specialized": 4, "Structured": 8}
+    assert all((task.splits["train"], task.splits["val"]) == (800, 200) for task in VTAB_TASKS)
+    assert all(task.view == {"fit": "squash"} for task in VTAB_TASKS)
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "test"),
+    [("cifar100", 100, 10_000), ("flowers102", 102, 6149), ("pets", 37, 3669), ("vtab-sun397", 397, 21_750)],
+)
+def test_classes_and_test_pictures_are_the_published_ones(name, classes, test):
+    assert (TASKS[name].classes, TASKS[name].splits["test"]) == (classes, test)
+
+
+def test_no_name_or_alias_means_two_tasks():
+    spelled = [folded(name) for task in TASKS.values() for name in {folded(n): n for n in (task.name, *task.aliases)}]
+    assert len(spelled) == len(set(spelled)) == len(NAMES)
+
+
+def test_every_task_names_a_recipe_of_the_package():
+    recipes = {entry.name for entry in (files("vitruvian") / "recipes").iterdir()}
+    assert {f"{task.recipe}.toml" for task in TASKS.values()} <= recipes
+
+
+def test_names_are_known_in_any_spelling_but_paths_are_not():
+    assert find_task("cifar-10") is find_task("CIFAR10") is TASKS["cifar10"]
+    assert find_task("./cifar10") is find_task("cifar10/") is find_task("photos") is None
+    with pytest.raises(UnknownNameError, match=r"unknown task 'flowrs'; did you mean flowers"):
+        task_named("flowrs")
+
+
+def test_a_task_brings_the_files_that_its_evaluation_needs(monkeypatch, tmp_path):
+    monkeypatch.setenv("VITRUVIAN_DATA", str(tmp_path))
+    assert file_beside("imagenet-real", "real") is None
+    (tmp_path / "imagenet").mkdir()
+    (tmp_path / "imagenet" / "real.json").touch()
+    (tmp_path / "objectnet" / "objectnet-1.0" / "mappings").mkdir(parents=True)
+    assert file_beside("ReaL", "real") == tmp_path / "imagenet" / "real.json"
+    assert file_beside("objectnet", "mappings") == tmp_path / "objectnet" / "objectnet-1.0" / "mappings"
+    assert file_beside("imagenet", "real") is file_beside("photos", "real") is None
+
+
+def test_the_root_is_the_one_given_or_of_the_environment_or_at_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("VITRUVIAN_DATA", str(tmp_path))
+    assert data_root() == tmp_path
+    assert data_root("/elsewhere").as_posix() == "/elsewhere"
+    monkeypatch.delenv("VITRUVIAN_DATA")
+    assert data_root().name == "vitruvian-data"
+
+
+def test_a_task_brings_its_view(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert view_for("vtab-caltech101") == {"fit": "squash"}
+    assert view_for("cifar10") == view_for("photos/") == {}
+    (tmp_path / "vtab-caltech101").mkdir()
+    assert view_for("vtab-caltech101") == {}  # the folder, not the task

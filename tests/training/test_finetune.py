@@ -1,0 +1,307 @@
+"""The paper's protocol: who learns from what, which rate is chosen, and a sweep that goes on after a kill."""
+
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+from making_weights import TINY_RECIPE, tiny_weights
+
+from vitruvian.data.sources import open_source
+from vitruvian.errors import ConfigError, TrainingError
+from vitruvian.tasks import task_named
+from vitruvian.training import Interrupted, Listener, read_recipe
+from vitruvian.training.finetune import finetune, protocol_for
+from vitruvian.training.pictures import pictures_for
+from vitruvian.training.run import Run
+from vitruvian.training.sweep import Protocol, spread
+from vitruvian.training.train import train
+
+
+@pytest.fixture
+def weights(tmp_path):
+    return tiny_weights(tmp_path / "weights")
+
+
+@pytest.fixture
+def protocol(weights):
+    return protocol_for("digits", weights, settings=TINY_RECIPE, rates=(1e-3, 1e-2), seeds=2)
+
+
+def folders(root, splits):
+    """Pictures of two classes; `splits` say how many a class."""
+    from PIL import Image
+
+    for split, count in splits.items():
+        for label, level in (("dark", 40), ("light", 200)):
+            place = root / split / label
+            place.mkdir(parents=True)
+            for number in range(count):
+                Image.new("L", (8, 8), level + number).save(place / f"{split}{number}.png")
+    return root
+
+
+def keys(source):
+    return {source.key(index) for index in range(len(source))}
+
+
+@pytest.mark.parametrize(
+    ("splits", "dev", "test"),
+    [
+        ({"train": 20, "test": 5}, (36, 4), (40, 10)),
+        ({"train": 20, "val": 6, "test": 5}, (40, 12), (52, 10)),
+        ({"train": 20, "val": 6}, (36, 4), (40, 12)),  # as ImageNet
+        ({"": 20}, (32, 4), (36, 4)),
+    ],
+)
+def test_dev_never_sees_the_test_split_and_test_learns_from_all_else(tmp_path, splits, dev, test):
+    folders(tmp_path / "data", splits)
+    recipe = read_recipe("finetune-small")
+    first = pictures_for(tmp_path / "data", recipe.replace(validation="dev"))
+    second = pictures_for(tmp_path / "data", recipe.replace(validation="test"))
+    assert (len(first.train), len(first.validation)) == dev
+    assert (len(second.train), len(second.validation)) == test
+    assert keys(first.train) | keys(first.validation) == keys(second.train)
+    assert not keys(second.train) & keys(second.validation)
+    again = pictures_for(tmp_path / "data", recipe.replace(validation="test", seed=7))
+    assert keys(again.validation) == keys(second.validation)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "rates", "dev", "warmup"),
+    [
+        ("imagenet", 20_000, (0.003, 0.01, 0.03, 0.06), 0.01, 500),
+        ("cifar10", 10_000, (0.001, 0.003, 0.01, 0.03), 0.02, 500),
+        ("cifar100", 10_000, (0.001, 0.003, 0.01, 0.03), 0.02, 500),
+        ("pets", 500, (0.001, 0.003, 0.01, 0.03), 0.1, 100),
+        ("flowers102", 500, (0.001, 0.003, 0.01, 0.03), 0.1, 100),
+        ("vtab-dtd", 2500, (0.01,), 0.1, 500),
+    ],
+)
+def test_the_recipe_of_a_task_is_the_papers_table_4(weights, name, steps, rates, dev, warmup):
+    found = protocol_for(name, weights)
+    recipe = found.recipe
+    assert (recipe.steps, found.rates, recipe.hold_out, recipe.warmup) == (steps, rates, dev, warmup)
+    assert (recipe.optimiser, recipe.momentum, recipe.batch_size, recipe.image_size) == ("sgd", 0.9, 512, 384)
+    assert (recipe.schedule, recipe.weight_decay, recipe.clip, recipe.head_init) == ("cosine", 0.0, 1.0, "zero")
+    assert (recipe.view["fit"], found.seeds) == ("squash", 3)
+
+
+def test_table_2_adds_pixels_and_averaged_weights(weights):
+    recipe = protocol_for("imagenet", weights, recipe="finetune-paper-table2").recipe
+    assert (recipe.image_size, recipe.average, recipe.average_decay) == (512, "ema", 0.9999)
+
+
+def test_other_data_has_the_small_recipe_or_a_tasks(weights, tmp_path):
+    folders(tmp_path / "data", {"train": 2})
+    assert protocol_for(tmp_path / "data", weights).recipe.optimiser == "adamw"
+    found = protocol_for(tmp_path / "data", weights, task=task_named("mafw"))
+    assert (found.recipe.steps, found.metric) == (500, "mean_per_class")
+
+
+def test_warmup_keeps_its_share_of_a_shorter_run(weights):
+    assert protocol_for("pets", weights, settings=["steps=20"]).recipe.warmup == 0.2
+    assert protocol_for("pets", weights, settings=["steps=20", "warmup=3"]).recipe.warmup == 3
+
+
+def test_a_whole_sweep_chooses_on_dev_and_averages_on_test(protocol, tmp_path):
+    sweep = finetune(protocol, tmp_path / "sweep")
+    assert [trial.kind for trial in sweep.trials] == ["dev", "dev", "test", "test"]
+    best = max(sweep.dev, key=lambda trial: trial.measures["top1"])
+    assert sweep.chosen_rate == best.rate
+    assert [trial.seed for trial in sweep.test] == [0, 1]
+    record = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
+    values = [Run(trial.folder).metrics("val")[-1]["top1"] for trial in sweep.test]
+    assert record["top1"] == {"mean": statistics.fmean(values), "deviation": statistics.stdev(values), "count": 2}
+    assert record["finished"] is True
+    digits = open_source("digits")
+    assert [trial.measures["count"] for trial in sweep.test] == [len(digits.splits["test"])] * 2
+    facts = Run(sweep.test[0].folder).facts
+    assert facts["training_pictures"] == len(digits.train)
+    assert Run(sweep.dev[0].folder).facts["training_pictures"] < len(digits.train)
+    assert len(Run(sweep.test[0].folder).metrics("val")) == 1  # the test split is measured once
+    page = (tmp_path / "sweep" / "report.html").read_text()
+    assert all(trial.name in page for trial in sweep.trials)
+
+
+class Counting(Listener):
+    def __init__(self):
+        self.begun = []
+
+    def started(self, *, folder, steps, done):
+        self.begun.append((folder.name, done))
+
+
+def test_finished_trials_are_not_repeated_and_more_can_be_asked_for(protocol, tmp_path):
+    quick = finetune(protocol.quickly(), tmp_path / "sweep")
+    assert [trial.kind for trial in quick.trials] == ["test"]
+    counting = Counting()
+    sweep = finetune(protocol, tmp_path / "sweep", listeners=[counting])
+    names = [name for name, _ in counting.begun]
+    assert quick.test[0].name not in names
+    assert len(names) == len([trial for trial in sweep.trials if trial.name != quick.test[0].name])
+    counting.begun.clear()
+    said = []
+    finetune(protocol, tmp_path / "sweep", listeners=[counting], said=said.append)
+    assert counting.begun == []
+    assert all(text.endswith("(done before)") for text in said)
+
+
+class StopAt(Listener):
+    def __init__(self, trial, step):
+        self.trial, self.step, self.folder = trial, step, ""
+
+    def started(self, *, folder, steps, done):
+        self.folder = folder.name
+
+    def stepped(self, step):
+        if (self.folder, step) == (self.trial, self.step):
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_sweep_that_is_stopped_goes_on_in_the_middle_of_a_trial(protocol, tmp_path):
+    expected = finetune(protocol, tmp_path / "whole")
+    with pytest.raises(Interrupted, match=r"stopped in dev-rate-0\.01 with 1 trials done; the same command goes on"):
+        finetune(protocol, tmp_path / "sweep", listeners=[StopAt("dev-rate-0.01", 3)])
+    counting = Counting()
+    sweep = finetune(protocol, tmp_path / "sweep", listeners=[counting])
+    assert counting.begun[0] == ("dev-rate-0.01", 3)
+    for one, other in zip(expected.trials, sweep.trials):
+        assert {**one.measures, "seconds": 0} == {**other.measures, "seconds": 0}
+
+
+def test_a_folder_that_was_cut_off_before_its_run_was_on_record_begins_anew(protocol, tmp_path):
+    (tmp_path / "sweep").mkdir()
+    finetune(protocol.quickly(), tmp_path / "sweep")
+    left = tmp_path / "sweep" / "dev-rate-0.001" / "checkpoints"
+    left.mkdir(parents=True)
+    assert finetune(protocol, tmp_path / "sweep").dev[0].state == "done"
+
+
+def test_a_rate_at_which_training_diverges_is_left_out(weights, tmp_path):
+    wild = protocol_for("digits", weights, settings=[*TINY_RECIPE, "clip=0"], rates=(1e-3, 1e30), seeds=1)
+    sweep = finetune(wild, tmp_path / "sweep")
+    assert [trial.state for trial in sweep.dev] == ["done", "failed"]
+    assert sweep.chosen_rate == 1e-3
+    assert "Training diverged in dev-rate-1e+30" in (tmp_path / "sweep" / "report.html").read_text()
+    hopeless = protocol_for("digits", weights, settings=[*TINY_RECIPE, "clip=0"], rates=(1e30,), seeds=1)
+    with pytest.raises(TrainingError, match="training diverged with every seed, in test-rate-1e"):
+        finetune(hopeless, tmp_path / "other")
+
+
+def test_another_sweep_in_the_folder_is_refused_and_named(protocol, weights, tmp_path):
+    finetune(protocol.quickly(), tmp_path / "sweep")
+    other = protocol_for("digits", weights, settings=[*TINY_RECIPE, "steps=9"])
+    with pytest.raises(TrainingError, match="there is a sweep with steps=8, not 9; choose another --out"):
+        finetune(other, tmp_path / "sweep")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "note.txt").touch()
+    with pytest.raises(TrainingError, match="exists and is no sweep; choose another --out"):
+        finetune(protocol, tmp_path / "full")
+
+
+def test_without_out_the_same_sweep_is_found_again(protocol, weights, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert finetune(protocol.quickly()).folder.as_posix() == "runs/digits-finetune-1"
+    assert finetune(protocol.quickly()).folder.as_posix() == "runs/digits-finetune-1"
+    other = protocol_for("digits", weights, settings=[*TINY_RECIPE, "steps=9"]).quickly()
+    assert finetune(other).folder.as_posix() == "runs/digits-finetune-2"
+
+
+def test_a_setting_of_a_table_is_named_alone(protocol, weights, tmp_path):
+    finetune(protocol.quickly(), tmp_path / "sweep")
+    other = protocol_for("digits", weights, settings=[*TINY_RECIPE, "augment.flip=0.5"])
+    with pytest.raises(TrainingError, match=r"there is a sweep with augment\.flip=0\.0, not 0\.5; choose"):
+        finetune(other, tmp_path / "sweep")
+
+
+def test_a_recipe_for_gpus_is_questioned_without_one(weights, tmp_path):
+    said = []
+    long = protocol_for("digits", weights, settings=[*TINY_RECIPE, "steps=4000", "device=cpu"]).quickly()
+    with pytest.raises(Interrupted):
+        finetune(long, tmp_path / "sweep", listeners=[StopAt("test-rate-0.0001-seed-0", 1)], said=said.append)
+    assert said[0].startswith("note: each trial goes through 128,000 pictures, and there is no GPU: this may take days")
+
+
+def test_nothing_is_written_where_weights_or_data_are_missing(protocol, tmp_path):
+    with pytest.raises(Exception, match="no such file or folder"):
+        finetune(protocol_for("digits", "./none.pth"), tmp_path / "sweep")
+    with pytest.raises(Exception, match="no such file or folder"):
+        finetune(protocol_for("nodata", protocol.recipe.weights), tmp_path / "sweep")
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_what_cannot_be_asked_for_is_said(weights):
+    with pytest.raises(TrainingError, match="0 seeds are not one or more"):
+        protocol_for("digits", weights, seeds=0)
+    with pytest.raises(TrainingError, match=r"rates \[-1\.0\] are not one or more numbers above 0"):
+        protocol_for("digits", weights, rates=(-1.0,))
+    with pytest.raises(ConfigError, match="final='best' choose by what is measured, which the test split is not for"):
+        protocol_for("digits", weights, settings=["final=best"])
+    with pytest.raises(TrainingError, match="fine-tuning starts from weights; give --from"):
+        Protocol(data="digits", recipe=read_recipe("digits"), rates=(1.0,))
+
+
+def test_one_value_has_no_deviation():
+    assert spread([90.0]) == {"mean": 90.0, "deviation": None, "count": 1}
+    assert spread([89.0, 91.0])["deviation"] == pytest.approx(2**0.5)
+
+
+def test_a_view_may_give_up_the_crop_of_the_weights(weights, tmp_path):
+    run = train("digits", recipe="digits", out=tmp_path / "run", settings=["steps=1", "view.fit=crop", "warmup=0"])
+    assert run.model().preprocess.fit == "crop"
+    again = train("digits", recipe="finetune-small", weights=run.folder, out=tmp_path / "again",
+                  settings=["steps=1", "view.fit=squash", "workers=0"])  # fmt: skip
+    assert (again.model().preprocess.fit, again.model().preprocess.scaled_size) == ("squash", None)
+
+
+def command(weights, out, *more):
+    changes = [
+        word
+        for setting in (*TINY_RECIPE, "steps=60", "checkpoint_steps=5", "evaluate_every=1")
+        for word in ("--set", setting)
+    ]
+    arguments = ["digits", "--from", str(weights), "--out", str(out), "--rates", "0.001,0.01", "--seeds", "2", *changes]
+    return [sys.executable, "-m", "vitruvian.cli", "finetune", *arguments, *more]
+
+
+@pytest.mark.slow
+def test_a_sweep_killed_half_way_continues_and_ends_as_an_unbroken_one(weights, tmp_path):
+    subprocess.run(command(weights, tmp_path / "whole"), check=True, capture_output=True, timeout=300)
+    for place in ("dev-rate-0.01", "test-rate-*-seed-1"):
+        process = subprocess.Popen(command(weights, tmp_path / "sweep"), stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 120
+        while not list((tmp_path / "sweep").glob(f"{place}/checkpoints/step-*")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    ended = subprocess.run(command(weights, tmp_path / "sweep", "--json"), capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("(done before)") == 3
+    assert "seed 1, measured on the test split (goes on)" in ended.stderr
+    found, expected = [json.loads((tmp_path / name / "sweep.json").read_text()) for name in ("sweep", "whole")]
+    for record in (found, expected):
+        for trial in record["trials"]:
+            trial.pop("seconds")
+    assert found == expected
+    assert json.loads(ended.stdout)["top1"] == expected["top1"]
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_trials_of_a_sweep(weights, tmp_path):
+    alone = finetune(
+        protocol_for("digits", weights, settings=TINY_RECIPE, rates=(1e-3, 1e-2), seeds=1), tmp_path / "one"
+    )
+    program, *arguments = command(weights, tmp_path / "two", "--seeds", "1", "--set", "steps=8")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    ended = subprocess.run([program, *torchrun, *arguments], capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("trial 3 of 3") == 1  # one process speaks
+    found = json.loads((tmp_path / "two" / "sweep.json").read_text())
+    assert found["chosen_rate"] == alone.chosen_rate
+    assert [trial["state"] for trial in found["trials"]] == ["done"] * 3
+    for trial, other in zip(found["trials"], alone.trials):
+        assert trial["loss"] == pytest.approx(other.measures["loss"], abs=1e-3)  # sums in another order

@@ -1,0 +1,133 @@
+"""A head that starts as a linear probe: closed forms against refitting, and a start better than chance."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from vitruvian.config import Preprocess, ViTConfig
+from vitruvian.data.sources import open_source
+from vitruvian.errors import ConfigError
+from vitruvian.evaluation.features import FeatureSet
+from vitruvian.evaluation.linear import fit
+from vitruvian.model.build import build
+from vitruvian.training import Listener, read_recipe, train
+from vitruvian.training.head import SCALES, STRENGTHS, fit_head, is_fresh, least_squares, logistic, thinned
+from vitruvian.training.recipes import changed
+
+
+def clouds(count=60, classes=3, width=8, seed=0, spread=1.5):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % classes
+    centres = spread * torch.randn(classes, width, generator=generator)
+    return centres[labels] + torch.randn(count, width, generator=generator) + 5, labels
+
+
+def ridge(x, y, strength, unit):
+    """Written out: centred features, one solve; answers to new features."""
+    centre, mean = x.mean(0), y.mean(0)
+    x = x - centre
+    weight = np.linalg.solve(x.T @ x + strength * unit * np.eye(x.shape[1]), x.T @ (y - mean))
+    return lambda new: (new - centre) @ weight + mean
+
+
+def test_the_head_is_ridge_regression_times_a_scale():
+    features, labels = clouds()
+    head = least_squares(features, labels, 3)
+    x, y = features.double().numpy(), np.eye(3)[labels.numpy()]
+    unit = ((x - x.mean(0)) ** 2).sum() / x.shape[1]
+    expected = head.scale * ridge(x, y, head.strength, unit)(x)
+    found = (features @ head.weight + head.bias).numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-4)  # float32 against float64
+
+
+def test_strength_and_scale_are_those_of_answers_without_the_picture_itself():
+    features, labels = clouds(count=24, spread=0.5)
+    head = least_squares(features, labels, 3, smoothing=0.1)
+    x, y = features.double().numpy(), np.eye(3)[labels.numpy()]
+    unit = ((x - x.mean(0)) ** 2).sum() / x.shape[1]
+
+    def left_out(strength):  # 24 fits, each without one picture
+        return np.stack([ridge(np.delete(x, i, 0), np.delete(y, i, 0), strength, unit)(x[i]) for i in range(len(x))])
+
+    errors = [((left_out(strength) - y) ** 2).mean() for strength in STRENGTHS]
+    assert head.strength == STRENGTHS[int(np.argmin(errors))]
+    answers = torch.tensor(left_out(head.strength))
+    losses = [F.cross_entropy(scale * answers, labels, label_smoothing=0.1).item() for scale in SCALES]
+    assert head.scale == SCALES[int(np.argmin(losses))]
+
+
+def test_the_logistic_head_reads_features_as_they_are():
+    features, labels = clouds()
+    found = FeatureSet(
+        values=features.numpy(), labels=labels.numpy(), classes=("a", "b", "c"), unreadable={}, computed=0
+    )
+    head = logistic(found)
+    expected = fit(features.numpy(), labels.numpy(), classes=3, l2=head.strength).logits(features.numpy())
+    np.testing.assert_allclose((features @ head.weight + head.bias).numpy(), expected.numpy(), atol=1e-4)  # float32
+
+
+def test_a_feature_that_never_changes_does_no_harm():
+    features, labels = clouds()
+    features[:, 2] = 7.0
+    head = least_squares(features, labels, 3)
+    assert torch.isfinite(head.weight).all()
+    assert ((features @ head.weight + head.bias).argmax(1) == labels).float().mean() > 0.8
+
+
+def test_many_pictures_are_thinned_evenly():
+    source = open_source("digits").train
+    some = thinned(source, 10)
+    assert len(some) == 10
+    assert (some.original(0), some.original(9)) == (0, len(source) - 1)
+    assert thinned(source, len(source)) is source
+
+
+def tiny(**changes):
+    config = ViTConfig(
+        image_size=(8, 8), patch_size=4, channels=1, layers=1, width=32, mlp_width=32, heads=2, classes=10
+    ).replace(**changes)
+    model = build(config)
+    model.preprocess = Preprocess(image_size=(8, 8), mean=(0.5,), std=(0.5,))
+    return model
+
+
+def test_only_a_new_head_is_fitted():
+    model = tiny()
+    assert is_fresh(model)
+    model.head.weight.data[0, 0] = 1.0
+    assert not is_fresh(model)
+
+
+def test_two_heads_are_refused():
+    recipe = read_recipe("finetune-small").replace(workers=0)
+    source = open_source("digits").train
+    with pytest.raises(ConfigError, match="head_init='probe' is not for a model with two heads; set head_init=zero"):
+        fit_head(tiny(distillation=True), source, recipe, device=torch.device("cpu"), said=print)
+
+
+class Heard(Listener):
+    def __init__(self):
+        self.texts, self.lines = [], []
+
+    def said(self, text):
+        self.texts.append(text)
+
+    def recorded(self, line):
+        self.lines.append(line)
+
+
+@pytest.mark.parametrize("kind", ["least_squares", "probe"])
+def test_a_run_begins_where_the_probe_ends(tmp_path, kind):
+    settings = ["steps=1", "rate=1e-9", "warmup=0", "average=none", "architecture.pool=mean"]
+    heard = Heard()
+    run = train("digits", out=tmp_path / "run", settings=[*settings, f"head_init={kind}"], listeners=[heard])
+    assert "fitting the head to 1,438 pictures" in heard.texts
+    assert run.metrics("val")[-1]["top1"] > 70  # random features, ten classes
+    zero = train("digits", out=tmp_path / "zero", settings=settings)
+    assert zero.metrics("val")[-1]["top1"] < 20
+
+
+def test_a_sigmoid_loss_has_no_such_head():
+    with pytest.raises(ConfigError, match="head_init='probe' is for loss='softmax', not for 'sigmoid'"):
+        changed(read_recipe("finetune-small"), ["loss=sigmoid"])
