@@ -99,7 +99,7 @@ def test_a_recipe_file_of_ones_own_can_build_on_another(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('base = "digits"\nepochs = 2\n[architecture]\nlayers = 3\n')
     recipe = read_recipe(path)
-    assert (recipe.epochs, recipe.architecture["layers"], recipe.architecture["width"]) == (2.0, 3, 64)
+    assert (recipe.epochs, recipe.architecture["layers"], recipe.architecture["width"]) == (2.0, 3, 96)
 
 
 def test_a_change_is_read_in_the_type_of_its_setting():
@@ -168,7 +168,7 @@ def test_the_head_bias_starts_where_the_recipe_says():
 def test_a_model_by_name_keeps_its_size_and_the_rest_of_the_recipe():
     recipe = chosen_recipe("digits", model="ViT-S/16")
     config = config_of(recipe, 10)
-    assert (config.layers, config.width, config.patch_size, config.channels, config.pool) == (12, 384, 2, 1, "mean")
+    assert (config.layers, config.width, config.patch_size, config.channels, config.pool) == (12, 384, 4, 1, "mean")
     assert config_of(chosen_recipe("x", "paper-imagenet21k", model="ViT-L/16"), 10).head_hidden == 1024
     assert config_of(chosen_recipe("x", "paper-imagenet", model="BiT-R50x1"), 10).classes == 10
 

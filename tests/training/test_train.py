@@ -99,8 +99,8 @@ def test_tokens_are_left_out_while_training_only():
     model = model_for(changed(read_recipe("digits"), ["drop_tokens=0.75"]), ["a", "b"])
     assert isinstance(model, ViT)
     pixels = torch.randn(2, 1, 8, 8)
-    assert model.encode(pixels).shape == (2, 4, 64)
-    assert model.eval().encode(pixels).shape == (2, 16, 64)
+    assert model.encode(pixels).shape == (2, 1, 96)
+    assert model.eval().encode(pixels).shape == (2, 4, 96)
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_names_step_and_batch(tmp_path, monkeypatch):

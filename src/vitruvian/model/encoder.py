@@ -28,10 +28,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, first: int | None = None) -> Tensor:  # (B, N, D) -> (B, N or first, D)
         q, k, v = self.project(x)
-        bias = None if self.offsets is None else self.relative_logits(q)[:, :, :first]
-        y = F.scaled_dot_product_attention(
-            q[:, :, :first], k, v, attn_mask=bias, dropout_p=self.dropout if self.training else 0.0
-        )
+        bias = None if self.offsets is None else self.relative_logits(q)
+        if first is not None:  # a slice of everything would still cost a copy in the backward pass
+            q, bias = q[:, :, :first], None if bias is None else bias[:, :, :first]
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=self.dropout if self.training else 0.0)
         return self.out(y.transpose(1, 2).flatten(2))
 
     def weights(self, x: Tensor) -> Tensor:
@@ -120,7 +120,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, first: int | None = None) -> Tensor:
         """(B, N, D) -> (B, N, D), or (B, first, D) where only the first tokens are read afterwards."""
-        x = self.add(x[:, :first], self.attention(self.norm1(x), first), self.scale1)
+        branch = self.attention(self.norm1(x), first)
+        x = self.add(x if first is None else x[:, :first], branch, self.scale1)
         return self.add(x, self.mlp(self.norm2(x)), self.scale2)
 
     def explicit(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,6 @@ from torch.nn import functional as F
 
 from vitruvian.data.sources import Source, Subset
 from vitruvian.data.sources.cache import scratch_folder
-from vitruvian.errors import ConfigError
 from vitruvian.evaluation.features import FeatureSet, features_of
 from vitruvian.evaluation.linear import chosen_l2, fit
 from vitruvian.evaluation.probe_task import held_numbers
@@ -65,10 +64,12 @@ def is_fresh(model: Model) -> bool:
 def fit_head(
     model: Model, source: Source, recipe: Recipe, *, device: torch.device, said: Callable[[str], None]
 ) -> LinearHead:
-    """Put the fitted head into the model; features are taken from the store that probes share."""
-    if isinstance(model, ViT) and model.distillation_head is not None:
-        raise ConfigError(f"head_init={recipe.head_init!r} is not for a model with two heads; set head_init=zero")
+    """Put the fitted head into the model; features are taken from the store that probes share.
+
+    Of a distilled model, whose two heads are averaged, the second stays zero and the first counts twice.
+    """
     assert model.head is not None
+    heads = 2 if isinstance(model, ViT) and model.distillation_head is not None else 1
     training = model.training
     encoder = Encoder(model.eval(), device=str(device))
     try:
@@ -81,8 +82,8 @@ def fit_head(
         features, labels = torch.from_numpy(found.values), torch.from_numpy(found.labels)
         head = least_squares(features, labels, len(source.classes), smoothing=recipe.smoothing)
     with torch.no_grad():
-        model.head.weight.copy_(head.weight.T)
-        model.head.bias.copy_(head.bias + recipe.head_bias)
+        model.head.weight.copy_(heads * head.weight.T)
+        model.head.bias.copy_(heads * head.bias + recipe.head_bias)
     return head
 
 

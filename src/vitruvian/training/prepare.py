@@ -132,8 +132,8 @@ def set_options(model: Model, recipe: Recipe) -> None:
         model.checkpoint_activations = recipe.checkpoint_activations
         if recipe.checkpoint_activations:
             give_back_freed()
-    elif recipe.drop_tokens or recipe.checkpoint_activations:
-        raise ConfigError("drop_tokens and checkpoint_activations are for Vision Transformers, not for a ResNet")
+    elif recipe.checkpoint_activations:  # drop_tokens says nothing about a model without tokens
+        raise ConfigError("checkpoint_activations is for Vision Transformers, not for a ResNet")
     for _, side in recipe.resolutions:
         check_side(model.config, side)
 
