@@ -118,6 +118,8 @@ def start(tmp_path, then):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # where the tests run in the background of a shell, Ctrl-C is ignored, which a process hands down
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     return process, list(map(int, process.stdout.readline().split()))
 
