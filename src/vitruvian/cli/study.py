@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -110,10 +111,18 @@ def data_size(
     as_json: AsJson = False,
 ) -> None:
     """Train ViT, hybrid and ResNet on growing parts of the pictures, for equally many steps (Figures 3 and 4)."""
-    from vitruvian.study.growth import SIZE_STEPS, SIZES
+    from vitruvian.study.growth import SIZE_STEPS, SIZES, study_of
 
-    counts = parse_numbers(sizes) if sizes else list(SIZES)
-    grow("data-size", data, counts, [steps or SIZE_STEPS], families, out, settings or [], plan, as_json)
+    found = study_of(
+        "data-size",
+        data,
+        sizes=parse_numbers(sizes) if sizes else list(SIZES),
+        steps=[steps or SIZE_STEPS],
+        families=listed(families),
+        settings=settings or [],
+        out=out,
+    )
+    grow(found, plan=plan, as_json=as_json)
 
 
 @study.command()
@@ -128,10 +137,18 @@ def compute(
     as_json: AsJson = False,
 ) -> None:
     """Train ViT, hybrid and ResNet for growing numbers of steps: accuracy over multiply-adds (Figure 5)."""
-    from vitruvian.study.growth import COMPUTE_STEPS
+    from vitruvian.study.growth import COMPUTE_STEPS, study_of
 
-    numbers = parse_numbers(steps) if steps else list(COMPUTE_STEPS)
-    grow("compute", data, [pictures], numbers, families, out, settings or [], plan, as_json)
+    found = study_of(
+        "compute",
+        data,
+        sizes=[pictures],
+        steps=parse_numbers(steps) if steps else list(COMPUTE_STEPS),
+        families=listed(families),
+        settings=settings or [],
+        out=out,
+    )
+    grow(found, plan=plan, as_json=as_json)
 
 
 def place_data(root: Path | None) -> None:
@@ -204,24 +221,20 @@ def show_vtab(model: str, cells: list[Cell]) -> None:
     show_missing(own)
 
 
-def grow(
-    kind: Literal["data-size", "compute"],
-    data: str,
-    sizes: list[int],
-    steps: list[int],
-    families: str,
-    out: Path | None,
-    settings: list[str],
-    plan: bool,
-    as_json: bool,
-) -> None:
-    from vitruvian.study.growth import FAMILIES, carry_out, study_of
+def listed(families: str) -> Sequence[str]:
+    """The families that are named, or all."""
+    from vitruvian.study.growth import FAMILIES
+
+    return [name.strip() for name in families.split(",") if name.strip()] or FAMILIES
+
+
+def grow(found: Study, *, plan: bool, as_json: bool) -> None:
+    """Carry a study out and print it, or only say what it would do."""
+    from vitruvian.study.growth import carry_out
     from vitruvian.study.page import write_page
     from vitruvian.training.progress import progress
     from vitruvian.training.signals import Interrupted
 
-    names = [name.strip() for name in families.split(",") if name.strip()] or FAMILIES
-    found = study_of(kind, data, sizes=sizes, steps=steps, families=names, settings=settings, out=out)
     if plan:
         show_plan(found)
         return
