@@ -31,11 +31,14 @@ $(VENV)/.dev: $(VENV)/.base
 demo: $(VENV)/.base
 	@$(BIN)/vit demo
 
+# One worker a core, a file of tests each, so that what a module prepares is prepared once.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+
 test: $(VENV)/.dev
-	@$(BIN)/python -m pytest
+	@$(PYTEST)
 
 quick: $(VENV)/.dev
-	@$(BIN)/python -m pytest -m "not slow"
+	@$(PYTEST) -m "not slow"
 
 check: $(VENV)/.dev
 	@$(BIN)/ruff check .

@@ -33,6 +33,13 @@ def test_json_is_one_object_a_picture_with_exactly_these_keys(vit, weights, phot
     assert last == {"path": str(photos / "c.jpg"), "error": f"{photos / 'c.jpg'}: the file is empty"}
 
 
+def test_where_no_picture_can_be_read_nothing_is_written(vit, weights, tmp_path):
+    (tmp_path / "a.jpg").touch()
+    code, out, err = vit("explain", tmp_path / "a.jpg", "--model", weights, "--out", tmp_path / "out")
+    assert (code, out, err) == (1, "", f"error: {tmp_path / 'a.jpg'}: the file is empty\n")
+    assert not (tmp_path / "out").exists()
+
+
 def test_figures_need_no_pictures(vit, weights, tmp_path):
     code, out, err = vit("explain", "--model", weights, "--figures", "--count", 3, "--out", tmp_path, "--json")
     assert (code, err) == (0, "")

@@ -85,6 +85,7 @@ class Deadly(Numbers):
         return super().read(index)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_reported():
     with (
         Loader(Deadly(20), view=noisy_view, batch_size=5, training=False, workers=1) as loader,

@@ -48,6 +48,11 @@ def keys(source):
     return {source.key(index) for index in range(len(source))}
 
 
+def test_a_recipe_that_learns_no_labels_is_refused(weights):
+    with pytest.raises(ConfigError, match="pre-train with `vit train`, then fine-tune --from its run"):
+        protocol_for("digits", weights, recipe="masked")
+
+
 @pytest.mark.parametrize(
     ("splits", "dev", "test"),
     [
@@ -107,6 +112,7 @@ def test_warmup_keeps_its_share_of_a_shorter_run(weights):
     assert protocol_for("pets", weights, settings=["steps=20", "warmup=3"]).recipe.warmup == 3
 
 
+@pytest.mark.slow
 def test_a_whole_sweep_chooses_on_dev_and_averages_on_test(protocol, tmp_path):
     sweep = finetune(protocol, tmp_path / "sweep")
     assert [trial.kind for trial in sweep.trials] == ["dev", "dev", "test", "test"]
@@ -135,6 +141,7 @@ class Counting(Listener):
         self.begun.append((folder.name, done))
 
 
+@pytest.mark.slow
 def test_finished_trials_are_not_repeated_and_more_can_be_asked_for(protocol, tmp_path):
     quick = finetune(protocol.quickly(), tmp_path / "sweep")
     assert [trial.kind for trial in quick.trials] == ["test"]
@@ -162,6 +169,7 @@ class StopAt(Listener):
             signal.raise_signal(signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_stopped_goes_on_in_the_middle_of_a_trial(protocol, tmp_path):
     expected = finetune(protocol, tmp_path / "whole")
     with pytest.raises(Interrupted, match=r"stopped in dev-rate-0\.01 with 1 trials done; the same command goes on"):
@@ -173,6 +181,7 @@ def test_a_sweep_that_is_stopped_goes_on_in_the_middle_of_a_trial(protocol, tmp_
         assert {**one.measures, "seconds": 0} == {**other.measures, "seconds": 0}
 
 
+@pytest.mark.slow
 def test_a_folder_that_was_cut_off_before_its_run_was_on_record_begins_anew(protocol, tmp_path):
     (tmp_path / "sweep").mkdir()
     finetune(protocol.quickly(), tmp_path / "sweep")
@@ -181,6 +190,7 @@ def test_a_folder_that_was_cut_off_before_its_run_was_on_record_begins_anew(prot
     assert finetune(protocol, tmp_path / "sweep").dev[0].state == "done"
 
 
+@pytest.mark.slow
 def test_a_rate_at_which_training_diverges_is_left_out(weights, tmp_path):
     wild = protocol_for("digits", weights, settings=[*TINY_RECIPE, "clip=0"], rates=(1e-3, 1e30), seeds=1)
     sweep = finetune(wild, tmp_path / "sweep")

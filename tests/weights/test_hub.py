@@ -231,6 +231,7 @@ def test_a_single_file_has_no_revisions():
         resolve_source("vit_b_16@main")
 
 
+@pytest.mark.slow
 def test_a_repository_gives_its_descriptions_and_its_safetensors_and_works_offline_after(hugging_face, tmp_path):
     wanted = {"config.json": b"{}", "preprocessor_config.json": b"{}", "model.safetensors": b"weights"}
     others = {"pytorch_model.bin": b"pickle", "tf_model.h5": b"big", "README.md": b"words", "onnx/model.onnx": b"big"}
@@ -242,6 +243,7 @@ def test_a_repository_gives_its_descriptions_and_its_safetensors_and_works_offli
     assert elsewhere(f"{NAME}@{COMMIT}", home=tmp_path, HF_HUB_OFFLINE="1") == [folder]
 
 
+@pytest.mark.slow
 def test_a_timm_name_is_its_repository_and_a_pickle_is_taken_only_if_there_is_nothing_else(hugging_face, tmp_path):
     repository = "timm/vit_base_patch16_224.augreg2_in21k_ft_in1k"
     hugging_face.repositories[repository] = {"config.json": b'{"pretrained_cfg": {}}', "pytorch_model.bin": b"pickle"}
@@ -250,6 +252,7 @@ def test_a_timm_name_is_its_repository_and_a_pickle_is_taken_only_if_there_is_no
     assert elsewhere("vit_base_patch16_224", home=tmp_path) == [folder]
 
 
+@pytest.mark.slow
 def test_weights_that_another_program_cached_alone_get_their_preprocessing(hugging_face, tmp_path):
     folder = snapshot(tmp_path / "cache", config__json="{}", model__safetensors="weights")
     (tmp_path / "cache" / "huggingface").rename(tmp_path / "hub")
@@ -260,6 +263,7 @@ def test_weights_that_another_program_cached_alone_get_their_preprocessing(huggi
     assert (folder / "preprocessor_config.json").read_text() == '{"size": 224}'
 
 
+@pytest.mark.slow
 def test_the_hub_says_what_is_missing_in_one_line(hugging_face, tmp_path):
     hugging_face.repositories["org/empty"] = {"README.md": b"words"}
     *_, line = elsewhere("google/vit-base-patch16-22", home=tmp_path, server=hugging_face)

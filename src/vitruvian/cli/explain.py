@@ -144,7 +144,7 @@ def show_pictures(model: Model, looks: Looks, images: list[str], out: Path, *, d
     for written in track(explain_pictures(explainer, images, out), len(images), "pictures"):
         failed += bool(written.explained.error)
         show(written, as_json=as_json)
-    if not as_json:
+    if not as_json and failed < len(images):
         print(f"page: {out / PAGE}")
     if failed:
         if len(images) > 1:

@@ -60,7 +60,10 @@ class Written:
 
 
 def explain_pictures(explainer: Explainer, pictures: Sequence[Source], out: Path) -> Iterator[Written]:
-    """Explain each picture and write its files into `out`; after the last one the page, `explain.html`."""
+    """Explain each picture and write its files into `out`; after the last one the page, `explain.html`.
+
+    Where not one picture can be read, nothing is written.
+    """
     parts: list[Html] = []
     unread = 0
     for number, picture in enumerate(pictures, 1):
@@ -72,7 +75,8 @@ def explain_pictures(explainer: Explainer, pictures: Sequence[Source], out: Path
             titles = {"picture": "the picture"} | {each.name: each.title for each in explained.maps}
             parts.append(picture_section(explained, {titles[name]: image for name, image in shown.items()}))
         yield written
-    write_page(out / PAGE, explanation_page(about(explainer.vit), parts, pictures=len(pictures), unread=unread))
+    if unread < len(pictures):
+        write_page(out / PAGE, explanation_page(about(explainer.vit), parts, pictures=len(pictures), unread=unread))
 
 
 def overlays(explainer: Explainer, explained: Explained) -> dict[str, Image.Image]:

@@ -128,7 +128,7 @@ def study_of(
     if len({family_name(name) for name in families}) != len(families):
         raise ConfigError(f"the families {', '.join(families)} do not differ in their names")
     cells = [
-        cell_of(where, name, folder, count, number, settings)
+        cell_of(where, name, folder=folder, settings=[*settings, f"pictures={count}", f"steps={number}"])
         for count in sizes
         for number in steps
         for name in families
@@ -136,12 +136,13 @@ def study_of(
     return Study(kind=kind, data=where, folder=folder, cells=tuple(cells))
 
 
-def cell_of(data: str, family: str, folder: Path, count: int, steps: int, settings: Sequence[str]) -> Cell:
-    recipe = changed(read_recipe(family), [*settings, f"pictures={count}", f"steps={steps}"])
+def cell_of(data: str, family: str, *, folder: Path, settings: Sequence[str]) -> Cell:
+    """A family's recipe with these settings, in a folder inside `folder` that its size and steps name."""
+    recipe = changed(read_recipe(family), settings)
     pictures = pictures_for(data, recipe)
     found = len(pictures.train)
     recipe = recipe.replace(batch_size=fitting_batch_size(recipe, found, 1))
-    name = f"{family_name(family)}-{count or 'all'}-pictures-{steps}-steps"
+    name = f"{family_name(family)}-{recipe.pictures or 'all'}-pictures-{recipe.steps}-steps"
     return Cell(family=family, recipe=recipe, pictures=found, classes=len(pictures.classes), folder=folder / name)
 
 

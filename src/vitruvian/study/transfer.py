@@ -97,21 +97,22 @@ def transfer(
     for model in models:
         for task in tasks:
             said(f"{model} on {task.name} ({len(cells) + 1} of {len(models) * len(tasks)})")
-            cells.append(one_cell(model, task, out, setup, listeners, said))
+            folder = out / f"{short(model)}-{task.name}"
+            cells.append(one_cell(model, task, folder=folder, setup=setup, listeners=listeners, said=said))
             write_cells(out, cells)
     return cells
 
 
 def one_cell(
-    model: str, task: Task, out: Path, setup: Setup, listeners: Sequence[Listener], said: Callable[[str], None]
+    model: str, task: Task, *, folder: Path, setup: Setup, listeners: Sequence[Listener], said: Callable[[str], None]
 ) -> Cell:
+    """Fine-tune a model on a task in `folder`, or tell why not."""
     if task.metric == "real":
         return Cell(model=model, task=task, missing=REAL)
     try:
         protocol = protocol_for(
             task.name, model, recipe=setup.recipe, settings=setup.settings, task=task, seeds=setup.seeds
         )
-        folder = out / f"{short(model)}-{task.name}"
         sweep = finetune(protocol.quickly() if setup.quick else protocol, folder, listeners=listeners, said=said)
     except (Interrupted, CheckpointError):
         raise

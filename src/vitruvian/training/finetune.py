@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitruvian.data.sources import BUILT_IN, open_source
-from vitruvian.errors import TrainingError
+from vitruvian.errors import ConfigError, TrainingError
 from vitruvian.tasks import Task, find_task
 from vitruvian.training.distributed import Processes, joined
 from vitruvian.training.journal import Listener
@@ -48,6 +48,11 @@ def protocol_for(
         task = find_task(str(data))
     named = recipe or (task.recipe if task else SMALL_RECIPE)
     found = named if isinstance(named, Recipe) else read_recipe(named)
+    if found.objective == "masked":
+        raise ConfigError(
+            "fine-tuning learns labels, and this recipe learns without them (objective='masked'): "
+            "pre-train with `vit train`, then fine-tune --from its run with another recipe"
+        )
     start = Path(weights).expanduser()
     found = found.replace(weights=str(start.resolve() if start.exists() else weights), architecture={})
     if task is not None:
