@@ -13,6 +13,8 @@ from vitruvian.errors import ConfigError, UnknownNameError
 
 Size = tuple[int, int]
 """Rows, columns."""
+BATCH = 16
+"""Pictures that a model answers at a time, unless told."""
 
 Pool = Literal["token", "mean", "map", "token_mean"]
 Positions = Literal["none", "learned", "learned_2d", "relative", "sincos"]

@@ -6,6 +6,7 @@ VitruvianError
 ├── CheckpointError     weights that cannot be read, or do not fit the model
 │   └── ConversionError   weights that another family cannot express
 ├── HubError            a published file that could not be had
+├── NotFiniteError      a model whose answers are no finite numbers
 ├── ImageError          a picture that cannot be decoded
 ├── DataError           a data set that cannot be used
 ├── TrainingError       a run that cannot start or go on
@@ -49,6 +50,10 @@ class ConversionError(CheckpointError):
 
 class HubError(VitruvianError):
     """A published file that could not be had."""
+
+
+class NotFiniteError(VitruvianError):
+    """A model whose answers are no finite numbers."""
 
 
 class ImageError(VitruvianError):

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitruvian.config import Size
+from vitruvian.config import BATCH, Size
 from vitruvian.data.decode import Source, decode, name_of, printable
 from vitruvian.data.preprocess import view
 from vitruvian.errors import ConfigError, ImageError
@@ -129,7 +129,7 @@ class Classifier(Encoder):
         super().__init__(model, heads=heads, image_size=image_size, device=device)
         self.labels = labels_of(self.model)
 
-    def predict(self, images: Iterable[Source], *, top: int = 5, batch: int = 16) -> list[list[Answer]]:
+    def predict(self, images: Iterable[Source], *, top: int = 5, batch: int = BATCH) -> list[list[Answer]]:
         """The `top` answers for each picture, best first; the first bad picture raises ImageError."""
         ranked = []
         for prediction in self.stream(images, top=top, batch=batch):
@@ -138,7 +138,7 @@ class Classifier(Encoder):
             ranked.append(list(prediction.answers))
         return ranked
 
-    def stream(self, images: Iterable[Source], *, top: int = 5, batch: int = 16) -> Iterator[Prediction]:
+    def stream(self, images: Iterable[Source], *, top: int = 5, batch: int = BATCH) -> Iterator[Prediction]:
         """A prediction for each picture, in their order, errors included.
 
         Pictures are decoded by a few threads, at most two batches ahead of the model, so a million

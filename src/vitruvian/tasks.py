@@ -13,6 +13,8 @@ from vitruvian.errors import UnknownNameError
 
 DATA_VARIABLE = "VITRUVIAN_DATA"
 DEFAULT_ROOT = "~/vitruvian-data"
+SEEDS = 3
+"""Fine-tuning runs that a result is the mean of, unless told."""
 
 Layout = Literal[
     "cifar", "flowers", "folders", "imagenet", "lists", "mafw", "numbered", "objectnet", "omni", "pets", "vizwiz",
@@ -74,6 +76,11 @@ class Task:
             "missing": self.missing(root), "download": self.download, "recipe": self.recipe,
             "view": dict(self.view), "note": self.note,
         }  # fmt: skip
+
+
+def in_words(pattern: str) -> str:
+    """A pattern of `Task.wanted` as people read it."""
+    return pattern.replace("|", " or ")
 
 
 def has(folder: Path, pattern: str) -> bool:
@@ -306,7 +313,7 @@ def task_named(name: str) -> Task:
 
 def how_to_get(task: Task, root: Path) -> str:
     """What is missing of a task and what to do about it, in a line."""
-    missing = " and ".join(pattern.replace("|", " or ") for pattern in task.missing(root)) or "nothing"
+    missing = " and ".join(map(in_words, task.missing(root)))
     return (
         f"the task {task.name} has no {missing} in {task.place(root)}; get {task.download} (the folder of all tasks "
         f"is set with {DATA_VARIABLE} or --data-root)"

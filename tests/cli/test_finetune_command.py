@@ -24,6 +24,7 @@ def pictures(tmp_path):
         (["data"], "Missing option '--from'"),
         (["data", "--from", "w", "--rates", "fast"], "'fast' is not a list of numbers above 0, such as 0.001,0.003"),
         (["data", "--from", "w", "--rates", "-1"], "'-1' is not a list of numbers above 0"),
+        (["data", "--from", "w", "--rates", ""], "'' is not a list of numbers above 0"),
         (["data", "--from", "w", "--seeds", "0"], "Invalid value for '--seeds'"),
     ],
 )
@@ -86,3 +87,13 @@ def test_broken_pictures_and_empty_folders_are_said(vit, pictures, weights, tmp_
     assert code == 1
     assert err.splitlines()[-1].startswith(f"error: {tmp_path / 'empty'}: no pictures in class folders")
     assert not (tmp_path / "other").exists()
+
+
+def test_pictures_that_could_not_be_read_are_counted(vit, pictures, weights, tmp_path):
+    for split in ("train", "test"):
+        (pictures / split / "dark" / "broken.png").write_bytes(b"no picture")
+    out = tmp_path / "sweep"
+    arguments = ["--quick", "--steps", "10", "--set", "workers=0", "--set", "batch_size=4"]
+    code, _, err = vit("finetune", pictures, "--from", weights, "--out", out, *arguments)
+    assert code == 0
+    assert f"2 pictures could not be read; unreadable.json in the folders of {out} names them" in err

@@ -90,6 +90,11 @@ def test_a_21k_head_without_ids_says_what_is_needed():
         label_space(list(imagenet_ids()), labels=None, total=21_843)
 
 
+def test_numbers_are_not_taken_for_the_outputs_of_a_21k_head():
+    with pytest.raises(DataError, match="pass a file with the WordNet id of each"):
+        label_space([f"{number:03d}" for number in range(1000)], labels=None, total=21_843)
+
+
 def test_a_file_of_ids_is_checked(tmp_path):
     path = tmp_path / "ids.txt"
     path.write_text("n00000001 one\nn00000002\n\n")

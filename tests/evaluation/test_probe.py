@@ -155,3 +155,12 @@ def test_a_frozen_vit_ti_tells_most_pets_after_five_pictures_of_each(shared):
     train, test = (features_of(encoder, hold_out(pets.splits[s], 0.05, seed=0)[1], store) for s in ("train", "test"))
     found = fewshot_predictions(train.examples, test.values, classes=37, shots=5, seed=0)
     assert (found == test.labels).mean() > 0.7
+
+
+def test_shots_that_unreadable_pictures_take_away_are_noted(tmp_path):
+    data = make_colours(tmp_path / "data", {"train": 6, "test": 2})
+    for path in sorted((data / "train" / "red").iterdir())[:4]:
+        path.write_bytes(b"no picture")
+    report = probe(data, Encoder(tiny_model()), Wanted(only=("fewshot",)))
+    assert [result.setting for result in report.results] == ["1 a class"]
+    assert report.notes[-1] == "no few-shot accuracy for 5, 10, 25 shots: class 'red' has 2 pictures to learn from"

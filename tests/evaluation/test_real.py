@@ -24,7 +24,7 @@ def test_names_without_numbers_and_numbers_without_labels_are_said():
         real_answers(["ILSVRC2012_val_00000002.jpg"], np.array([0]), [[1]])
 
 
-@pytest.mark.parametrize("content", ["{}", "[1]", "[[1000]]", '[["tench"]]'])
+@pytest.mark.parametrize("content", ["{}", "[1]", "[[1000]]", '[["tench"]]', "[[true]]"])
 def test_a_file_of_another_kind_is_refused(tmp_path, content):
     (tmp_path / "real.json").write_text(content)
     with pytest.raises(DataError, match=r"not ReaL labels; wanted a list with a list of class numbers"):

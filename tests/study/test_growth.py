@@ -1,6 +1,8 @@
 """Families over data and compute: the cells, equal compute, going on, the page and the plot."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from PIL import Image
@@ -91,6 +93,23 @@ def test_a_study_goes_on_where_it_stopped_and_repeats_nothing(tmp_path):
     other = small_study(tmp_path / "study", settings=["workers=0", "batch_size=8", "image_size=16"])
     with pytest.raises(TrainingError, match="trained with batch_size=16, not 8; choose another --out"):
         carry_out(other, said=lambda text: None, after=write_page)
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_cells_and_one_speaks(tmp_path):
+    settings = [word for setting in SMALL for word in ("--set", setting)]
+    words = ["study", "data-size", "digits", "--sizes", "50", "--steps", "2", "--families", "study-vit", *settings]
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    printed = []
+    for name, before in (("one", []), ("two", launch)):
+        command = [sys.executable, "-m", *before, "vitruvian.cli", *words, "--out", str(tmp_path / name), "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("cell 1 of 1: vit-50-pictures-2-steps") == 1
+        printed.append(json.loads(done.stdout))
+    one, two = printed
+    assert two["loss"] == pytest.approx(one["loss"], rel=2e-4)  # sums in another order
+    assert (two["state"], two["count"]) == ("done", one["count"])
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):

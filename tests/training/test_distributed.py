@@ -27,7 +27,6 @@ def started(folder, *settings, processes):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    os.environ["OMP_NUM_THREADS"] = "1"
     return started(tmp_path_factory.mktemp("alone") / "run", processes=1)
 
 

@@ -315,3 +315,22 @@ def test_two_processes_share_the_trials_of_a_sweep(weights, tmp_path):
     assert [trial["state"] for trial in found["trials"]] == ["done"] * 3
     for trial, other in zip(found["trials"], alone.trials):
         assert trial["loss"] == pytest.approx(other.measures["loss"], abs=1e-3)  # sums in another order
+
+
+def test_a_rate_whose_last_step_spoils_the_weights_is_left_out(weights, tmp_path):
+    """No later step has a loss that could tell: the answers to the dev split do."""
+    one_step = [*TINY_RECIPE, "steps=1", "warmup=0", "clip=0", "evaluate_every=1"]
+    sweep = finetune(
+        protocol_for("digits", weights, settings=one_step, rates=(1e-3, 1e30), seeds=1), tmp_path / "sweep"
+    )
+    assert [trial.state for trial in sweep.dev] == ["done", "failed"]
+    assert "the weights after step 1 give answers that are not finite" in sweep.to_json()["trials"][1]["why"]
+
+
+def test_a_class_that_only_the_measured_split_has_is_noted(tmp_path):
+    data = folders(tmp_path / "data", {"train": 20, "test": 5})
+    (data / "test" / "light").rename(data / "test" / "unheard")
+    notes = pictures_for(data, read_recipe("finetune-small").replace(validation="test")).notes
+    assert (
+        notes[-1] == "1 class has pictures to measure and none to learn from: 'unheard'; all its answers will be wrong"
+    )

@@ -134,3 +134,13 @@ def test_a_run_begins_where_the_probe_ends(tmp_path, kind):
 def test_a_sigmoid_loss_has_no_such_head():
     with pytest.raises(ConfigError, match="head_init='probe' is for loss='softmax', not for 'sigmoid'"):
         changed(read_recipe("finetune-small"), ["loss=sigmoid"])
+
+
+def test_one_picture_a_class_leaves_nothing_to_choose_by_and_gets_the_strongest_regularisation():
+    features, labels = clouds(count=3)
+    found = FeatureSet(
+        values=features.numpy(), labels=labels.numpy(), classes=("a", "b", "c"), unreadable={}, computed=0
+    )
+    head = logistic(found)
+    assert head.strength == 1.0
+    assert (features @ head.weight + head.bias).argmax(1).tolist() == labels.tolist()

@@ -127,7 +127,7 @@ def test_a_change_is_read_in_the_type_of_its_setting():
         ("augment.mean=[1]", "augment.mean follows from view.mean: set that"),
         ("betas=[0.9]", r"betas=\[0.9\] does not have 2 values"),
         ("epochs", "'epochs' is not of the form KEY=VALUE"),
-        ("rate=0", "rate=0.0 is not above 0"),
+        ("rate=0", "rate=0.0 is not a finite number above 0"),
         ("steps=0", "a recipe has epochs or steps, not epochs=0 and steps=0"),
         ("drop_tokens=1", "drop_tokens=1.0 is not between 0.0 and 0.95"),
     ],
@@ -176,3 +176,9 @@ def test_a_model_by_name_keeps_its_size_and_the_rest_of_the_recipe():
 def test_the_view_keeps_its_share_at_another_size():
     model = model_for(changed(read_recipe("imagenet-s16-90"), ["image_size=112"]), ["a", "b"])
     assert (model.preprocess.image_size, model.preprocess.scaled_size) == ((112, 112), (128, 128))
+
+
+@pytest.mark.parametrize("change", ["rate=nan", "rate=inf", "rates=[0.1, nan]"])
+def test_a_rate_is_a_finite_number(change):
+    with pytest.raises(ConfigError, match=r"rates?=\S+ is not a finite number above 0"):
+        changed(read_recipe("finetune-small"), [change])

@@ -121,7 +121,7 @@ def test_a_report_for_which_the_disk_is_too_small_leaves_the_old_one(run, monkey
     def full(staged, target):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("vitruvian.training.report.install", full)
+    monkeypatch.setattr("vitruvian.evaluation.report_files.install", full)
     with pytest.raises(CheckpointError, match=r"report\.html: cannot be written: No space left on device"):
         write_report(run, Outcome(train=Squares([0, 1, 1])))
     assert path.read_text() == before

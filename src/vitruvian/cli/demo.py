@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vitruvian.cli.options import Changes
 from vitruvian.cli.start import quick_imports
+from vitruvian.cli.stop import exit_when_stopped
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,9 +28,7 @@ SHADES = " .:-=+*#%@"
 
 def demo(
     out: Annotated[Path | None, typer.Option(metavar="RUN", help="Folder of the run; else a new one in runs/.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")
-    ] = None,
+    settings: Changes = None,
 ) -> None:
     """Train on the built-in digits, evaluate, predict, and say where the report is; about a minute, offline."""
     started = time.monotonic()
@@ -38,7 +38,8 @@ def demo(
         from vitruvian.training.progress import progress
 
     say("training a Vision Transformer on 1,438 handwritten digits from nothing: vit train digits")
-    run = train("digits", recipe="digits", out=out, settings=settings or (), listeners=[progress()])
+    with exit_when_stopped():
+        run = train("digits", recipe="digits", out=out, settings=settings or (), listeners=[progress()])
     say("evaluating it on the 359 digits that were held out")
     print(indented(evaluated(run)))
     say(f"reading {SHOWN} of them: vit predict digit.png --model {run.folder}")

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitruvian.cli.options import Device, Heads, ImageSize, ModelName, ReportFolder
+from vitruvian.cli.options import Batch, Device, Heads, ImageSize, ModelName, ReportFolder
 from vitruvian.cli.progress import track
 from vitruvian.cli.start import quick_imports, quiet_pillow
+from vitruvian.config import BATCH
 from vitruvian.tasks import file_beside, view_for
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def evaluate(
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of the intervals and the calibration.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the table.")] = False,
     out: ReportFolder = None,
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="How many pictures the model takes at a time.")] = 16,
+    batch: Batch = BATCH,
     heads: Heads = None,
     image_size: ImageSize = None,
     device: Device = "cpu",
@@ -83,8 +84,8 @@ def evaluate(
     complain(found)
     if out is not None:
         page = evaluation_page(found, opened.splits[found.split])
-        write_report(out, name="evaluation.json", numbers=found.to_json(), page=page)
-        print(f"the report is {out / 'report.html'}", file=sys.stderr)
+        path = write_report(out, name="evaluation.json", numbers=found.to_json(), page=page)
+        print(f"the report is {path}", file=sys.stderr)
     if calibrated is not None:
         save_calibrated(found, classifier.model, calibrated)
         print(f"the calibrated model is {calibrated}", file=sys.stderr)
@@ -93,13 +94,14 @@ def evaluate(
 def as_table(found: Evaluation) -> str:
     """Numbers with their intervals, under a line on what they were measured on."""
     from vitruvian.cli.text import table
+    from vitruvian.evaluation.bootstrap import LEVEL
     from vitruvian.evaluation.evaluation_page import NAMES, shown_numbers, summary
 
     rows = []
     for name, value in shown_numbers(found).items():
         low, high = found.intervals[name]
         rows.append((NAMES[name], f"{value:.2f}", f"{low:.2f} to {high:.2f}"))
-    lines = [summary(found), table(("", ">percent", "95% interval"), rows)]
+    lines = [summary(found), table(("", ">percent", f"{LEVEL:g}% interval"), rows)]
     if found.real is not None:
         lines.append(f"ReaL: {found.real_count:,} pictures have labels")
     fitted = found.calibration

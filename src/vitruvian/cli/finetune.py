@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from vitruvian.cli.options import Changes, DataRoot, place_data
+from vitruvian.cli.progress import tell
+from vitruvian.cli.start import speaks
+from vitruvian.cli.stop import exit_when_stopped
+from vitruvian.tasks import SEEDS
 
 if TYPE_CHECKING:
     from vitruvian.training.sweep import Sweep, Trial
@@ -41,18 +45,13 @@ def finetune(
     rates: Annotated[
         str | None, typer.Option(metavar="R,R,...", help="Learning rates to choose among, in place of the recipe's.")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Runs that are averaged.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Runs that are averaged.")] = SEEDS,
     steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Steps of each trial.")] = None,
     size: Annotated[
         int | None, typer.Option(min=1, metavar="PIXELS", help="Side of the input; positions follow.")
     ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")
-    ] = None,
-    data_root: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Folder of all tasks; else $VITRUVIAN_DATA or ~/vitruvian-data."),
-    ] = None,
+    settings: Changes = None,
+    data_root: DataRoot = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
     """Fine-tune weights on pictures as the paper does it.
@@ -60,15 +59,13 @@ def finetune(
     Tries the rates of the recipe on a dev split, trains with the best one on everything, with several seeds, and
     gives mean and deviation on the test split. The same command goes on after an interruption.
     """
-    from vitruvian.tasks import DATA_VARIABLE, task_named
+    from vitruvian.tasks import task_named
     from vitruvian.training.events import TensorBoard
     from vitruvian.training.finetune import finetune as carry_out
     from vitruvian.training.finetune import protocol_for
     from vitruvian.training.progress import progress
-    from vitruvian.training.signals import Interrupted
 
-    if data_root is not None:
-        os.environ[DATA_VARIABLE] = str(data_root.expanduser().resolve())
+    place_data(data_root)
     changes = [*(settings or [])]
     changes += [f"steps={steps}"] if steps else []
     changes += [f"image_size={size}"] if size else []
@@ -78,22 +75,18 @@ def finetune(
         recipe=recipe,
         task=task_named(task) if task else None,
         settings=changes,
-        rates=parse_rates(rates) if rates else (),
+        rates=() if rates is None else parse_rates(rates),
         seeds=seeds,
     )
     bar = progress()
-    try:
-        sweep = carry_out(
-            protocol.quickly() if quick else protocol,
-            out,
-            listeners=[bar, TensorBoard(bar.said)],
-            said=lambda text: print(text, file=sys.stderr, flush=True),
-        )
-    except Interrupted as stopped:
-        print(stopped, file=sys.stderr)
-        raise typer.Exit(128 + stopped.number) from None
-    if os.environ.get("RANK", "0") == "0":
+    with exit_when_stopped():
+        chosen = protocol.quickly() if quick else protocol
+        sweep = carry_out(chosen, out, listeners=[bar, TensorBoard(bar.said)], said=tell)
+    if speaks():
         print(json.dumps(sweep.to_json())) if as_json else show(sweep)
+        if sweep.unreadable:
+            count = len(sweep.unreadable)
+            tell(f"{count:,} pictures could not be read; unreadable.json in the folders of {sweep.folder} names them")
 
 
 def show(sweep: Sweep) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
+
+from vitruvian.tasks import DATA_VARIABLE
 
 
 class InputSize(NamedTuple):
@@ -25,6 +28,17 @@ def parse_size(text: str) -> InputSize:
     return InputSize(int(rows), int(columns or rows))
 
 
+def names_in(text: str) -> list[str]:
+    """`a, b` as two names."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def place_data(root: Path | None) -> None:
+    """Make the folder that was asked for the one of all tasks, also for the processes that this one starts."""
+    if root is not None:
+        os.environ[DATA_VARIABLE] = str(root.expanduser().resolve())
+
+
 ModelName = Annotated[
     str, typer.Option("--model", "-m", metavar="MODEL", help="Weights: a file, a folder or a published name.")
 ]
@@ -35,6 +49,13 @@ Heads = Annotated[
 ImageSize = Annotated[
     InputSize | None,
     typer.Option(parser=parse_size, metavar="SIZE", help="Input size, 384 or ROWSxCOLUMNS; else the weights' own."),
+]
+Batch = Annotated[int, typer.Option(min=1, metavar="N", help="How many pictures the model takes at a time.")]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")
+]
+DataRoot = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Folder of all tasks; else $VITRUVIAN_DATA or ~/vitruvian-data.")
 ]
 Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, or cuda on a machine that has it.")]
 ReportFolder = Annotated[

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitruvian.cli.options import Device, Heads, ImageSize, ModelName
+from vitruvian.cli.options import Batch, Device, Heads, ImageSize, ModelName
 from vitruvian.cli.progress import track
 from vitruvian.cli.start import quick_imports, quiet_pillow
+from vitruvian.config import BATCH
 
 if TYPE_CHECKING:
     from vitruvian.predict import Prediction
@@ -21,7 +22,7 @@ def predict(
     model: ModelName,
     top: Annotated[int, typer.Option(min=1, metavar="N", help="How many answers a picture.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line for each picture.")] = False,
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="How many pictures the model takes at a time.")] = 16,
+    batch: Batch = BATCH,
     heads: Heads = None,
     image_size: ImageSize = None,
     device: Device = "cpu",

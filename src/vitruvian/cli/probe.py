@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitruvian.cli.options import Device, Heads, ImageSize, ModelName, ReportFolder
+from vitruvian.cli.options import Batch, Device, Heads, ImageSize, ModelName, ReportFolder, names_in
 from vitruvian.cli.progress import track
 from vitruvian.cli.start import quick_imports, quiet_pillow
+from vitruvian.config import BATCH
 from vitruvian.tasks import view_for
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def probe(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the table.")] = False,
     out: ReportFolder = None,
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="How many pictures the model takes at a time.")] = 16,
+    batch: Batch = BATCH,
     heads: Heads = None,
     image_size: ImageSize = None,
     device: Device = "cpu",
@@ -58,8 +59,7 @@ def probe(
         from vitruvian.predict import Encoder
 
     quiet_pillow()
-    names = tuple(name.strip() for name in only.split(",") if name.strip())
-    wanted = Wanted(only=names, shots=wanted_shots, neighbours=neighbours)
+    wanted = Wanted(only=tuple(names_in(only)), shots=wanted_shots, neighbours=neighbours)
     encoder = Encoder(model, heads=heads, image_size=image_size, device=device)
     encoder.model.preprocess = encoder.model.preprocess.changed(view_for(data))
     report = run_probe(data, encoder, wanted, model=model, batch=batch, track=partial(track, label="features"))
@@ -67,8 +67,8 @@ def probe(
     if report.unreadable:
         print(f"{len(report.unreadable)} pictures could not be read and were left out", file=sys.stderr)
     if out is not None:
-        write_report(out, name="probe.json", numbers=report.to_json(), page=probe_page(report))
-        print(f"the report is {out / 'report.html'}", file=sys.stderr)
+        path = write_report(out, name="probe.json", numbers=report.to_json(), page=probe_page(report))
+        print(f"the report is {path}", file=sys.stderr)
 
 
 def as_table(report: ProbeReport) -> str:

@@ -1,4 +1,4 @@
-"""A progress bar on stderr for work that lasts."""
+"""Progress on stderr for work that lasts: a bar, or a line."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ Item = TypeVar("Item")
 
 QUIET_SECONDS = 2.0
 """Nothing is shown before."""
+
+
+def tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def track(items: Iterable[Item], total: int, label: str) -> Iterator[Item]:

@@ -1,8 +1,9 @@
-"""What a command does before its work: import quickly, keep other libraries' remarks off the terminal."""
+"""What a command does before its work: import quickly, keep other libraries' remarks and processes off the terminal."""
 
 from __future__ import annotations
 
 import gc
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,3 +30,8 @@ def quiet_pillow() -> None:
 
     warnings.filterwarnings("ignore", module=r"PIL\.")
     logging.getLogger("PIL").addHandler(logging.NullHandler())
+
+
+def speaks() -> bool:
+    """Whether this process prints the result: it is alone, or the first of those that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"

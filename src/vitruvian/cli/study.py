@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vitruvian.cli.options import Changes, DataRoot, names_in, place_data
+from vitruvian.cli.progress import tell
+from vitruvian.cli.start import speaks
+from vitruvian.cli.stop import exit_when_stopped
+from vitruvian.tasks import SEEDS
+
 if TYPE_CHECKING:
     from vitruvian.study.growth import Study
-    from vitruvian.study.transfer import Cell, Setup
+    from vitruvian.study.transfer import Cell, Setup, VtabResult
     from vitruvian.tasks import Task
 
 study = typer.Typer(
@@ -34,12 +38,6 @@ Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the stu
 Quick = Annotated[bool, typer.Option("--quick", help="One rate and one seed.")]
 RecipeName = Annotated[str | None, typer.Option("--recipe", metavar="NAME", help="In place of each task's own recipe.")]
 Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="Runs that are averaged.")]
-Changes = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")
-]
-DataRoot = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Folder of all tasks; else $VITRUVIAN_DATA or ~/vitruvian-data.")
-]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line for each cell.")]
 Data = Annotated[str, typer.Argument(metavar="DATA", help="A folder, a manifest, shards, or a task (`vit tasks`).")]
 Families = Annotated[
@@ -55,7 +53,7 @@ def table5(
     out: Out = None,
     quick: Quick = False,
     recipe: RecipeName = None,
-    seeds: Seeds = 3,
+    seeds: Seeds = SEEDS,
     settings: Changes = None,
     data_root: DataRoot = None,
     as_json: AsJson = False,
@@ -71,9 +69,9 @@ def table5(
     chosen = tasks_named(tasks.split(",") if tasks else TABLE5_TASKS)
     setup = Setup(recipe=recipe, settings=tuple(settings or ()), quick=quick, seeds=seeds)
     cells = fine_tuned(models, chosen, out or Path("runs/study-table5"), setup)
-    if as_json:
+    if as_json and speaks():
         print("\n".join(json.dumps(cell.to_json()) for cell in cells))
-    else:
+    elif speaks():
         show_table5(cells)
 
 
@@ -83,7 +81,7 @@ def vtab(
     out: Out = None,
     quick: Quick = False,
     recipe: RecipeName = None,
-    seeds: Seeds = 3,
+    seeds: Seeds = SEEDS,
     settings: Changes = None,
     data_root: DataRoot = None,
     as_json: AsJson = False,
@@ -94,9 +92,9 @@ def vtab(
     place_data(data_root)
     setup = Setup(recipe=recipe, settings=tuple(settings or ()), quick=quick, seeds=seeds)
     cells = fine_tuned(models, vtab_tasks(), out or Path("runs/study-vtab"), setup)
-    for model in dict.fromkeys(cell.model for cell in cells):
+    for model in dict.fromkeys(cell.model for cell in cells) if speaks() else ():
         result = vtab_result(model, cells)
-        print(json.dumps(result.to_json())) if as_json else show_vtab(model, cells)
+        print(json.dumps(result.to_json())) if as_json else show_vtab(result, cells)
 
 
 @study.command("data-size")
@@ -151,30 +149,17 @@ def compute(
     grow(found, plan=plan, as_json=as_json)
 
 
-def place_data(root: Path | None) -> None:
-    from vitruvian.tasks import DATA_VARIABLE
-
-    if root is not None:
-        os.environ[DATA_VARIABLE] = str(root.expanduser().resolve())
-
-
-def said(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def fine_tuned(models: str, tasks: list[Task], out: Path, setup: Setup) -> list[Cell]:
     from vitruvian.study.transfer import transfer
     from vitruvian.training.progress import progress
-    from vitruvian.training.signals import Interrupted
 
-    names = [name.strip() for name in models.split(",") if name.strip()]
+    names = names_in(models)
     if not names:
         raise typer.BadParameter("give the weights to start from", param_hint="--models")
-    try:
-        return transfer(names, tasks, out, setup=setup, listeners=[progress()], said=said)
-    except Interrupted as stopped:
-        said(str(stopped))
-        raise typer.Exit(128 + stopped.number) from None
+    cells: list[Cell] = []
+    with exit_when_stopped():
+        cells += transfer(names, tasks, out, setup=setup, listeners=[progress()], said=tell)
+    return cells
 
 
 def show_table5(cells: list[Cell]) -> None:
@@ -202,13 +187,13 @@ def show_missing(cells: list[Cell]) -> None:
             print(f"missing: {cell.model} on {cell.task.name}: {cell.missing}")
 
 
-def show_vtab(model: str, cells: list[Cell]) -> None:
+def show_vtab(result: VtabResult, cells: list[Cell]) -> None:
     from vitruvian.cli.text import table
-    from vitruvian.study.published import VTAB_MEAN, VTAB_TASKS
-    from vitruvian.study.transfer import vtab_result
+    from vitruvian.study.published import VTAB_MEAN
+    from vitruvian.study.transfer import vtab_tasks
 
-    own, result = [cell for cell in cells if cell.model == model], vtab_result(model, cells)
-    print(model)
+    own = [cell for cell in cells if cell.model == result.model]
+    print(result.model)
     print(table(("task", "group", ">measured"), [(cell.task.name, cell.task.group, cell.text) for cell in own]))
     for name, (mean, count, total) in result.groups.items():
         print(f"{name}: " + ("-" if mean is None else f"{mean:.2f}") + f" over {count} of {total} tasks")
@@ -216,7 +201,7 @@ def show_vtab(model: str, cells: list[Cell]) -> None:
         print(f"VTAB mean: {result.mean:.2f} (the paper: {VTAB_MEAN}, H/14 from JFT-300M)")
     else:
         number = "no number" if result.mean is None else f"{result.mean:.2f}"
-        print(f"mean of the {result.measured} measured tasks: {number}; VTAB is the mean over all {VTAB_TASKS}")
+        print(f"mean of the {result.measured} measured tasks: {number}; VTAB is the mean over all {len(vtab_tasks())}")
         print(f"the paper's VTAB mean: {VTAB_MEAN} (H/14 from JFT-300M)")
     show_missing(own)
 
@@ -225,7 +210,7 @@ def listed(families: str) -> Sequence[str]:
     """The families that are named, or all."""
     from vitruvian.study.growth import FAMILIES
 
-    return [name.strip() for name in families.split(",") if name.strip()] or FAMILIES
+    return names_in(families) or FAMILIES
 
 
 def grow(found: Study, *, plan: bool, as_json: bool) -> None:
@@ -233,19 +218,15 @@ def grow(found: Study, *, plan: bool, as_json: bool) -> None:
     from vitruvian.study.growth import carry_out
     from vitruvian.study.page import write_page
     from vitruvian.training.progress import progress
-    from vitruvian.training.signals import Interrupted
 
     if plan:
         show_plan(found)
         return
-    try:
-        carry_out(found, listeners=[progress()], said=said, after=write_page)
-    except Interrupted as stopped:
-        said(str(stopped))
-        raise typer.Exit(128 + stopped.number) from None
-    if as_json:
+    with exit_when_stopped():
+        carry_out(found, listeners=[progress()], said=tell, after=write_page)
+    if as_json and speaks():
         print("\n".join(json.dumps(cell.to_json()) for cell in found.cells))
-    else:
+    elif speaks():
         show_growth(found)
 
 

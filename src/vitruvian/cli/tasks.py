@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vitruvian.cli.options import DataRoot
 from vitruvian.cli.text import table
 
 if TYPE_CHECKING:
@@ -18,10 +19,7 @@ METRICS = {"top1": "top-1", "mean_per_class": "mean per class", "real": "ReaL"}
 
 def tasks(
     name: Annotated[str, typer.Argument(help="A task or part of a name, such as pets or vtab.")] = "",
-    data_root: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Folder of all tasks; else $VITRUVIAN_DATA or ~/vitruvian-data."),
-    ] = None,
+    data_root: DataRoot = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line for each task.")] = False,
 ) -> None:
     """List tasks with their classes, splits, metric, and whether their pictures are here.
@@ -57,7 +55,9 @@ def row(task: Task, root: Path) -> tuple[str, ...]:
 
 def described(task: Task, root: Path) -> list[str]:
     """All that is known of a task, a line for each fact."""
-    missing = [pattern.replace("|", " or ") for pattern in task.missing(root)]
+    from vitruvian.tasks import in_words
+
+    missing = ", ".join(map(in_words, task.missing(root)))
     facts = {
         "task": task.name + (f" (also {', '.join(task.aliases)})" if task.aliases else ""),
         "title": task.title,
@@ -69,8 +69,8 @@ def described(task: Task, root: Path) -> list[str]:
         "recipe": task.recipe,
         "note": task.note,
         "folder": str(task.place(root)),
-        "holds": ", ".join(pattern.replace("|", " or ") for pattern in task.wanted),
-        "pictures": f"missing: {', '.join(missing)}" if missing else "present",
+        "holds": ", ".join(map(in_words, task.wanted)),
+        "pictures": f"missing: {missing}" if missing else "present",
         "download": task.download,
     }
     return [f"{name:10}{fact}" for name, fact in facts.items() if fact]

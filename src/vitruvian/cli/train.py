@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from vitruvian.cli.options import Changes
+from vitruvian.cli.start import speaks
+from vitruvian.cli.stop import exit_when_stopped
 
 if TYPE_CHECKING:
     from vitruvian.training import Run
@@ -25,9 +28,7 @@ def train(
         str | None, typer.Option("--from", metavar="WEIGHTS", help="Weights to start from: file, folder or name.")
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="RUN", help="Folder of the run; else a new one in runs/.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")
-    ] = None,
+    settings: Changes = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue this run.")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Say what would run, how long and in how much memory.")] = False,
     recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes and exit.")] = False,
@@ -53,7 +54,7 @@ def train(
 
     bar = progress()
     listeners = [bar, TensorBoard(bar.said)]
-    try:
+    with exit_when_stopped():
         if resume is not None:
             run = training.resume(resume, settings=settings or (), listeners=listeners)
         else:
@@ -67,10 +68,7 @@ def train(
                 settings=settings or (),
                 listeners=listeners,
             )
-    except training.Interrupted as stopped:
-        print(stopped, file=sys.stderr)
-        raise typer.Exit(128 + stopped.number) from None
-    if os.environ.get("RANK", "0") == "0":
+    if speaks():
         show(run)
 
 

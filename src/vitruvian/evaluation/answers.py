@@ -10,13 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitruvian.config import BATCH
 from vitruvian.data.decode import printable
 from vitruvian.data.parallel import Track, untracked
 from vitruvian.data.sources.base import Source
 from vitruvian.data.sources.cache import scratch_folder
 from vitruvian.errors import DataError, VitruvianError
 from vitruvian.evaluation.label_spaces import LabelSpace
-from vitruvian.evaluation.vectors import Unreadable, pictures_of, vectors
+from vitruvian.evaluation.vectors import Unreadable, nothing_readable, pictures_of, reasons, vectors
 from vitruvian.predict import Classifier
 
 # n pictures that could be read, C classes of the label space, K outputs of the model
@@ -56,7 +57,7 @@ class Answers:
 
 
 def answers_of(
-    classifier: Classifier, source: Source, space: LabelSpace, *, batch: int = 16, track: Track = untracked
+    classifier: Classifier, source: Source, space: LabelSpace, *, batch: int = BATCH, track: Track = untracked
 ) -> Answers:
     """Ask about every picture of the label space's classes."""
     truth = space.labels[np.asarray(source.labels())]
@@ -77,15 +78,14 @@ def answers_of(
             imagenet.append(space.imagenet_answers(logits))
         done += numbers
     if not done:
-        first = min(unreadable)
-        raise DataError(f"{source.name}: not one picture can be read, such as {source.key(first)}: {unreadable[first]}")
+        raise nothing_readable(source, unreadable)
     return Answers(
         numbers=np.array(done),
         labels=truth[done],
         logits=stored[: len(done)],
         right_among_all=np.concatenate(among_all),
         imagenet=np.concatenate(imagenet) if imagenet else np.empty(0, np.int64),
-        unreadable={source.key(number): why for number, why in sorted(unreadable.items())},
+        unreadable=reasons(source, unreadable),
         left_out=len(truth) - len(wanted),
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from vitruvian.evaluation.page import Html, text
-from vitruvian.evaluation.style import SERIES
+from vitruvian.evaluation.style import COLOURS
 
 WIDTH, HEIGHT = 480, 280
 LEFT, RIGHT, TOP, BOTTOM = 60, 14, 12, 46
@@ -45,7 +45,7 @@ class Axes:
 
 def line_chart(title: str, lines: Sequence[Line], *, across: str, least: float | None = None) -> Html:
     """The lines over a common axis `across`; the upright axis shows what they span, and `least` where given."""
-    assert len(lines) <= SERIES, "there are no more colours"
+    assert len(lines) <= len(COLOURS), "there are no more colours"
     drawn = [thinned(line.name, finite(line.points)) for line in lines]
     points = [point for line in drawn for point in line.points]
     if not points:
@@ -124,21 +124,25 @@ def grid(axes: Axes) -> list[str]:
 
 def curve(line: Line, number: int, axes: Axes) -> str:
     places = [axes.place(point) for point in line.points]
-    colour = f"stroke:var(--c{number})"
-    dash = f' stroke-dasharray="{DASHES[number]}"' if DASHES[number] else ""
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     dots = ""
     if len(places) <= MARKED:
         dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6" style="fill:var(--c{number})"/>' for x, y in places)
-    return f'<polyline points="{path}" style="{colour}"{dash}/>{dots}'
+    return f"{stroke(path, number)}{dots}"
+
+
+def stroke(path: str, number: int) -> str:
+    """The line of this number through the points of a path."""
+    dash = f' stroke-dasharray="{DASHES[number]}"' if DASHES[number] else ""
+    return f'<polyline points="{path}" style="stroke:var(--c{number})"{dash}/>'
 
 
 def legend(lines: Sequence[Line]) -> str:
-    def sample(number: int) -> str:
-        dash = f' stroke-dasharray="{DASHES[number]}"' if DASHES[number] else ""
-        return f'<svg viewBox="0 0 26 12"><polyline points="1,6 25,6" style="stroke:var(--c{number})"{dash}/></svg>'
-
-    names = (f"<span>{sample(number)}{text(line.name)}</span>" for number, line in enumerate(lines) if line.points)
+    names = (
+        f'<span><svg viewBox="0 0 26 12">{stroke("1,6 25,6", number)}</svg>{text(line.name)}</span>'
+        for number, line in enumerate(lines)
+        if line.points
+    )
     return f'<div class="legend">{"".join(names)}</div>'
 
 

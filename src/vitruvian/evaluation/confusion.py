@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageColor
 
 from vitruvian.evaluation.metrics import Counts
 from vitruvian.evaluation.page import Html, columns, table, text
 from vitruvian.evaluation.pictures import embedded
+from vitruvian.evaluation.style import COLOURS
 
 # K classes; rows are labels, columns predictions
 
@@ -21,7 +22,7 @@ SHORT = 3
 MOST_PAIRS = 20
 MAP_SIDE = 512
 """Pixels of the picture's side; of more classes, each pixel shows the largest of several shares."""
-RIGHT, WRONG = (0, 114, 178), (213, 94, 0)
+RIGHT, WRONG = (ImageColor.getrgb(colour) for colour in COLOURS[:2])
 """Blue for right answers, vermilion for wrong ones; visible on white and on black."""
 
 

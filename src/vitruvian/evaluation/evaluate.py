@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vitruvian.config import BATCH
 from vitruvian.data.parallel import Track, untracked
 from vitruvian.data.sources import DataSet, open_source
 from vitruvian.errors import DataError
@@ -20,12 +21,11 @@ from vitruvian.evaluation.label_spaces import LabelSpace, label_space
 from vitruvian.evaluation.metrics import Measures, Tally, ranks
 from vitruvian.evaluation.outcome import Evaluation
 from vitruvian.evaluation.real import RealLabels, real_answers
+from vitruvian.evaluation.sections import SHOWN_MISTAKES
 from vitruvian.predict import Classifier
 
 # n pictures, C classes of the label space
 
-MISTAKES = 24
-"""Most confident mistakes that are kept."""
 SPLITS = ("test", "val")
 """What is evaluated unless a split is named: the first of these, or else the first that there is."""
 
@@ -43,7 +43,7 @@ class Options:
     """Numbers in ImageNet-1k that each class means (ObjectNet)."""
     seed: int = 0
     """Of the bootstrap, and of the pictures that a temperature is fitted on."""
-    batch: int = 16
+    batch: int = BATCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def real_of(data: DataSet, split: str, answers: Answers, options: Options) -> Re
 
 def measures_of(answers: Answers, space: LabelSpace, temperature: float) -> Measures:
     """The measures over the classes of the space, with the probabilities that the model gives."""
-    tally = Tally(len(space.classes), mistakes=MISTAKES)
+    tally = Tally(len(space.classes), mistakes=SHOWN_MISTAKES)
     for rows, logits in answers.pieces():
         labels, numbers = torch.from_numpy(answers.labels[rows]), torch.from_numpy(answers.numbers[rows])
         tally.add(logits / temperature, labels, numbers)

@@ -9,14 +9,12 @@ from vitruvian.data.sources.base import Source
 from vitruvian.evaluation.bootstrap import LEVEL, RESAMPLES
 from vitruvian.evaluation.calibration import BINS, Calibration, Reliability
 from vitruvian.evaluation.chart import Line, line_chart
+from vitruvian.evaluation.metrics import MEASURE_NAMES
 from vitruvian.evaluation.outcome import Evaluation
-from vitruvian.evaluation.page import Html, columns, heading, notice, page, section, table, text, tiles
+from vitruvian.evaluation.page import Html, columns, heading, notice, page, paragraph, remark, section, table, tiles
 from vitruvian.evaluation.sections import measure_sections, measure_tiles, unreadable_parts
 
-NAMES = {
-    "top1": "top-1 accuracy",
-    "top5": "top-5 accuracy",
-    "mean_per_class": "mean per class",
+NAMES = MEASURE_NAMES | {
     "real": "ReaL accuracy",
     "top1_among_all_outputs": "top-1 among all outputs",
     "calibration_error": "calibration error",
@@ -34,8 +32,8 @@ def sections(title: str, evaluation: Evaluation, source: Source) -> Iterator[Htm
     yield heading(title, summary(evaluation))
     values = measure_tiles(evaluation.measures)
     if evaluation.real is not None:
-        values["ReaL accuracy"] = f"{evaluation.real:.2f} %"
-    values["calibration error"] = f"{evaluation.calibration.now.error:.2f} %"
+        values[NAMES["real"]] = f"{evaluation.real:.2f} %"
+    values[NAMES["calibration_error"]] = f"{evaluation.calibration.now.error:.2f} %"
     yield tiles(values)
     if evaluation.unreadable:
         yield notice(f"{len(evaluation.unreadable):,} pictures could not be read and are not counted.")
@@ -51,7 +49,7 @@ def sections(title: str, evaluation: Evaluation, source: Source) -> Iterator[Htm
     if evaluation.unreadable:
         yield section("Pictures that could not be read", *unreadable_parts(evaluation.unreadable))
     if evaluation.notes:
-        yield section("Data", *(Html(f"<p>{text(line)}</p>") for line in evaluation.notes))
+        yield section("Data", *map(paragraph, evaluation.notes))
 
 
 def summary(evaluation: Evaluation) -> str:
@@ -67,7 +65,7 @@ def shown_numbers(evaluation: Evaluation) -> dict[str, float]:
     """The numbers that have an interval, in the order in which they are shown."""
     measures = evaluation.measures
     found = {"top1": measures.top1}
-    if len(measures.class_counts) > 5:
+    if measures.top5_tells:
         found["top5"] = measures.top5
     found["mean_per_class"] = measures.mean_per_class
     if evaluation.real is not None:
@@ -92,12 +90,12 @@ def calibration_parts(found: Calibration) -> Iterator[Html]:
         f"Pictures are put into {BINS} bins by the probability of the best answer. Below the diagonal the model is "
         "too sure of itself, above it not sure enough."
     )
-    yield Html(f'<p class="soft small">{text(note)}</p>')
+    yield remark(note)
     yield columns(chart, table(["", "temperature", "calibration error %", "cross-entropy"], calibration_rows(found)))
     if found.temperature is None:
         yield notice(f"No temperature was fitted: {found.obstacle}.")
     else:
-        yield Html(f'<p class="soft small">The temperature was fitted on {text(found.fitted_on)}.</p>')
+        yield remark(f"The temperature was fitted on {found.fitted_on}.")
 
 
 def curve(name: str, found: Reliability) -> Line:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from vitruvian.config import BATCH
 from vitruvian.data.parallel import Track, untracked
 from vitruvian.data.sources.base import Picture, Source
-from vitruvian.errors import DataError, VitruvianError
+from vitruvian.errors import VitruvianError
 from vitruvian.evaluation.store import Features, FeatureStore, picture_key
-from vitruvian.evaluation.vectors import Unreadable, pictures_of, vectors
+from vitruvian.evaluation.vectors import Unreadable, nothing_readable, pictures_of, reasons, vectors
 from vitruvian.predict import Encoder
 
 # n pictures that can be read, F features
@@ -41,7 +42,7 @@ class FeatureSet:
 
 
 def features_of(
-    encoder: Encoder, source: Source, store: FeatureStore, *, batch: int = 16, track: Track = untracked
+    encoder: Encoder, source: Source, store: FeatureStore, *, batch: int = BATCH, track: Track = untracked
 ) -> FeatureSet:
     """The features of all pictures of a source; new ones are in the store afterwards, and every so often before."""
     values = np.zeros((len(source), encoder.model.config.feature_width), np.float32)
@@ -72,11 +73,11 @@ def features_of(
         store.flush()
     used = np.array([number for number in range(len(source)) if number not in unreadable], np.int64)
     if not len(used):
-        raise DataError(f"{source.name}: not one picture can be read, such as {source.key(0)}: {unreadable[0]}")
+        raise nothing_readable(source, unreadable)
     return FeatureSet(
         values=values if len(used) == len(values) else values[used],
         labels=np.asarray(source.labels())[used].astype(np.int64),
         classes=source.classes,
-        unreadable={source.key(number): why for number, why in sorted(unreadable.items())},
+        unreadable=reasons(source, unreadable),
         computed=computed,
     )

@@ -117,7 +117,7 @@ def spellings(labels: Sequence[str] | None, total: int, ids: Sequence[str] | Non
         names = [plain(label) for label in labels]
         once = {name for name, count in Counter(names).items() if count == 1}
         yield Spelling("the model's own labels", {name: i for i, name in enumerate(names) if name in once}, plain)
-    elif ids is None:
+    elif ids is None and total not in IMAGENET_21K:  # whose users mean the numbers of ImageNet-1k
         yield Spelling("the numbers of the outputs", {str(i): i for i in range(total)}, number)
 
 
@@ -167,25 +167,25 @@ def label_space(
     order = {word_net_id: n for n, word_net_id in enumerate(imagenet_ids())}
     imagenet = {output: order[i] for output, i in enumerate(ids or ()) if i in order}
     if groups is not None:
-        return grouped(classes, groups, total, imagenet)
+        return grouped(classes, groups, total=total, imagenet=imagenet)
     tried = [(spelling, spelling.match(classes)) for spelling in spellings(labels, total, ids)]
     for spelling, found in tried:
         outputs = [output for output in found if output is not None]
         if len(outputs) == len(set(outputs)) == len(classes):
-            return one_to_one(classes, outputs, total, spelling.about, imagenet, named=labels)
+            return one_to_one(classes, outputs, total=total, about=spelling.about, imagenet=imagenet, named=labels)
     if labels is None and ids is None and total == len(classes):
         about = "their order, as the model names no classes"
-        return one_to_one(classes, range(total), total, about, imagenet, named=None)
+        return one_to_one(classes, range(total), total=total, about=about, imagenet=imagenet, named=None)
     raise DataError(unmatched(classes, total, tried))
 
 
 def one_to_one(
     classes: Sequence[str],
     outputs: Sequence[int],
+    *,
     total: int,
     about: str,
     imagenet: Mapping[int, int],
-    *,
     named: Sequence[str] | None,
 ) -> LabelSpace:
     """Each class is one output; what is called by a number or an id is shown by its name where there is one."""
@@ -206,7 +206,7 @@ def one_to_one(
 
 
 def grouped(
-    classes: Sequence[str], groups: Mapping[str, Sequence[int]], total: int, imagenet: Mapping[int, int]
+    classes: Sequence[str], groups: Mapping[str, Sequence[int]], *, total: int, imagenet: Mapping[int, int]
 ) -> LabelSpace:
     """Classes that mean several outputs each; a class without a group is left out."""
     place = {n: output for output, n in imagenet.items()}

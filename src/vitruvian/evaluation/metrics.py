@@ -16,12 +16,15 @@ from torch import Tensor, nn
 
 from vitruvian.config import check_range
 from vitruvian.data.loader import Batch
-from vitruvian.errors import DataError, VitruvianError
+from vitruvian.errors import DataError, NotFiniteError, VitruvianError
 
 # B examples, K classes
 
 MAX_CONFUSION_CLASSES = 2000
 """The confusion matrix of more classes is not kept: it would take more than 32 MB."""
+
+MEASURE_NAMES = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "mean_per_class": "mean per class"}
+"""What reports call the accuracies of `Measures.scalars`."""
 
 Counts = NDArray[np.int64]
 
@@ -62,6 +65,11 @@ class Measures:
         """(K,) accuracy within each class; NaN where it has no example."""
         present = np.where(self.class_counts > 0, self.class_counts, np.nan)
         return np.asarray(100.0 * self.class_correct / present)
+
+    @property
+    def top5_tells(self) -> bool:
+        """Whether a label among the five best answers says anything: there are more classes than that."""
+        return len(self.class_counts) > 5
 
     @property
     def mean_per_class(self) -> float:
@@ -131,7 +139,7 @@ class Tally:
         broken = answers.isnan().any(dim=1) | (answers == torch.inf).any(dim=1)
         if broken.any():
             index = int(indices[int(broken.nonzero()[0])])
-            raise VitruvianError(f"the model's answer for example {index} is not a finite number")
+            raise NotFiniteError(f"the model's answer for example {index} is not a finite number")
 
     def _remember(self, mistake: Mistake) -> None:
         entry = (mistake.probability, -mistake.index, mistake)

@@ -42,6 +42,15 @@ def page(title: str, parts: Iterable[Html]) -> str:
     )
 
 
+def paragraph(value: object) -> Html:
+    return Html(f"<p>{text(value)}</p>")
+
+
+def remark(value: object) -> Html:
+    """A paragraph that explains what stands beside it, in small soft letters."""
+    return Html(f'<p class="soft small">{text(value)}</p>')
+
+
 def heading(title: str, note: str = "") -> Html:
     below = f'<p class="soft">{text(note)}</p>' if note else ""
     return Html(f"<header><h1>{text(title)}</h1>{below}</header>")
@@ -49,7 +58,7 @@ def heading(title: str, note: str = "") -> Html:
 
 def section(title: str, *parts: Html, note: str = "") -> Html:
     """A part of the page with a title, and a sentence on how to read it."""
-    below = f'<p class="soft small">{text(note)}</p>' if note else ""
+    below = remark(note) if note else ""
     return Html(f"<section>\n<h2>{text(title)}</h2>\n{below}{joined(parts)}\n</section>")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vitruvian.config import check_range
+from vitruvian.config import BATCH, check_range
 from vitruvian.data.parallel import Track, untracked
 from vitruvian.data.sources import open_source
 from vitruvian.errors import ConfigError, UnknownNameError
@@ -130,7 +130,7 @@ PROBES: dict[str, Callable[[Task, Wanted], Iterator[ProbeResult]]] = {
 
 
 def probe(
-    data: str | Path, encoder: Encoder, wanted: Wanted, *, model: str = "", batch: int = 16, track: Track = untracked
+    data: str | Path, encoder: Encoder, wanted: Wanted, *, model: str = "", batch: int = BATCH, track: Track = untracked
 ) -> ProbeReport:
     """Probe a frozen model on a data set; `model` is what to call it in the report."""
     opened = open_source(data)
@@ -138,10 +138,12 @@ def probe(
     notes = list(opened.notes)
     if "fewshot" in wanted.only:  # before minutes are spent on features
         labels = np.asarray(parts.train.labels(), np.int64)
-        notes += filter(None, [possible_shots(labels, opened.classes, wanted.shots)[1]])
+        possible_shots(labels, opened.classes, wanted.shots)
     started = time.monotonic()
     task = task_of(parts, encoder, batch=batch, track=track)
     feature_seconds = time.monotonic() - started
+    if "fewshot" in wanted.only:  # again, of the pictures that could be read
+        notes += filter(None, [possible_shots(task.train.labels, opened.classes, wanted.shots)[1]])
     return ProbeReport(
         data=opened.name,
         model=model,

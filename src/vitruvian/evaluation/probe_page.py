@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vitruvian.evaluation.chart import Line, line_chart
-from vitruvian.evaluation.page import Html, columns, heading, page, section, table, text, tiles
+from vitruvian.evaluation.page import Html, columns, heading, page, paragraph, section, table, tiles
 from vitruvian.evaluation.probe import ProbeReport, ProbeResult
 from vitruvian.evaluation.sections import unreadable_parts
 
@@ -33,7 +33,7 @@ def sections(title: str, report: ProbeReport) -> Iterator[Html]:
     if parts:
         note = "Settings are chosen on pictures that are not in the test, by the accuracy in the last column."
         yield section("Shots and settings", columns(*parts), note=note)
-    problems = [Html(f"<p>{text(line)}</p>") for line in report.notes] + unreadable_parts(report.unreadable)
+    problems = [*map(paragraph, report.notes), *unreadable_parts(report.unreadable)]
     if problems:
         yield section("Data", *problems)
 

@@ -80,10 +80,7 @@ class Task:
         """What to learn from, and what to choose by."""
         if self.dev is not None:
             return self.train.examples, self.dev.examples
-        values, labels = self.train.examples
-        held = held_numbers(labels, classes=self.classes)
-        rest = np.setdiff1d(np.arange(len(labels)), held)
-        return (values[rest], labels[rest]), (values[held], labels[held])
+        return divided(self.train)
 
     def accuracy(self, found: Labels) -> tuple[float, float]:
         """Top-1 and the mean of the classes' accuracies on the test pictures, in percent."""
@@ -91,6 +88,14 @@ class Task:
         counts = np.bincount(truth, minlength=self.classes)
         shares = np.bincount(truth, right, minlength=self.classes)[counts > 0] / counts[counts > 0]
         return 100.0 * float(right.mean()), 100.0 * float(shares.mean())
+
+
+def divided(known: FeatureSet) -> tuple[Examples, Examples]:
+    """What to learn from, and HELD of each class to choose by."""
+    values, labels = known.examples
+    held = held_numbers(labels, classes=len(known.classes))
+    rest = np.setdiff1d(np.arange(len(labels)), held)
+    return (values[rest], labels[rest]), (values[held], labels[held])
 
 
 def held_numbers(labels: Labels, *, classes: int) -> Labels:

@@ -27,7 +27,7 @@ def read_real(path: Path) -> RealLabels:
     except ValueError as error:
         raise DataError(f"{path}: not JSON: {error}") from error
     good = isinstance(content, list) and all(
-        isinstance(found, list) and all(isinstance(label, int) and 0 <= label < 1000 for label in found)
+        isinstance(found, list) and all(type(label) is int and 0 <= label < 1000 for label in found)
         for found in content
     )
     if not good:

@@ -8,21 +8,21 @@ import numpy as np
 
 from vitruvian.data.sources.base import Source
 from vitruvian.evaluation.confusion import MOST_IN_TABLE, confusion_view
-from vitruvian.evaluation.metrics import Measures, Mistake
-from vitruvian.evaluation.page import Html, percent_bar, section, table, text
+from vitruvian.evaluation.metrics import MEASURE_NAMES, Measures, Mistake
+from vitruvian.evaluation.page import Html, paragraph, percent_bar, section, table, text
 from vitruvian.evaluation.pictures import gallery, thumbnail_of
 
+SHOWN_MISTAKES = 24
+"""Most confident mistakes that a page shows with their pictures."""
 MOST_UNREADABLE = 50
 """Unreadable files that are listed one by one; the number tells of all."""
 
 
 def measure_tiles(measures: Measures) -> dict[str, str]:
     """The single numbers by name, for `tiles`."""
-    values = {"top-1 accuracy": f"{measures.top1:.2f} %"}
-    if len(measures.class_counts) > 5:
-        values["top-5 accuracy"] = f"{measures.top5:.2f} %"
-    return values | {
-        "mean per class": f"{measures.mean_per_class:.2f} %",
+    numbers = measures.scalars()
+    shown = {key: name for key, name in MEASURE_NAMES.items() if key != "top5" or measures.top5_tells}
+    return {name: f"{numbers[key]:.2f} %" for key, name in shown.items()} | {
         "cross-entropy": f"{measures.loss:.4f}",
         "pictures": f"{measures.count:,}",
     }
@@ -55,8 +55,8 @@ def unreadable_parts(unreadable: Mapping[str, str]) -> list[Html]:
         return []
     shown = list(unreadable.items())[:MOST_UNREADABLE]
     which = f"; the first {len(shown)}:" if len(unreadable) > len(shown) else ":"
-    line = f"<p>{len(unreadable):,} pictures could not be read and were skipped{which}</p>"
-    return [Html(line), table(["file", "why"], shown)]
+    line = paragraph(f"{len(unreadable):,} pictures could not be read and were skipped{which}")
+    return [line, table(["file", "why"], shown)]
 
 
 def caption(mistake: Mistake, classes: Sequence[str], source: Source) -> Html:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-SERIES = 6
-"""Colours for lines of a chart, told apart by colour-blind eyes (Okabe and Ito's palette)."""
+COLOURS = ("#0072b2", "#d55e00", "#007a59", "#a94a82", "#946500", "#2f7fb5")
+"""Of the lines of a chart, told apart by colour-blind eyes (Okabe and Ito's palette); on dark screens lighter ones."""
+INK, SOFT, LINE, PAPER = "#1c1e21", "#5d646e", "#d9dde3", "#ffffff"
+"""Text, lesser text, fine lines and what is below them, on light screens and in pictures."""
 
-STYLE = """
-:root {
+LIGHT = f"""
+:root {{
   color-scheme: light dark;
-  --back: #ffffff; --card: #f6f7f9; --text: #1c1e21; --soft: #5d646e; --line: #d9dde3;
+  --back: {PAPER}; --card: #f6f7f9; --text: {INK}; --soft: {SOFT}; --line: {LINE};
   --right: 0 114 178; --wrong: 213 94 0;
-  --c0: #0072b2; --c1: #d55e00; --c2: #007a59; --c3: #a94a82; --c4: #946500; --c5: #2f7fb5;
-}
+  {" ".join(f"--c{number}: {colour};" for number, colour in enumerate(COLOURS))}
+}}
+""".lstrip()
+
+REST = """
 @media (prefers-color-scheme: dark) {
   :root {
     --back: #14161a; --card: #1d2026; --text: #e7e9ec; --soft: #9ba3af; --line: #343a44;
@@ -67,6 +72,9 @@ table.plain { width: 100%; font-size: .9375rem; }
 .heat .strong { color: #fff; } .heat .none { color: var(--soft); opacity: .55; }
 .map { display: block; width: min(100%, 32rem); height: auto; margin-top: .75rem;
   image-rendering: pixelated; border: 1px solid var(--line); }
+.overlays { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 15rem), 1fr)); gap: 1rem;
+  margin: .75rem 0 1rem; align-items: start; }
+img.whole { max-width: 100%; height: auto; border-radius: 8px; } .overlays img.whole { width: 100%; }
 .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); gap: 1rem; margin-top: .75rem; }
 figure { margin: 0; min-width: 0; } figcaption { font-size: .875rem; line-height: 1.35; padding-top: .4rem; }
 .gallery .frame { display: flex; align-items: center; justify-content: center; aspect-ratio: 1; overflow: hidden;
@@ -86,3 +94,5 @@ figure { margin: 0; min-width: 0; } figcaption { font-size: .875rem; line-height
   .bar { width: 4rem; }
 }
 """.strip()
+
+STYLE = LIGHT + REST

@@ -14,7 +14,7 @@ from torch import Tensor
 from vitruvian.data.decode import Source as DecodeSource
 from vitruvian.data.loader import reason
 from vitruvian.data.sources.base import Picture, Source
-from vitruvian.errors import ImageError
+from vitruvian.errors import DataError, ImageError
 from vitruvian.predict import Encoder
 
 # B pictures, F numbers each
@@ -24,6 +24,17 @@ LOOK_AHEAD = 256
 
 Unreadable = dict[int, str]
 """Why a picture cannot be used, by its number in the source."""
+
+
+def reasons(source: Source, unreadable: Unreadable) -> dict[str, str]:
+    """Why pictures cannot be used, by key, in their order."""
+    return {source.key(number): why for number, why in sorted(unreadable.items())}
+
+
+def nothing_readable(source: Source, unreadable: Unreadable) -> DataError:
+    """The error of a source without a picture that can be used."""
+    first = min(unreadable)
+    return DataError(f"{source.name}: not one picture can be read, such as {source.key(first)}: {unreadable[first]}")
 
 
 def pictures_of(
@@ -46,7 +57,7 @@ def vectors(
     pictures: Iterable[tuple[int, Picture | None]],
     *,
     unreadable: Unreadable,
-    batch: int = 16,
+    batch: int,
 ) -> Iterator[tuple[list[int], Tensor]]:
     """Numbers of `batch` pictures and their vectors (B, F), which `function` makes of their views.
 

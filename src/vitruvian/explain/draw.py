@@ -7,11 +7,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from vitruvian.evaluation.chart import labels, ticks
+from vitruvian.evaluation.style import COLOURS, INK, LINE, PAPER, SOFT
 from vitruvian.explain.colour import Rgb, colour_bar, coloured
 
-INK, SOFT, LINE, PAPER = "#1c1e21", "#5d646e", "#d9dde3", "#ffffff"
-BLUE, VERMILION = "#0072b2", "#d55e00"
-"""Of Okabe and Ito's palette."""
+BLUE, VERMILION = COLOURS[:2]
 TEXT_PIXELS = 15
 MARGIN = 12
 TILE_PIXELS = 64
@@ -59,7 +58,7 @@ def grid_of_grids(values: Places, low: float, high: float) -> Image.Image:
             cell = cell.resize((inner_columns * scale, inner_rows * scale), Image.Resampling.NEAREST)
             canvas.paste(cell, (left + column * across, top + row * down))
     pen = ImageDraw.Draw(canvas)
-    number_patches(pen, (left, top), (rows, columns), (down, across), every)
+    number_patches(pen, (left, top), grid=(rows, columns), step=(down, across), every=every)
     bottom = top + rows * down + 52
     bar = colour_bar(min(240, canvas.width - 180), 14)
     canvas.paste(bar, (left + 46, bottom))
@@ -69,7 +68,7 @@ def grid_of_grids(values: Places, low: float, high: float) -> Image.Image:
 
 
 def number_patches(
-    pen: ImageDraw.ImageDraw, corner: tuple[int, int], grid: tuple[int, int], step: tuple[int, int], every: int
+    pen: ImageDraw.ImageDraw, corner: tuple[int, int], *, grid: tuple[int, int], step: tuple[int, int], every: int
 ) -> None:
     """The numbers of rows and columns of patches, as many as have room."""
     (left, top), (rows, columns), (down, across) = corner, grid, step

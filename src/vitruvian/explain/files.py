@@ -1,4 +1,4 @@
-"""What an explanation leaves on the disk: pictures, arrays and a page, each file whole or not there."""
+"""What an explanation leaves on the disk beside its page: pictures and arrays, each file whole or not there."""
 
 from __future__ import annotations
 
@@ -26,13 +26,6 @@ def write_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> Path:
     """An npz file that loads without pickle."""
     with staging(path) as staged:
         np.savez_compressed(staged, **arrays)  # type: ignore[arg-type]
-        install(staged, path)
-    return path
-
-
-def write_page(path: Path, content: str) -> Path:
-    with staging(path) as staged:
-        staged.write_text(content, encoding="utf-8")
         install(staged, path)
     return path
 

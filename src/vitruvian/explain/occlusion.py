@@ -54,7 +54,10 @@ def occlusion_curves(
     grid: Size = shapes.pop()  # type: ignore[assignment]
     orders = {name: [by_rank(values)] for name, values in maps.items()}
     orders[RANDOM] = list(random_orders(grid[0] * grid[1], seed))
-    return {name: mean_curve(classifier, pixels, several, grid, index, steps) for name, several in orders.items()}
+    return {
+        name: mean_curve(classifier, pixels, orders=several, grid=grid, index=index, steps=steps)
+        for name, several in orders.items()
+    }
 
 
 def by_rank(values: Tensor) -> Order:
@@ -69,7 +72,7 @@ def random_orders(patches: int, seed: int) -> Iterator[Order]:
 
 
 def mean_curve(
-    classifier: Classifier, pixels: Tensor, orders: list[Order], grid: Size, index: int, steps: int
+    classifier: Classifier, pixels: Tensor, *, orders: list[Order], grid: Size, index: int, steps: int
 ) -> Curve:
     """The mean over orders of the probability after each step."""
     patches = grid[0] * grid[1]

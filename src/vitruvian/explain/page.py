@@ -7,13 +7,27 @@ from collections.abc import Iterable, Iterator, Mapping
 from PIL import Image
 
 from vitruvian.evaluation.chart import Line, line_chart
-from vitruvian.evaluation.page import Html, columns, heading, joined, notice, page, percent_bar, section, table, text
+from vitruvian.evaluation.page import (
+    Html,
+    columns,
+    heading,
+    joined,
+    notice,
+    page,
+    percent_bar,
+    remark,
+    section,
+    table,
+    text,
+)
 from vitruvian.evaluation.pictures import embedded
 from vitruvian.explain.colour import colour_bar
 from vitruvian.explain.explainer import Explained
 from vitruvian.explain.figures import Figure
 from vitruvian.explain.occlusion import Curve
 
+TITLE = "What the model looks at"
+FIGURES_TITLE = "What the model has learnt"
 MOST_ON_PAGE = 60
 """Pictures that are shown on the page; files are written for all."""
 PAGE_SIDE = 420
@@ -29,18 +43,18 @@ READING = (
 
 def explanation_page(about: str, parts: list[Html], *, pictures: int, unread: int) -> str:
     """The whole page; `parts` are of the first pictures, made by `picture_section`."""
-    return page("What the model looks at", page_parts(about, parts, pictures, unread))
+    return page(TITLE, page_parts(about, parts, pictures=pictures, unread=unread))
 
 
-def page_parts(about: str, parts: list[Html], pictures: int, unread: int) -> Iterator[Html]:
-    yield heading("What the model looks at", f"{about}; {pictures:,} picture{'' if pictures == 1 else 's'}")
+def page_parts(about: str, parts: list[Html], *, pictures: int, unread: int) -> Iterator[Html]:
+    yield heading(TITLE, f"{about}; {pictures:,} picture{'' if pictures == 1 else 's'}")
     if pictures > MOST_ON_PAGE:
         yield notice(f"The first {MOST_ON_PAGE} are on this page; the files beside it are of all {pictures:,}.")
     if unread:
         yield notice(f"{unread:,} of {pictures:,} pictures could not be read.")
     yield Html(f'<p class="soft small" style="margin-top:1rem">{text(READING)}</p>')
     bar = embedded(colour_bar(240, 12), "colours from violet, low, to yellow, high")
-    yield Html(f'<p class="soft small">low {bar} high</p>')
+    yield remark(Html(f"low {bar} high"))
     yield from parts
 
 
@@ -49,10 +63,7 @@ def picture_section(explained: Explained, pictures: Mapping[str, Image.Image]) -
     if explained.error:
         return section(explained.path, notice(explained.error))
     shown = [figure(image, title) for title, image in pictures.items()]
-    row = Html(
-        '<div style="display:grid;gap:1rem;margin:.75rem 0 1rem;align-items:start;'
-        f'grid-template-columns:repeat(auto-fill,minmax(min(100%,15rem),1fr))">{joined(shown)}</div>'
-    )
+    row = Html(f'<div class="overlays">{joined(shown)}</div>')
     below = []
     if explained.answers:
         rows = [(answer.label, percent_bar(100 * answer.probability)) for answer in explained.answers]
@@ -65,9 +76,7 @@ def picture_section(explained: Explained, pictures: Mapping[str, Image.Image]) -
 def figure(image: Image.Image, caption: str) -> Html:
     small = image.copy()
     small.thumbnail((PAGE_SIDE, PAGE_SIDE))
-    picture = embedded(small, caption)
-    picture = Html(picture.replace("<img", '<img style="width:100%;height:auto;border-radius:6px"', 1))
-    return Html(f"<figure>{picture}<figcaption>{text(caption)}</figcaption></figure>")
+    return Html(f"<figure>{embedded(small, caption, kind='whole')}<figcaption>{text(caption)}</figcaption></figure>")
 
 
 def occlusion_chart(curves: Mapping[str, Curve]) -> Html:
@@ -82,14 +91,14 @@ def occlusion_chart(curves: Mapping[str, Curve]) -> Html:
 
 
 def figures_page(about: str, drawn: Iterable[Figure]) -> str:
-    parts = [heading("What the model has learnt", about)]
+    parts = [heading(FIGURES_TITLE, about)]
     for each in drawn:
         if each.image is None:
             parts.append(section(each.title, notice(each.note)))
             continue
-        picture = embedded(each.image.convert("RGBA"), each.title)  # with transparency it is kept exactly, as PNG
-        picture = Html(picture.replace("<img", '<img style="max-width:100%;height:auto;border-radius:8px"', 1))
-        numbers = f'<p class="soft small">The numbers are in {text(each.name)}.npz.</p>'
+        exact = each.image.convert("RGBA")  # with transparency it is kept as PNG
+        numbers = remark(f"The numbers are in {each.name}.npz.")
         left_out = [notice(f"Left out: {error}") for error in each.unread]
-        parts.append(section(each.title, Html(f"{picture}{numbers}"), *left_out, note=each.note))
-    return page("What the model has learnt", parts)
+        shown = embedded(exact, each.title, kind="whole")
+        parts.append(section(each.title, shown, numbers, *left_out, note=each.note))
+    return page(FIGURES_TITLE, parts)

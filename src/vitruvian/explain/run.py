@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,18 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from vitruvian.config import Preprocess
 from vitruvian.data.decode import Source, decode
+from vitruvian.data.parallel import Track, untracked
 from vitruvian.data.preprocess import view
 from vitruvian.data.sources.digits import DigitsSource
 from vitruvian.errors import ImageError
 from vitruvian.evaluation.page import Html
+from vitruvian.evaluation.report_files import write_html
 from vitruvian.explain.attention import require_vit
 from vitruvian.explain.explainer import Explained, Explainer
 from vitruvian.explain.figures import Figure, figures
-from vitruvian.explain.files import file_name, write_arrays, write_image, write_page
+from vitruvian.explain.files import file_name, write_arrays, write_image
 from vitruvian.explain.overlay import overlay, picture_with_crop, seen_box
 from vitruvian.explain.page import MOST_ON_PAGE, explanation_page, figures_page, picture_section
 from vitruvian.model.build import Model
@@ -33,13 +36,6 @@ FIGURES_PAGE = "figures.html"
 DISTANCE_PICTURES = 128
 """Pictures over which the paper averages the attention distance."""
 DISTANCE_BATCH = 4
-
-Follow = Callable[[Iterable[Source], int], Iterable[Source]]
-"""What shows progress: it is given pictures and their number, and gives them on."""
-
-
-def untold(pictures: Iterable[Source], total: int) -> Iterable[Source]:
-    return pictures
 
 
 def about(vit: ViT) -> str:
@@ -70,13 +66,15 @@ def explain_pictures(explainer: Explainer, pictures: Sequence[Source], out: Path
         explained = explainer.explain(picture)
         unread += bool(explained.error)
         shown = overlays(explainer, explained)
-        written = write_picture(explainer, explained, shown, out, f"{number:0{len(str(len(pictures)))}d}")
+        digits = len(str(len(pictures)))
+        start = out / f"{number:0{digits}d}-{file_name(Path(explained.path).stem)}"
+        written = write_picture(explained, shown, start=start, preprocess=explainer.vit.preprocess)
         if len(parts) < MOST_ON_PAGE:
             titles = {"picture": "the picture"} | {each.name: each.title for each in explained.maps}
             parts.append(picture_section(explained, {titles[name]: image for name, image in shown.items()}))
         yield written
     if unread < len(pictures):
-        write_page(out / PAGE, explanation_page(about(explainer.vit), parts, pictures=len(pictures), unread=unread))
+        write_html(out / PAGE, explanation_page(about(explainer.vit), parts, pictures=len(pictures), unread=unread))
 
 
 def overlays(explainer: Explainer, explained: Explained) -> dict[str, Image.Image]:
@@ -89,19 +87,19 @@ def overlays(explainer: Explainer, explained: Explained) -> dict[str, Image.Imag
 
 
 def write_picture(
-    explainer: Explainer, explained: Explained, shown: dict[str, Image.Image], out: Path, number: str
+    explained: Explained, shown: dict[str, Image.Image], *, start: Path, preprocess: Preprocess
 ) -> Written:
+    """The overlays and the arrays of a picture in files whose paths begin with `start`."""
     if explained.image is None:
         return Written(explained=explained, images={})
-    stem = f"{number}-{file_name(Path(explained.path).stem)}"
-    images = {name: write_image(out / f"{stem}-{name}.png", image) for name, image in shown.items()}
+    images = {name: write_image(Path(f"{start}-{name}.png"), image) for name, image in shown.items()}
     size = explained.image.height, explained.image.width
     arrays: dict[str, NDArray[Any]] = {each.name: each.values for each in explained.maps}
-    arrays |= {"size": np.array(size), "seen_box": np.array(seen_box(size, explainer.vit.preprocess))}
+    arrays |= {"size": np.array(size), "seen_box": np.array(seen_box(size, preprocess))}
     arrays |= {f"{each.name}_index": np.array(each.index) for each in explained.maps if each.index is not None}
     for name, curve in explained.curves.items():
         arrays |= {"occlusion_removed": curve.removed, f"occlusion_{name}": curve.probability}
-    return Written(explained=explained, images=images, arrays=write_arrays(out / f"{stem}.npz", arrays))
+    return Written(explained=explained, images=images, arrays=write_arrays(Path(f"{start}.npz"), arrays))
 
 
 def draw_figures(
@@ -111,7 +109,7 @@ def draw_figures(
     *,
     count: int = DISTANCE_PICTURES,
     device: str = "cpu",
-    follow: Follow = untold,
+    follow: Track = untracked,
 ) -> Iterator[tuple[Figure, list[Path]]]:
     """The paper's Figure 7, each figure with the files it was written to; after the last one `figures.html`.
 
@@ -124,7 +122,7 @@ def draw_figures(
     chosen = evenly(pictures, count) if pictures else built_in(count)
     done: list[Figure] = []
     unread: list[str] = []
-    for drawn in figures(vit, lambda: batches(vit, chosen, follow, unread), source):
+    for drawn in figures(vit, lambda: batches(vit, chosen, unread=unread, follow=follow), source):
         figure = replace(drawn, unread=tuple(unread))
         paths = []
         if figure.image is not None:
@@ -132,7 +130,7 @@ def draw_figures(
             paths.append(write_arrays(out / f"{figure.name}.npz", figure.arrays))
         done.append(figure)
         yield figure, paths
-    write_page(out / FIGURES_PAGE, figures_page(about(vit), done))
+    write_html(out / FIGURES_PAGE, figures_page(about(vit), done))
 
 
 def evenly(pictures: Sequence[Source], count: int) -> list[Source]:
@@ -147,7 +145,7 @@ def built_in(count: int) -> list[Source]:
     return [Image.fromarray(digits.read(index)) for index in range(min(count, len(digits)))]  # type: ignore[arg-type]
 
 
-def batches(vit: ViT, pictures: Sequence[Source], follow: Follow, unread: list[str]) -> Iterator[Tensor]:
+def batches(vit: ViT, pictures: Sequence[Source], *, unread: list[str], follow: Track) -> Iterator[Tensor]:
     """Views of the pictures on the model's device, a few at a time; errors of those left out are added to `unread`."""
     device = next(vit.parameters()).device
     waiting: list[Tensor] = []

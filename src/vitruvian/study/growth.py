@@ -8,20 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from vitruvian.cost import multiply_adds, parameters
-from vitruvian.data.sources import BUILT_IN
+from vitruvian.cost import TRAINING_PASSES, multiply_adds, parameters
 from vitruvian.errors import ConfigError, TrainingError
+from vitruvian.study import STUDY_FILE
+from vitruvian.training.distributed import joined
 from vitruvian.training.journal import Listener
 from vitruvian.training.pictures import fitting_batch_size, pictures_for
+from vitruvian.training.places import RUNS, lasting_data
 from vitruvian.training.plan import plan
 from vitruvian.training.prepare import config_of
-from vitruvian.training.recipe import Recipe
+from vitruvian.training.recipe import DESCRIPTION, HARMLESS, Recipe
 from vitruvian.training.recipes import changed, read_recipe
-from vitruvian.training.run import Run, write_whole
+from vitruvian.training.run import Run, RunState, write_record
 from vitruvian.training.signals import Interrupted
-from vitruvian.training.train import HARMLESS, resume, train
+from vitruvian.training.train import resume, train
 
-STUDY_FILE = "study.json"
 FAMILIES = ("study-vit", "study-hybrid", "study-resnet")
 """Recipes of one training and about equal multiply-adds."""
 SIZES = (1_000, 4_000, 16_000, 0)
@@ -29,8 +30,6 @@ SIZES = (1_000, 4_000, 16_000, 0)
 SIZE_STEPS = 1_000
 """The same for each size, so that compute is equal."""
 COMPUTE_STEPS = (125, 250, 500, 1_000, 2_000)
-PASSES = 3
-"""A training step costs a forward pass and a backward pass of twice that."""
 
 Kind = Literal["data-size", "compute"]
 
@@ -50,19 +49,16 @@ class Cell:
     def multiply_adds(self) -> int:
         """Of the whole training."""
         forward = multiply_adds(config_of(self.recipe, self.classes))
-        return PASSES * forward * self.recipe.steps * self.recipe.batch_size
+        return TRAINING_PASSES * forward * self.recipe.steps * self.recipe.batch_size
 
     @property
-    def state(self) -> Literal["waiting", "begun", "done"]:
-        if not (self.folder / "run.json").is_file():
-            return "waiting"
-        return "done" if Run(self.folder).finished else "begun"
+    def state(self) -> RunState:
+        return Run(self.folder).state
 
     @property
     def measures(self) -> dict[str, float]:
         """The numbers of a finished cell, on held-out pictures."""
-        lines = Run(self.folder).metrics("val") if self.state == "done" else []
-        return {key: lines[-1][key] for key in ("top1", "loss", "count", "seconds")} if lines else {}
+        return Run(self.folder).result("top1", "loss", "count", "seconds")
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -118,9 +114,8 @@ def study_of(
     out: str | Path | None = None,
 ) -> Study:
     """The cells of a study: every family at every size and number of steps; nothing is trained yet."""
-    place = Path(data).expanduser()
-    where = str(place.resolve()) if place.exists() and str(data) not in BUILT_IN else str(data)
-    folder = Path(out or Path("runs") / f"{place.name}-{kind}").expanduser()
+    where = lasting_data(data)
+    folder = Path(out or RUNS / f"{Path(data).name}-{kind}").expanduser()
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / STUDY_FILE).is_file())):
         raise TrainingError(f"{folder}: exists and is no study; choose another --out")
     if min(steps) < 1 or min(sizes) < 0:
@@ -153,26 +148,38 @@ def carry_out(
     said: Callable[[str], None] = print,
     after: Callable[[Study], object],
 ) -> None:
-    """Train every cell that is not done, going on where an earlier call was cut off; `after` each, call that."""
+    """Train every cell that is not done, going on where an earlier call was cut off; `after` each, call that.
+
+    Under torchrun all processes share each cell, and the first one writes and speaks.
+    """
     for cell in study.cells:
         check_same(study, cell)  # before hours of work
-    for number, cell in enumerate(study.cells, 1):
-        state = cell.state
-        before = {"done": " (done before)", "begun": " (goes on)", "waiting": ""}[state]
-        said(f"cell {number} of {len(study.cells)}: {cell.folder.name}{before}")
-        write_study(study)
-        try:
-            if state == "begun":
-                resume(cell.folder, listeners=listeners)
-            elif state == "waiting":
-                shutil.rmtree(cell.folder, ignore_errors=True)  # what was cut off before the run was on record
-                train(study.data, recipe=cell.recipe, out=cell.folder, listeners=listeners)
-        except Interrupted as stopped:
-            text = f"stopped in {cell.folder.name}, cell {number} of {len(study.cells)}; the same command goes on"
-            raise Interrupted(text, stopped.number) from None
-        shutil.rmtree(cell.folder / "checkpoints", ignore_errors=True)  # nothing goes on from here
-        write_study(study)
-        after(study)
+    with joined(study.cells[0].recipe.device) as processes:  # once for all cells
+        for number, cell in enumerate(study.cells, 1):
+            state = processes.agreed(cell.state)
+            if processes.first:
+                before = {"done": " (done before)", "begun": " (goes on)", "waiting": ""}[state]
+                said(f"cell {number} of {len(study.cells)}: {cell.folder.name}{before}")
+                write_study(study)
+                if state == "waiting":
+                    shutil.rmtree(cell.folder, ignore_errors=True)  # what was cut off before the run was on record
+            try:
+                train_cell(study, cell, state, listeners)
+            except Interrupted as stopped:
+                text = f"stopped in {cell.folder.name}, cell {number} of {len(study.cells)}; the same command goes on"
+                raise Interrupted(text, stopped.number) from None
+            if processes.first:
+                Run(cell.folder).forget_checkpoints()
+                write_study(study)
+                after(study)
+
+
+def train_cell(study: Study, cell: Cell, state: RunState, listeners: Sequence[Listener]) -> None:
+    """Train, or train on, unless the cell is done."""
+    if state == "begun":
+        resume(cell.folder, listeners=listeners)
+    elif state == "waiting":
+        train(study.data, recipe=cell.recipe, out=cell.folder, listeners=listeners)
 
 
 def check_same(study: Study, cell: Cell) -> None:
@@ -181,7 +188,7 @@ def check_same(study: Study, cell: Cell) -> None:
         return
     run = Run(cell.folder)
     was, now = run.recipe.to_json(), changed(cell.recipe, []).to_json()
-    free = HARMLESS | {"about", "command", "time", "result"}
+    free = HARMLESS | DESCRIPTION
     found = [key for key in now if key not in free and was.get(key) != now[key]]
     if run.facts.get("data") != study.data:
         raise TrainingError(
@@ -195,11 +202,7 @@ def check_same(study: Study, cell: Cell) -> None:
 
 
 def write_study(study: Study) -> None:
-    try:
-        study.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(study.folder / STUDY_FILE, study.to_json())
-    except OSError as error:
-        raise TrainingError(f"{study.folder}: cannot be written: {error.strerror}") from error
+    write_record(study.folder / STUDY_FILE, study.to_json())
 
 
 def estimates(study: Study, seconds: float = 5.0) -> Iterator[tuple[Cell, float]]:

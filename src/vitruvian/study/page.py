@@ -9,10 +9,12 @@ from PIL import Image
 
 from vitruvian.evaluation.page import Html, duration, heading, page, section, table
 from vitruvian.evaluation.pictures import embedded
-from vitruvian.study.growth import Study, family_name
+from vitruvian.evaluation.report_files import PAGE, write_html
+from vitruvian.explain.files import write_image
+from vitruvian.study.growth import Cell, Study, family_name
 from vitruvian.study.plot import line_plot
-from vitruvian.weights.store import install, staging
 
+PLOT = "study.png"
 TITLES = {
     "data-size": ("Accuracy over the number of training pictures", "pictures to train on"),
     "compute": ("Accuracy over the compute of training", "multiply-adds of training"),
@@ -21,17 +23,11 @@ TITLES = {
 
 def write_page(study: Study) -> Path:
     """Write `report.html`, and `study.png` once there is a point to draw; gives the page's path."""
-    target = study.folder / "report.html"
     title = f"{study.kind} study on {Path(study.data).name}"
     drawn = plot(study)
-    with staging(target) as staged:
-        staged.write_text(page(title, sections(title, study, drawn)), encoding="utf-8")
-        install(staged, target)
     if drawn is not None:
-        with staging(study.folder / "study.png") as staged:
-            drawn.save(staged, "PNG")
-            install(staged, study.folder / "study.png")
-    return target
+        write_image(study.folder / PLOT, drawn)
+    return write_html(study.folder / PAGE, page(title, sections(title, study, drawn)))
 
 
 def plot(study: Study) -> Image.Image | None:
@@ -49,8 +45,9 @@ def sections(title: str, study: Study, drawn: Image.Image | None) -> Iterator[Ht
     name, _ = TITLES[study.kind]
     if drawn is not None:
         note = "All families are trained from nothing with the same recipe; top-1 on held-out pictures, in percent."
-        yield section(name, embedded(drawn.convert("RGBA"), name), note=note)  # transparent ones are kept as PNG
-    yield section("Cells", table(HEADINGS, [row(study, number) for number in range(len(study.cells))]))
+        exact = drawn.convert("RGBA")  # with transparency it is kept as PNG
+        yield section(name, embedded(exact, name, kind="whole"), note=note)
+    yield section("Cells", table(HEADINGS, map(row, study.cells)))
 
 
 HEADINGS = [
@@ -66,8 +63,8 @@ HEADINGS = [
 ]
 
 
-def row(study: Study, number: int) -> list[object]:
-    cell = study.cells[number].to_json()
+def row(trained: Cell) -> list[object]:
+    cell = trained.to_json()
     top1 = Html(f"{cell['top1']:.2f}&nbsp;%") if "top1" in cell else Html("–")
     time = duration(cell["seconds"]) if "seconds" in cell else "–"
     work = Html(f"{cell['multiply_adds']:.3g}")

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from PIL import Image, ImageDraw
 
 from vitruvian.evaluation.chart import labels, ticks
-from vitruvian.explain.draw import BLUE, INK, LINE, PAPER, SOFT, VERMILION, write
+from vitruvian.evaluation.style import COLOURS, INK, LINE, PAPER, SOFT
+from vitruvian.explain.draw import TEXT_PIXELS, write
 
 WIDTH, HEIGHT = 760, 460
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 64, 62
-COLOURS = (BLUE, VERMILION, "#007a59", "#a94a82", "#946500", "#2f7fb5")
 SCALE = 2
 """Drawn so much larger and reduced: smooth lines and round dots."""
 
 Points = Sequence[tuple[float, float]]
+Place = Callable[[float, float], tuple[float, float]]
+"""Where a point lies in the image."""
 
 
 def line_plot(title: str, lines: Mapping[str, Points], *, across: str) -> Image.Image:
@@ -53,9 +55,8 @@ def line_plot(title: str, lines: Mapping[str, Points], *, across: str) -> Image.
     return canvas
 
 
-def label_positions(pen: ImageDraw.ImageDraw, xs: Sequence[float], place: object) -> None:
+def label_positions(pen: ImageDraw.ImageDraw, xs: Sequence[float], place: Place) -> None:
     """The values below the axis, leaving out those that would touch the one before."""
-    assert callable(place)
     end = -math.inf
     for x in xs:
         text = f"{x:,.0f}" if x < 1e6 else f"{x:.2g}"
@@ -70,4 +71,4 @@ def legend(pen: ImageDraw.ImageDraw, names: Sequence[str]) -> None:
     for name, colour in zip(names, COLOURS):
         pen.line((x, 44, x + 22, 44), fill=colour, width=3)
         write(pen, (x + 28, 44), name, anchor="lm", colour=INK)
-        x += 28 + pen.textlength(name, font_size=15) + 26
+        x += 28 + pen.textlength(name, font_size=TEXT_PIXELS) + 26

@@ -25,7 +25,6 @@ TABLE5: dict[tuple[str, str], tuple[float, ...]] = {
 
 VTAB_MEAN = 77.63
 """Table 2: H/14 pre-trained on JFT-300M, mean over the 19 tasks."""
-VTAB_TASKS = 19
 
 
 def published(task: str) -> dict[tuple[str, str], float]:

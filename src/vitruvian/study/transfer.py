@@ -10,17 +10,18 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from vitruvian.errors import CheckpointError, DataError, TrainingError, VitruvianError
-from vitruvian.study.published import VTAB_MEAN, VTAB_TASKS
-from vitruvian.tasks import TASKS, Task, task_named
-from vitruvian.training.finetune import finetune, protocol_for
+from vitruvian.errors import CheckpointError, DataError, TrainingError
+from vitruvian.study import STUDY_FILE
+from vitruvian.study.published import VTAB_MEAN
+from vitruvian.tasks import SEEDS, VTAB_TASKS, Task, task_named
+from vitruvian.training.distributed import joined
+from vitruvian.training.finetune import finetune, protocol_for, silent
 from vitruvian.training.journal import Listener
-from vitruvian.training.run import write_whole
+from vitruvian.training.run import write_record
 from vitruvian.training.signals import Interrupted
 from vitruvian.training.sweep import spread
 from vitruvian.weights.load import locate
 
-STUDY_FILE = "study.json"
 REAL = "ReaL has no pictures to train on: fine-tune on imagenet, then `vit evaluate imagenet-real --model TRIAL`"
 
 
@@ -33,7 +34,7 @@ class Setup:
     settings: tuple[str, ...] = ()
     quick: bool = False
     """One rate and one seed."""
-    seeds: int = 3
+    seeds: int = SEEDS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +75,7 @@ class Cell:
 
 def vtab_tasks() -> list[Task]:
     """The 19 tasks of VTAB-1k, in their order."""
-    return [task for task in TASKS.values() if task.group]
+    return list(VTAB_TASKS)
 
 
 def transfer(
@@ -88,18 +89,22 @@ def transfer(
 ) -> list[Cell]:
     """Fine-tune every model on every task, each in a folder of its own in `out`; what is done is not repeated.
 
+    Under torchrun all processes share each training, and the first one writes and speaks.
     A cell whose data is missing, or whose training fails, has the reason, and the others go on. Weights that cannot be
     found, and an interruption, end the study: the same call goes on from there.
     """
     for model in models:
         locate(model)  # before hours of work
     cells: list[Cell] = []
-    for model in models:
-        for task in tasks:
-            said(f"{model} on {task.name} ({len(cells) + 1} of {len(models) * len(tasks)})")
-            folder = out / f"{short(model)}-{task.name}"
-            cells.append(one_cell(model, task, folder=folder, setup=setup, listeners=listeners, said=said))
-            write_cells(out, cells)
+    with joined("auto") as processes:  # once for all trainings
+        heard = said if processes.first else silent
+        for model in models:
+            for task in tasks:
+                heard(f"{model} on {task.name} ({len(cells) + 1} of {len(models) * len(tasks)})")
+                folder = out / f"{short(model)}-{task.name}"
+                cells.append(one_cell(model, task, folder=folder, setup=setup, listeners=listeners, said=heard))
+                if processes.first:
+                    write_cells(out, cells)
     return cells
 
 
@@ -138,11 +143,7 @@ def tasks_named(names: Sequence[str]) -> list[Task]:
 
 
 def write_cells(out: Path, cells: Sequence[Cell]) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_whole(out / STUDY_FILE, {"cells": [cell.to_json() for cell in cells]})
-    except OSError as error:
-        raise VitruvianError(f"{out}: cannot be written: {error.strerror}") from error
+    write_record(out / STUDY_FILE, {"cells": [cell.to_json() for cell in cells]})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,6 +188,6 @@ def vtab_result(model: str, cells: Sequence[Cell]) -> VtabResult:
         groups=groups,
         mean=statistics.fmean(means) if means else None,
         measured=len(means),
-        whole=len(means) == VTAB_TASKS,
+        whole=len(means) == len(VTAB_TASKS),
         missing={cell.task.name: cell.missing for cell in own if cell.mean is None},
     )

@@ -89,9 +89,10 @@ def read_position(checkpoint: Path) -> dict[str, Any]:
     """Where the run stood."""
     try:
         position = json.loads((checkpoint / POSITION).read_text(encoding="utf-8"))
-        assert isinstance(position, dict)
-    except (OSError, ValueError, AssertionError) as error:
+    except (OSError, ValueError) as error:
         raise TrainingError(f"{checkpoint}: not a checkpoint of a run: {error}") from error
+    if not isinstance(position, dict):
+        raise TrainingError(f"{checkpoint}: not a checkpoint of a run: {POSITION} is not a JSON object")
     return position
 
 

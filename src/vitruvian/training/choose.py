@@ -11,6 +11,7 @@ from vitruvian.catalog import resolve
 from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.data.sources import open_source
 from vitruvian.errors import TrainingError
+from vitruvian.training.places import lasting_path
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.recipes import changed, read_recipe
 
@@ -33,8 +34,7 @@ def chosen_recipe(
     if model:
         found = found.replace(model=model, weights="", architecture=kept_architecture(found, model))
     if weights:
-        place = Path(weights).expanduser()
-        found = found.replace(weights=str(place.resolve() if place.exists() else weights), architecture={})
+        found = found.replace(weights=lasting_path(weights), architecture={})
     return changed(found, settings)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitruvian.errors import MissingExtraError, TrainingError, require
-from vitruvian.training.journal import Line, Listener, read_journal
+from vitruvian.training.journal import METRICS_FILE, Line, Listener, read_journal
 
 FOLDER = "events"
 """Inside the run's folder."""
@@ -20,8 +20,8 @@ class TensorBoard(Listener):
     its last checkpoint. Without the package `tensorboard`, one line through `say`, and the run goes on.
     """
 
-    def __init__(self, say: Callable[[str], None], *, metrics: str = "metrics.jsonl") -> None:
-        self.say, self.metrics = say, metrics
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
         self._writer: Any = None
 
     def started(self, *, folder: Path, steps: int, done: int) -> None:
@@ -37,7 +37,7 @@ class TensorBoard(Listener):
         except OSError as error:
             raise TrainingError(f"{folder / FOLDER}: cannot be written: {error.strerror}") from error
         if done:  # forgetting begins with the checkpoint's own step, whose lines may be older than the checkpoint
-            for line in read_journal(folder / self.metrics):
+            for line in read_journal(folder / METRICS_FILE):
                 if line.get("step") == done:
                     self.recorded(line)
 

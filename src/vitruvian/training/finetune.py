@@ -9,13 +9,14 @@ from pathlib import Path
 
 from vitruvian.data.sources import BUILT_IN, open_source
 from vitruvian.errors import ConfigError, TrainingError
-from vitruvian.tasks import Task, find_task
+from vitruvian.tasks import SEEDS, Task, task_meant
 from vitruvian.training.distributed import Processes, joined
 from vitruvian.training.journal import Listener
 from vitruvian.training.loop import Diverged
+from vitruvian.training.places import RUNS, lasting_data, lasting_path
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.recipes import changed, read_recipe
-from vitruvian.training.run import write_whole
+from vitruvian.training.run import Run, write_whole
 from vitruvian.training.signals import Interrupted
 from vitruvian.training.sweep import FAILED_FILE, SWEEP_FILE, Protocol, State, Sweep, Trial, differences
 from vitruvian.training.sweep_report import write_sweep_report
@@ -36,16 +37,15 @@ def protocol_for(
     task: Task | None = None,
     settings: Sequence[str] = (),
     rates: Sequence[float] = (),
-    seeds: int = 3,
+    seeds: int = SEEDS,
 ) -> Protocol:
     """What fine-tuning these weights on this data means.
 
     A task by name brings the paper's recipe, its view and its metric; `task` gives them to other data. Without a task
     and a recipe, the recipe is `finetune-small`. `rates` replace those of the recipe.
     """
-    place = Path(data).expanduser()
-    if task is None and str(data) not in BUILT_IN and not place.exists():
-        task = find_task(str(data))
+    if task is None and str(data) not in BUILT_IN:
+        task = task_meant(str(data))
     named = recipe or (task.recipe if task else SMALL_RECIPE)
     found = named if isinstance(named, Recipe) else read_recipe(named)
     if found.objective == "masked":
@@ -53,13 +53,12 @@ def protocol_for(
             "fine-tuning learns labels, and this recipe learns without them (objective='masked'): "
             "pre-train with `vit train`, then fine-tune --from its run with another recipe"
         )
-    start = Path(weights).expanduser()
-    found = found.replace(weights=str(start.resolve() if start.exists() else weights), architecture={})
+    found = found.replace(weights=lasting_path(weights), architecture={})
     if task is not None:
         found = found.replace(view={**task.view, **found.view})
     found = changed(with_share_of_warmup(found, settings), settings)
     return Protocol(
-        data=str(place.resolve()) if place.exists() and str(data) not in BUILT_IN else str(data),
+        data=lasting_data(data),
         recipe=found,
         rates=tuple(dict.fromkeys(rates or found.rates or (found.rate,))),
         seeds=seeds,
@@ -150,7 +149,7 @@ class Work:
             if self.processes.first:
                 write_whole(trial.folder / FAILED_FILE, str(error))
         if self.processes.first:
-            shutil.rmtree(trial.folder / "checkpoints", ignore_errors=True)  # nothing goes on from here
+            Run(trial.folder).forget_checkpoints()
         self.record(sweep)
 
     def record(self, sweep: Sweep) -> None:
@@ -185,7 +184,7 @@ def sweep_folder(protocol: Protocol, out: str | Path | None) -> Path:
     name = Path(protocol.data.rstrip("/*")).stem or "data"
     number = 1
     while True:
-        folder = Path("runs") / f"{name}-finetune-{number}"
+        folder = RUNS / f"{name}-finetune-{number}"
         if not folder.exists() or ((folder / SWEEP_FILE).is_file() and not differences(folder, protocol)):
             return folder
         number += 1

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from vitruvian.data.sources import Source, Subset
 from vitruvian.data.sources.cache import scratch_folder
 from vitruvian.evaluation.features import FeatureSet, features_of
-from vitruvian.evaluation.linear import chosen_l2, fit
-from vitruvian.evaluation.probe_task import held_numbers
+from vitruvian.evaluation.linear import L2, chosen_l2, fit
+from vitruvian.evaluation.probe_task import divided
 from vitruvian.evaluation.store import open_store
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
@@ -113,13 +113,14 @@ def thinned(source: Source, most: int) -> Source:
 
 
 def logistic(found: FeatureSet) -> LinearHead:
-    """Logistic regression as `vit probe` fits it, as a head that reads features as they are."""
-    values, labels = found.examples
+    """Logistic regression as `vit probe` fits it, as a head that reads features as they are.
+
+    Where no class has two pictures there is nothing to choose by, and the regularisation is the strongest.
+    """
     classes = len(found.classes)
-    held = held_numbers(labels, classes=classes)
-    rest = np.setdiff1d(np.arange(len(labels)), held)
-    l2, _ = chosen_l2((values[rest], labels[rest]), (values[held], labels[held]), classes=classes)
-    probe = fit(values, labels, classes=classes, l2=l2)
+    choosable = np.bincount(found.labels).max() > 1
+    l2 = chosen_l2(*divided(found), classes=classes)[0] if choosable else max(L2)
+    probe = fit(*found.examples, classes=classes, l2=l2)
     weight = probe.weights[:-1] / probe.std[:, None]  # (D, K)
     return LinearHead(weight=weight.float(), bias=(probe.weights[-1] - probe.mean @ weight).float(), strength=l2)
 

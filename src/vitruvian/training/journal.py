@@ -12,8 +12,8 @@ from vitruvian.errors import TrainingError
 
 Line = dict[str, Any]
 
-TIMES = ("seconds", "images_per_second")
-"""What differs between two otherwise equal runs."""
+METRICS_FILE = "metrics.jsonl"
+"""In the run's folder."""
 
 
 class Listener:

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from vitruvian.data.loader import Batch, Loader
-from vitruvian.errors import TrainingError
+from vitruvian.errors import NotFiniteError, TrainingError
 from vitruvian.model.build import empty
 from vitruvian.training.checkpoint import Checkpoints, gathered, read_tensors
 from vitruvian.training.clock import Clock
 from vitruvian.training.distributed import forget_whole
-from vitruvian.training.journal import Journal, Line, Listener
+from vitruvian.training.journal import Journal, Line
 from vitruvian.training.masked import MaskedViT
 from vitruvian.training.objective import Measured, Place
 from vitruvian.training.pictures import TrainingBatches
 from vitruvian.training.signals import Interrupted, StopRequest
 from vitruvian.training.state import Position, State
-from vitruvian.training.step import DTYPES, Stepper
+from vitruvian.training.step import Stepper
 from vitruvian.weights.description import Description
 from vitruvian.weights.load import assemble
 from vitruvian.weights.save import save
@@ -44,11 +44,10 @@ class Loop:
         validation: Loader,
         checkpoints: Checkpoints,
         journal: Journal | None,
-        listeners: tuple[Listener, ...],
     ) -> None:
         self.folder, self.stepper, self.state, self.position = folder, stepper, state, position
         self.batches, self.validation = batches, validation
-        self.checkpoints, self.journal, self.listeners = checkpoints, journal, listeners
+        self.checkpoints, self.journal = checkpoints, journal
         self.recipe, self.processes = state.recipe, checkpoints.processes
         self.steps = batches.total
         self.sums: list[Tensor] = []
@@ -78,7 +77,7 @@ class Loop:
     def after_step(self, stop: StopRequest) -> None:
         """What is due after a step, in an order that a continued run repeats."""
         step = self.position.step
-        for listener in self.listeners:
+        for listener in self.journal.listeners if self.journal is not None else ():
             listener.stepped(step)
         if step % self.recipe.log_every == 0 or step == self.steps:
             self.record_training()
@@ -110,8 +109,7 @@ class Loop:
         return word // 2, due or bool(word % 2)
 
     def evaluation_due(self) -> bool:
-        every = max(1, round(self.recipe.evaluate_every * self.batches.per_epoch))
-        return self.position.step % every == 0 or self.position.step == self.steps
+        return self.position.step % self.batches.per_evaluation == 0 or self.position.step == self.steps
 
     def settle(self) -> None:
         """Read what the steps gave since the last time, from all processes; a loss that is no number ends the run."""
@@ -164,15 +162,18 @@ class Loop:
         except EvaluationCut:
             self.checkpoint()
             self.interrupt(stop.number)
+        except NotFiniteError:  # no later step has a loss that could tell
+            if not self.processes.alone and self.state.finite():
+                raise  # perhaps in this process alone: it ends, and the others with it
+            step = self.position.step
+            self.stop_at(step - 1, f"the weights after step {step} give answers that are not finite numbers")
         self.position.evaluated = self.position.step
 
     def averaged(self) -> AbstractContextManager[None]:
         return nullcontext() if self.state.average is None else self.state.average.in_place()
 
     def measured(self, stop: StopRequest) -> Measured:
-        place = Place(
-            device=self.processes.device, dtype=DTYPES[self.recipe.precision], all_ranks=not self.processes.alone
-        )
+        place = Place(device=self.processes.device, dtype=self.stepper.dtype, all_ranks=not self.processes.alone)
         batches, pictures = self.unless_stopped(stop), len(self.validation.source)
         try:
             return self.stepper.objective.measured(self.state.model, batches, pictures, place)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -120,6 +120,38 @@ class ColourMeasures:
         return {"count": self.count, "patches": self.patches, "loss": self.loss, "top1": self.top1}
 
 
+@dataclass(kw_only=True, slots=True)
+class ColourTally:
+    """Counts that grow batch by batch, and the examples that are kept."""
+
+    shown: set[int]
+    """Pictures that become examples."""
+    sums: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
+    """Pictures, patches, their loss and right answers."""
+    examples: list[Example] = field(default_factory=list)
+
+    def measures(self, place: Place) -> ColourMeasures:
+        """The measures from what was counted here, and with `all_ranks` in all processes."""
+        sums, examples = self.sums, self.examples
+        if place.all_ranks:
+            moved = sums.to(place.device)
+            dist.all_reduce(moved)
+            sums = moved.cpu()
+            found: list[list[Example]] = [[] for _ in range(dist.get_world_size())]
+            dist.all_gather_object(found, examples)
+            examples = [example for part in found for example in part]
+        pictures, patches, lost, right = sums.tolist()
+        if not patches:
+            raise DataError("there is not one example to measure the model on")
+        return ColourMeasures(
+            count=int(pictures),
+            patches=int(patches),
+            loss=lost / patches,
+            top1=100 * right / patches,
+            examples=tuple(sorted(examples, key=lambda example: example.index)),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Colours(Objective):
     """The mean colour of each corrupted patch."""
@@ -151,8 +183,7 @@ class Colours(Objective):
 
     def measured(self, model: nn.Module, batches: Iterable[Batch], pictures: int, place: Place) -> ColourMeasures:
         """Every held-out picture, with the same corruption each time."""
-        shown = set(np.linspace(0, pictures - 1, EXAMPLES).astype(int).tolist())
-        sums, examples = torch.zeros(4, dtype=torch.float64), list[Example]()
+        tally = ColourTally(shown=set(np.linspace(0, pictures - 1, EXAMPLES).astype(int).tolist()))
         training = model.training
         model.eval()
         try:
@@ -160,50 +191,27 @@ class Colours(Objective):
                 stand_in: tuple[Tensor, Tensor] | None = None
                 for batch in batches:
                     if len(batch):
-                        stand_in = self.count(model, batch, place, shown, sums, examples)
+                        stand_in = self.count(model, batch, place=place, tally=tally)
                     elif place.all_ranks:
                         if stand_in is None:
                             raise DataError("there are fewer examples to measure the model on than processes")
                         model(*stand_in)
         finally:
             model.train(training)
-        return summed_up(sums, examples, place)
+        return tally.measures(place)
 
-    def count(
-        self, model: nn.Module, batch: Batch, place: Place, shown: set[int], sums: Tensor, examples: list[Example]
-    ) -> tuple[Tensor, Tensor]:
-        """Add a batch to the sums and its pictures to the examples; one picture and its draws, to call again with."""
+    def count(self, model: nn.Module, batch: Batch, *, place: Place, tally: ColourTally) -> tuple[Tensor, Tensor]:
+        """Add a batch to the tally; one picture and its draws, to call again with."""
         draws = draws_for(batch.indices.tolist(), self.patches(batch.pixels), EVALUATION_SEED)
         pixels, moved = batch.pixels.to(place.device), draws.to(place.device)
         with computing_in(place.device, place.dtype):
             logits = model(pixels, moved).float()
         wanted, predicted = self.wanted(pixels, moved), logits.argmax(dim=-1)
         lost = F.cross_entropy(logits.transpose(1, 2), wanted, reduction="none").double().sum().item()
-        sums += torch.tensor([len(batch), wanted.numel(), lost, (predicted == wanted).sum().item()])
+        tally.sums += torch.tensor([len(batch), wanted.numel(), lost, (predicted == wanted).sum().item()])
         for row, index in enumerate(batch.indices.tolist()):
-            if index in shown:
+            if index in tally.shown:
                 parts = (batch.pixels[row], draws[row], predicted[row])
                 seen, drawn, said = (part.cpu().numpy() for part in parts)
-                examples.append(Example(index=index, pixels=seen, draws=drawn, predicted=said))
+                tally.examples.append(Example(index=index, pixels=seen, draws=drawn, predicted=said))
         return pixels[:1], moved[:1]
-
-
-def summed_up(sums: Tensor, examples: list[Example], place: Place) -> ColourMeasures:
-    """The measures from what was counted here, and with `all_ranks` in all processes."""
-    if place.all_ranks:
-        moved = sums.to(place.device)
-        dist.all_reduce(moved)
-        sums = moved.cpu()
-        found: list[list[Example]] = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(found, examples)
-        examples = [example for part in found for example in part]
-    pictures, patches, lost, right = sums.tolist()
-    if not patches:
-        raise DataError("there is not one example to measure the model on")
-    return ColourMeasures(
-        count=int(pictures),
-        patches=int(patches),
-        loss=lost / patches,
-        top1=100 * right / patches,
-        examples=tuple(sorted(examples, key=lambda example: example.index)),
-    )

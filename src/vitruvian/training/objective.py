@@ -13,15 +13,13 @@ from torch import Tensor, nn
 
 from vitruvian.data.loader import Batch
 from vitruvian.evaluation.metrics import Measures, measure
+from vitruvian.evaluation.sections import SHOWN_MISTAKES
 from vitruvian.training.losses import losses, right
 from vitruvian.training.recipe import Recipe
 
 # B pictures
 
 Autocast = Callable[[], AbstractContextManager[object]]
-
-SHOWN_MISTAKES = 24
-"""In the report."""
 
 
 class Measured(Protocol):

@@ -17,12 +17,15 @@ from vitruvian.data.decode import decode
 from vitruvian.data.loader import Batch, Loader
 from vitruvian.data.preprocess import view
 from vitruvian.data.sources import DataSet, Picture, Source, hold_out, open_source
+from vitruvian.data.sources.index import CHUNK, piece
 from vitruvian.data.sources.subset import first_of_each
 from vitruvian.data.sources.union import Union
 from vitruvian.errors import ConfigError
 from vitruvian.training.distributed import Processes
 from vitruvian.training.recipe import Recipe
 
+SHOWN_CLASSES = 3
+"""That a note names."""
 TEST_SEED = 0
 """Of the test split that is held out of data without one."""
 
@@ -62,9 +65,28 @@ def pictures_for(data: str | Path, recipe: Recipe) -> Pictures:
     """
     found = open_source(data)
     pictures = protocol_pictures(found, recipe) if recipe.validation != "auto" else usual_pictures(found, recipe)
+    if recipe.objective == "labels":
+        pictures = replace(pictures, notes=(*pictures.notes, *unlearnt(pictures)))
     if not recipe.pictures:
         return pictures
     return replace(pictures, train=first_of_each(pictures.train, recipe.pictures, recipe.seed))
+
+
+def unlearnt(pictures: Pictures) -> list[str]:
+    """A note on classes that are measured and cannot be learnt."""
+    missing = sorted(labels_in(pictures.validation) - labels_in(pictures.train))
+    if not missing:
+        return []
+    names = ", ".join(repr(pictures.classes[number]) for number in missing[:SHOWN_CLASSES])
+    more = ", ..." if len(missing) > SHOWN_CLASSES else ""
+    what, whose = ("1 class has", "its") if len(missing) == 1 else (f"{len(missing):,} classes have", "their")
+    return [f"{what} pictures to measure and none to learn from: {names}{more}; all {whose} answers will be wrong"]
+
+
+def labels_in(source: Source) -> set[int]:
+    """Which labels there are, in pieces, as there can be many pictures."""
+    labels = source.labels()
+    return {int(label) for start in range(0, len(labels), CHUNK) for label in np.unique(piece(labels, start))}
 
 
 def usual_pictures(found: DataSet, recipe: Recipe) -> Pictures:
@@ -126,14 +148,21 @@ class TrainingBatches:
         """Steps of an epoch."""
         self.total = recipe.steps or max(1, round(recipe.epochs * self.per_epoch))
         """Steps of the whole run."""
+        self.per_evaluation = max(1, round(recipe.evaluate_every * self.per_epoch))
+        """Steps from one evaluation to the next."""
+        self._stages = [(round(share * self.total), (side, side)) for share, side in recipe.resolutions]
+        """Steps from which on views have another size."""
 
     def size_at(self, step: int) -> Size:
         """Rows and columns of the views in a step."""
         size = self.augment.image_size
-        for share, side in self.recipe.resolutions:
-            if step >= round(share * self.total):
-                size = (side, side)
+        for start, later in self._stages:
+            size = later if step >= start else size
         return size
+
+    def stage_starts(self) -> list[int]:
+        """The steps at which the size changes, with the first."""
+        return sorted({0} | {start for start, _ in self._stages if start < self.total})
 
     def loader(self, size: Size) -> Loader:
         """The loader for views of this size; there is one at a time."""
@@ -161,14 +190,10 @@ class TrainingBatches:
         step = start
         while step < self.total:
             epoch, number = divmod(step, self.per_epoch)
-            end = min(self.total, (epoch + 1) * self.per_epoch, *self._changes_after(step))
+            end = min(self.total, (epoch + 1) * self.per_epoch, *(start for start, _ in self._stages if start > step))
             loader = self.loader(self.size_at(step))
             yield from islice(loader.batches(epoch, start=number), end - step)
             step = end
-
-    def _changes_after(self, step: int) -> list[int]:
-        changes = [round(share * self.total) for share, _ in self.recipe.resolutions]
-        return [change for change in changes if change > step]
 
     def keys(self, step: int) -> list[str]:
         """What to call the pictures of this process in a step."""

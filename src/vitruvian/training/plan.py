@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitruvian.config import Size
-from vitruvian.cost import multiply_adds, parameters
+from vitruvian.cost import TRAINING_PASSES, multiply_adds, parameters
 from vitruvian.evaluation.page import duration
 from vitruvian.training.choose import chosen_recipe
 from vitruvian.training.distributed import joined
@@ -22,8 +22,6 @@ from vitruvian.training.train import Prepared, prepare
 
 NUMBER_BYTES = 4
 """Of a weight and of what the optimiser remembers of it: float32 in every precision."""
-BACKWARD = 2
-"""A backward pass is two products where the forward pass is one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,11 +101,11 @@ def put_together(prepared: Prepared, timing: Timing, picture_seconds: float) -> 
     recipe, batches, config = prepared.recipe, prepared.batches, prepared.model.config
     learning = sum(p.numel() for p in prepared.model.parameters() if p.requires_grad)
     count = parameters(config)
-    starts = stage_starts(prepared)
+    starts = batches.stage_starts()
     works = [step_work(prepared, step) for step in starts]
     run_work = sum(work * (end - start) for work, start, end in zip(works, starts, [*starts[1:], batches.total]))
     copies = len(MOMENTS[recipe.optimiser]) + (recipe.average != "none")
-    evaluations = -(-batches.total // max(1, round(recipe.evaluate_every * batches.per_epoch)))
+    evaluations = -(-batches.total // batches.per_evaluation)
     return Plan(
         model=recipe.weights or recipe.model,
         data=prepared.pictures.name,
@@ -133,17 +131,10 @@ def put_together(prepared: Prepared, timing: Timing, picture_seconds: float) -> 
     )
 
 
-def stage_starts(prepared: Prepared) -> list[int]:
-    """The steps at which the resolution changes, with the first."""
-    total = prepared.batches.total
-    changes = {round(share * total) for share, _ in prepared.recipe.resolutions}
-    return sorted({0} | {step for step in changes if step < total})
-
-
 def step_work(prepared: Prepared, step: int) -> int:
     """Multiply-adds of a step; tokens that are left out save their share."""
     one = multiply_adds(prepared.model.config, prepared.batches.size_at(step))
-    return round(one * (1 + BACKWARD) * prepared.recipe.batch_size * (1 - prepared.recipe.drop_tokens))
+    return round(one * TRAINING_PASSES * prepared.recipe.batch_size * (1 - prepared.recipe.drop_tokens))
 
 
 def plan_lines(plan: Plan) -> list[str]:

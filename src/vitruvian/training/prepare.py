@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from vitruvian.catalog import resolve
-from vitruvian.config import ModelConfig, Preprocess, ResNetConfig, ViTConfig
+from vitruvian.config import ModelConfig, Preprocess, Size, ViTConfig
 from vitruvian.data.augment import Augment
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import Model, build, empty
@@ -61,7 +61,8 @@ def config_of(recipe: Recipe, classes: int) -> ModelConfig:
     changes = dict(recipe.architecture) | {"classes": classes}
     if recipe.image_size:
         changes["image_size"] = (recipe.image_size, recipe.image_size)
-    return changed_config(resolve(recipe.model), changes)
+    found = changed_config(resolve(recipe.model), changes)
+    return found.replace(image_size=measured_size(recipe, found))
 
 
 def changed_config(config: ModelConfig, changes: Mapping[str, Any]) -> ModelConfig:
@@ -83,8 +84,10 @@ def from_nothing(recipe: Recipe, labels: Sequence[str]) -> Model:
 
 def from_weights(recipe: Recipe, labels: Sequence[str]) -> Model:
     """The weights, with their own head where it is for the same classes, else with a fresh one."""
-    size = recipe.image_size or None
-    model = load(recipe.weights, image_size=size)
+    model = load(recipe.weights)
+    size = measured_size(recipe, model.config)
+    if size != model.config.image_size:
+        model = load(recipe.weights, image_size=size)
     origin = model.origin
     if not labels:
         model = load(recipe.weights, image_size=size, classes=0)
@@ -118,11 +121,22 @@ def view_of(recipe: Recipe, model: Model) -> Preprocess:
     return model.preprocess.changed(recipe.view).at(model.config.image_size)
 
 
-def augment_of(recipe: Recipe, preprocess: Preprocess) -> Augment:
-    """The training views: the recipe's, at the size and in the values of the evaluation view."""
-    return recipe.augment.replace(
-        image_size=preprocess.image_size, mean=preprocess.mean, std=preprocess.std, output="uint8"
-    )
+def augment_of(recipe: Recipe, model: Model) -> Augment:
+    """The training views: the recipe's, in the values of the evaluation view, whose size is `enlarge` times theirs."""
+    size, view = scaled(model.config, 1 / recipe.enlarge), model.preprocess
+    return recipe.augment.replace(image_size=size, mean=view.mean, std=view.std, output="uint8")
+
+
+def measured_size(recipe: Recipe, config: ModelConfig) -> Size:
+    """Of the pictures that the model is measured with and saved for, where its own are those of `config`."""
+    return (recipe.image_size, recipe.image_size) if recipe.image_size else scaled(config, recipe.enlarge)
+
+
+def scaled(config: ModelConfig, factor: float) -> Size:
+    """The model's image size times the factor, in whole patches."""
+    unit = config.stride if isinstance(config, ViTConfig) else 1
+    rows, columns = (max(1, round(side * factor / unit)) * unit for side in config.image_size)
+    return rows, columns
 
 
 def set_options(model: Model, recipe: Recipe) -> None:
@@ -134,12 +148,6 @@ def set_options(model: Model, recipe: Recipe) -> None:
             give_back_freed()
     elif recipe.checkpoint_activations:  # drop_tokens says nothing about a model without tokens
         raise ConfigError("checkpoint_activations is for Vision Transformers, not for a ResNet")
-    for _, side in recipe.resolutions:
-        check_side(model.config, side)
-
-
-def check_side(config: ModelConfig, side: int) -> None:
-    if isinstance(config, ViTConfig):
-        config.grid_of((side, side))
-    else:
-        assert isinstance(config, ResNetConfig)
+    if isinstance(model.config, ViTConfig):
+        for _, side in recipe.resolutions:
+            model.config.grid_of((side, side))  # refuses a side that the patches do not divide

@@ -22,6 +22,11 @@ Validation = Literal["auto", "dev", "test"]
 HeadInit = Literal["zero", "least_squares", "probe"]
 ObjectiveName = Literal["labels", "masked"]
 
+DESCRIPTION = {"about", "command", "time", "result"}
+"""Settings that tell of a recipe and change nothing."""
+HARMLESS = {"workers", "checkpoint_seconds", "checkpoint_steps", "keep_checkpoints", "parallel", "device", "compile"}
+"""Settings that a continued run may change, because its weights do not depend on them (to within rounding)."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe(Settings):
@@ -40,7 +45,10 @@ class Recipe(Settings):
     weights: str = ""
     """What to start from: a file, a folder or a published name; empty starts from nothing."""
     image_size: int = 0
-    """Side in pixels; 0 is the model's own."""
+    """Side in pixels; 0 is the model's own, or that times `enlarge`."""
+    enlarge: float = 1.0
+    """Side of the pictures that the model is measured with and saved for, as a multiple of that of its training views;
+    training crops show things larger than they are in whole pictures, and a larger side makes up for it."""
     architecture: Mapping[str, Any] = field(default_factory=dict)
     """Other settings of the model than its own, by name (see ViTConfig)."""
     view: Mapping[str, Any] = field(default_factory=dict)
@@ -165,13 +173,15 @@ class Recipe(Settings):
             check_range(name, getattr(self, name), 0)
         for name in ("smoothing", "max_unreadable", "average_start", "momentum"):
             check_range(name, getattr(self, name), 0.0, 1.0)
+        check_range("enlarge", self.enlarge, 1.0, 4.0)
         for name in ("average_decay", "layer_decay"):
             check_range(name, getattr(self, name), 1e-6, 1.0)
         for name, least, most in (("drop_tokens", 0.0, 0.95), ("hold_out", 0.001, 0.9), ("evaluate_every", 1e-6, 1e9)):
             check_range(name, getattr(self, name), least, most)
         for name, values in (("rate", (self.rate,)), ("rates", self.rates)):
-            if any(value <= 0 for value in values):
-                raise ConfigError(f"{name}={min(values)} is not above 0")
+            for value in values:
+                if not 0 < value < float("inf"):
+                    raise ConfigError(f"{name}={value} is not a finite number above 0")
         if self.head_init != "zero" and self.loss != "softmax":
             raise ConfigError(f"head_init={self.head_init!r} is for loss='softmax', not for {self.loss!r}")
         if self.validation == "test" and (self.patience or self.final == "best"):

@@ -84,13 +84,13 @@ def changed(recipe: Recipe, changes: Iterable[str]) -> Recipe:
             raise ConfigError(f"{change!r} is not of the form KEY=VALUE")
         if key in OWNED:
             raise ConfigError(f"{key} follows from {OWNED[key]}: set that")
-        table = merged(table, nested(key, parsed(text.strip(), key)))
+        table = merged(table, nested(key, parsed(text.strip())))
         if key in ("epochs", "steps"):
             table["steps" if key == "epochs" else "epochs"] = 0
     return recipe_from(table, "")
 
 
-def parsed(text: str, key: str) -> Any:
+def parsed(text: str) -> Any:
     """The value that a text means in TOML; what means nothing there is the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]

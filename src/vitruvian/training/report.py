@@ -11,7 +11,20 @@ from vitruvian.data.doctor.classes import small_classes, uneven_classes
 from vitruvian.data.sources.base import Source
 from vitruvian.data.sources.subset import class_sizes
 from vitruvian.evaluation.metrics import Measures
-from vitruvian.evaluation.page import Html, columns, duration, facts, heading, notice, page, section, text, tiles
+from vitruvian.evaluation.page import (
+    Html,
+    columns,
+    duration,
+    facts,
+    heading,
+    notice,
+    page,
+    paragraph,
+    section,
+    text,
+    tiles,
+)
+from vitruvian.evaluation.report_files import PAGE, write_html
 from vitruvian.evaluation.sections import measure_sections, measure_tiles, unreadable_parts
 from vitruvian.training.curves import curves
 from vitruvian.training.environment import environment
@@ -21,7 +34,6 @@ from vitruvian.training.masked_report import colour_sections, colour_tiles
 from vitruvian.training.objective import Measured
 from vitruvian.training.run import Run
 from vitruvian.weights.description import Description
-from vitruvian.weights.store import install, staging
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +51,9 @@ class Outcome:
 
 def write_report(run: Run, outcome: Outcome) -> Path:
     """Write `report.html` into the run's folder and give its path; an older one stays until the new is complete."""
-    target = run.folder / "report.html"
     start = Path(run.recipe.weights).name or run.recipe.model
     title = f"{start} on {Path(str(run.facts.get('data', 'unnamed data'))).name}"
-    with staging(target) as staged:
-        staged.write_text(page(title, sections(title, run, outcome)), encoding="utf-8")
-        install(staged, target)
-    return target
+    return write_html(run.folder / PAGE, page(title, sections(title, run, outcome)))
 
 
 def sections(title: str, run: Run, outcome: Outcome) -> Iterator[Html]:
@@ -93,7 +101,7 @@ def numbers(outcome: Outcome, lines: list[Line]) -> dict[str, str]:
 
 def data_problems(train: Source, unreadable: dict[str, str], notes: Iterable[str]) -> Iterator[Html]:
     """What the data set left out, classes that are small or unequal, and files that could not be read."""
-    found = [Html(f"<p>{text(line)}</p>") for line in notes]
+    found = [*map(paragraph, notes)]
     counts = class_sizes(train.labels(), len(train.classes))
     for check in (small_classes, uneven_classes):
         for finding in check(counts, train.classes, "train"):
@@ -101,4 +109,4 @@ def data_problems(train: Source, unreadable: dict[str, str], notes: Iterable[str
             advice = f'<span class="soft">{text(finding.advice)}</span>'
             found.append(Html(f"<p>{text(finding.text)} ({text(examples)})<br>{advice}</p>"))
     found += unreadable_parts(unreadable)
-    yield from found or [Html("<p>Every picture could be read, and no class is small or far from the others.</p>")]
+    yield from found or [paragraph("Every picture could be read, and no class is small or far from the others.")]

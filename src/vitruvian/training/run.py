@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vitruvian.errors import TrainingError
 from vitruvian.model.build import Model
-from vitruvian.training.journal import Line, read_journal
+from vitruvian.training.journal import METRICS_FILE, Line, read_journal
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.recipes import read_recipe, to_toml
 from vitruvian.weights.load import RUN_FILE, load
 from vitruvian.weights.store import sync
+
+RunState = Literal["waiting", "begun", "done"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +56,31 @@ class Run:
 
     def metrics(self, split: str | None = None) -> list[Line]:
         """The lines of metrics.jsonl, or those of one split (`train`, `val`)."""
-        return [line for line in read_journal(self.metrics_path) if split in (None, line["split"])]
-
-    @property
-    def metrics_path(self) -> Path:
-        return self.folder / "metrics.jsonl"
+        return [line for line in read_journal(self.folder / METRICS_FILE) if split in (None, line["split"])]
 
     @property
     def finished(self) -> bool:
         return (self.folder / "model").is_dir()
+
+    @property
+    def state(self) -> RunState:
+        """Told by what is in the folder, so that it is right whenever a process was killed."""
+        if not (self.folder / RUN_FILE).is_file():
+            return "waiting"
+        return "done" if self.finished else "begun"
+
+    def result(self, *keys: str) -> dict[str, float]:
+        """These numbers of the last evaluation; none before the run is done."""
+        lines = self.metrics("val") if self.state == "done" else []
+        return {key: lines[-1][key] for key in keys} if lines else {}
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def forget_checkpoints(self) -> None:
+        """Remove them: nothing goes on from here."""
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     @property
     def unreadable(self) -> dict[str, str]:
@@ -83,12 +102,21 @@ def create(folder: Path, recipe: Recipe, facts: dict[str, Any]) -> Run:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise TrainingError(f"{folder}: exists and is not empty; choose another --out")
     try:
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        Run(folder).checkpoints.mkdir(parents=True, exist_ok=True)
         (folder / "recipe.toml").write_text(to_toml(recipe.to_json()), encoding="utf-8")
         write_whole(folder / RUN_FILE, facts)
     except OSError as error:
         raise TrainingError(f"{folder}: cannot be written: {error.strerror}") from error
     return Run(folder)
+
+
+def write_record(path: Path, content: Any) -> None:
+    """As `write_whole`, in a folder that is made if needed; TrainingError where that is not possible."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content)
+    except OSError as error:
+        raise TrainingError(f"{path.parent}: cannot be written: {error.strerror}") from error
 
 
 def write_whole(path: Path, content: Any) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitruvian.errors import TrainingError
 from vitruvian.model.build import Model
-from vitruvian.training.average import Average
+from vitruvian.training.average import Average, local
 from vitruvian.training.optimiser import moments, set_steps_taken, steps_taken
 from vitruvian.training.recipe import Recipe
 
@@ -46,7 +46,9 @@ class Position:
         try:
             return cls(**data)
         except TypeError as error:
-            raise TrainingError(f"the checkpoint was written by another version: {error}") from error
+            raise TrainingError(
+                f"the checkpoint was written by another version: {error}; go on with that one, or start a new run"
+            ) from error
 
 
 @dataclass
@@ -80,7 +82,5 @@ class State:
 
     def finite(self) -> bool:
         """Whether all weights are numbers."""
-        from vitruvian.training.average import local
-
         norms = torch._foreach_norm([local(parameter) for parameter in self.model.parameters()])
         return bool(torch.stack(norms).isfinite().all())

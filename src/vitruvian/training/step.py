@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from vitruvian.data.augment import Augment, mix, normalise
 from vitruvian.data.loader import Batch
 from vitruvian.data.order import digest, generator_for
+from vitruvian.evaluation.metrics import autocast as computing_in
 from vitruvian.training.average import Average
 from vitruvian.training.distributed import Processes, without_exchange
 from vitruvian.training.losses import picture_weights
@@ -101,7 +102,7 @@ class Stepper:
             self.average.update(step)
 
     def autocast(self) -> AbstractContextManager[object]:
-        return nullcontext() if self.dtype is None else torch.autocast(self.processes.device.type, self.dtype)
+        return computing_in(self.processes.device, self.dtype)
 
 
 def seed_of(seed: int, step: int, rank: int) -> int:

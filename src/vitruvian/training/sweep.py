@@ -11,31 +11,19 @@ from typing import Any, Literal
 
 from vitruvian.errors import TrainingError
 from vitruvian.evaluation.page import flat
-from vitruvian.tasks import Metric
-from vitruvian.training.recipe import Recipe
+from vitruvian.tasks import SEEDS, Metric
+from vitruvian.training.recipe import DESCRIPTION, HARMLESS, Recipe
 from vitruvian.training.recipes import recipe_from
-from vitruvian.training.run import Run, write_whole
+from vitruvian.training.run import Run, RunState, write_record
 
 SWEEP_FILE = "sweep.json"
 FAILED_FILE = "failed.json"
 """In a trial's folder, why it came to nothing."""
 
 Kind = Literal["dev", "test"]
-State = Literal["waiting", "begun", "done", "failed"]
+State = RunState | Literal["failed"]
 
-CHANGEABLE = (
-    "rate",
-    "rates",
-    "seed",
-    "about",
-    "command",
-    "time",
-    "result",
-    "validation",
-    "workers",
-    "device",
-    "compile",
-)
+CHANGEABLE = {"rate", "rates", "seed", "validation"} | DESCRIPTION | HARMLESS
 """Settings in which two sweeps may differ and share their trials."""
 
 
@@ -54,18 +42,14 @@ class Trial:
 
     @property
     def state(self) -> State:
-        """Told by what is in the folder, so that it is right whenever a process was killed."""
-        if (self.folder / FAILED_FILE).is_file():
-            return "failed"
-        if not (self.folder / "run.json").is_file():
-            return "waiting"
-        return "done" if Run(self.folder).finished else "begun"
+        """Told by what is in the folder, as a run's."""
+        return "failed" if (self.folder / FAILED_FILE).is_file() else Run(self.folder).state
 
     @property
     def measures(self) -> dict[str, float]:
         """The numbers of the last evaluation of a trial that is done."""
-        lines = Run(self.folder).metrics("val") if self.state == "done" else []
-        return {key: lines[-1][key] for key in ("top1", "mean_per_class", "loss", "count", "seconds")} if lines else {}
+        keys = ("top1", "mean_per_class", "loss", "count", "seconds")
+        return Run(self.folder).result(*keys)
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {
@@ -87,7 +71,7 @@ class Protocol:
     data: str
     recipe: Recipe
     rates: tuple[float, ...]
-    seeds: int = 3
+    seeds: int = SEEDS
     metric: Metric = "top1"
 
     def __post_init__(self) -> None:
@@ -142,6 +126,11 @@ class Sweep:
         return (*self.dev, *self.test)
 
     @property
+    def unreadable(self) -> dict[str, str]:
+        """Why pictures were skipped, by key, in any of the trials."""
+        return {key: why for trial in self.trials for key, why in Run(trial.folder).unreadable.items()}
+
+    @property
     def chosen_rate(self) -> float | None:
         """The rate that is best on the dev split, once all have been tried; of equals the first, or the only one."""
         if not self.dev:
@@ -181,11 +170,7 @@ class Sweep:
 
     def write(self) -> None:
         """Write sweep.json, whole or not at all."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(self.folder / SWEEP_FILE, self.to_json())
-        except OSError as error:
-            raise TrainingError(f"{self.folder}: cannot be written: {error.strerror}") from error
+        write_record(self.folder / SWEEP_FILE, self.to_json())
 
 
 def spread(values: Iterable[float]) -> dict[str, float | int | None]:

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from vitruvian.evaluation.metrics import MEASURE_NAMES
 from vitruvian.evaluation.page import Html, duration, facts, heading, notice, page, section, table, text, tiles
+from vitruvian.evaluation.report_files import PAGE, write_html
 from vitruvian.training.sweep import Sweep, Trial, spread
-from vitruvian.weights.store import install, staging
 
-METRICS = {"top1": "top-1 accuracy", "mean_per_class": "mean per class"}
+METRICS = {key: MEASURE_NAMES[key] for key in ("top1", "mean_per_class")}
 
 
 def write_sweep_report(sweep: Sweep) -> Path:
     """Write `report.html` into the sweep's folder and give its path; an older one stays until the new is complete."""
-    target = sweep.folder / "report.html"
     title = f"{Path(sweep.protocol.recipe.weights).name} fine-tuned on {Path(sweep.protocol.data).name}"
-    with staging(target) as staged:
-        staged.write_text(page(title, sections(title, sweep)), encoding="utf-8")
-        install(staged, target)
-    return target
+    return write_html(sweep.folder / PAGE, page(title, sections(title, sweep)))
 
 
 def sections(title: str, sweep: Sweep) -> Iterator[Html]:
@@ -64,7 +61,7 @@ def trial_table(sweep: Sweep, trials: tuple[Trial, ...]) -> Html:
 
 def row(sweep: Sweep, trial: Trial) -> list[object]:
     measures, state = trial.measures, trial.state
-    link = f'<a href="{text(trial.name)}/report.html">{text(trial.name)}</a>'
+    link = f'<a href="{text(trial.name)}/{PAGE}">{text(trial.name)}</a>'
     numbers = [Html(f"{measures[key]:.2f}&nbsp;%") if measures else Html("–") for key in METRICS]
     loss = Html(f"{measures['loss']:.4f}") if measures else Html("–")
     seconds = duration(measures["seconds"]) if measures else "–"

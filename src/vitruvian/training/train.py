@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from vitruvian.cost import parameters
-from vitruvian.data.augment import Augment
 from vitruvian.errors import TrainingError
 from vitruvian.model.build import Model
 from vitruvian.training.average import average_for
@@ -19,13 +18,14 @@ from vitruvian.training.choose import chosen_recipe
 from vitruvian.training.distributed import Processes, joined, replicated, shard
 from vitruvian.training.environment import environment
 from vitruvian.training.head import fit_head, is_fresh
-from vitruvian.training.journal import Journal, Listener
+from vitruvian.training.journal import METRICS_FILE, Journal, Listener
 from vitruvian.training.loop import Loop
 from vitruvian.training.losses import balanced_weights
 from vitruvian.training.optimiser import optimiser_for
 from vitruvian.training.pictures import Pictures, TrainingBatches, fitting_batch_size, pictures_for, validation_loader
+from vitruvian.training.places import RUNS, lasting_data
 from vitruvian.training.prepare import augment_of, model_again, model_for, objective_for
-from vitruvian.training.recipe import Recipe
+from vitruvian.training.recipe import HARMLESS, Recipe
 from vitruvian.training.recipes import changed
 from vitruvian.training.report import Outcome, write_report
 from vitruvian.training.run import Run, create, write_whole
@@ -34,9 +34,6 @@ from vitruvian.training.signals import StopRequest, stop_requests
 from vitruvian.training.state import Position, State
 from vitruvian.training.step import Stepper
 from vitruvian.weights.description import Description
-
-HARMLESS = {"workers", "checkpoint_seconds", "checkpoint_steps", "keep_checkpoints", "parallel", "device", "compile"}
-"""Settings that a continued run may change, because its weights do not depend on them (to within rounding)."""
 
 
 def train(
@@ -60,7 +57,8 @@ def train(
     with joined(plan.device) as processes:
         plan, pictures = fitted(plan, pictures_for(data, plan), processes)
         folder = Path(processes.agreed(str(out or free_folder(data)))).expanduser()
-        prepared = prepare(plan, pictures, processes, starting_model(plan, pictures, processes, listeners))
+        start = starting_model(plan, pictures, processes=processes, listeners=listeners)
+        prepared = prepare(plan, pictures, processes, start)
         problem = ""
         if processes.first:
             try:
@@ -70,7 +68,7 @@ def train(
         problem = processes.agreed(problem)
         if problem:
             raise TrainingError(problem)
-        return carry_out(folder, prepared, processes, Position(), tuple(listeners))
+        return carry_out(folder, prepared, processes=processes, position=Position(), listeners=tuple(listeners))
 
 
 def resume(run: str | Path | Run, *, settings: Sequence[str] = (), listeners: Sequence[Listener] = ()) -> Run:
@@ -90,20 +88,20 @@ def resume(run: str | Path | Run, *, settings: Sequence[str] = (), listeners: Se
     with joined(plan.device) as processes:
         pictures = pictures_for(facts["data"], plan)
         check_same(facts, pictures)
-        found = Checkpoints(opened.folder / "checkpoints", processes).all()
+        found = Checkpoints(opened.checkpoints, processes).all()
         if found:  # what the run started from may be gone
             model = model_again(Description.from_json(facts.get("model"), f"{opened.folder}/run.json"), plan)
         else:
-            model = starting_model(plan, pictures, processes, listeners)
+            model = starting_model(plan, pictures, processes=processes, listeners=listeners)
         prepared, position = prepare(plan, pictures, processes, model), Position()
         if found:
             position = Position.from_json(read_position(found[-1]))
             read_tensors(found[-1], prepared.state.tensors(), processes)
             prepared.state.restore(position)
-        return carry_out(opened.folder, prepared, processes, position, tuple(listeners))
+        return carry_out(opened.folder, prepared, processes=processes, position=position, listeners=tuple(listeners))
 
 
-def starting_model(recipe: Recipe, pictures: Pictures, processes: Processes, listeners: Sequence[Listener]) -> Model:
+def starting_model(recipe: Recipe, pictures: Pictures, *, processes: Processes, listeners: Sequence[Listener]) -> Model:
     """The model of a run before its first step."""
     model = model_for(recipe, pictures.classes).to(processes.device)
     if recipe.head_init != "zero" and is_fresh(model):
@@ -122,7 +120,6 @@ class Prepared:
 
     recipe: Recipe
     pictures: Pictures
-    augment: Augment
     model: Model
     state: State
     stepper: Stepper
@@ -141,7 +138,7 @@ def fitted(recipe: Recipe, pictures: Pictures, processes: Processes) -> tuple[Re
 def prepare(recipe: Recipe, pictures: Pictures, processes: Processes, model: Model | None = None) -> Prepared:
     """The optimiser and the batches of a run around its model, by default that of the recipe."""
     model = (model or model_for(recipe, pictures.classes)).to(processes.device)
-    augment = augment_of(recipe, model.preprocess)
+    augment = augment_of(recipe, model)
     batches = TrainingBatches(pictures.train, recipe, augment, processes)
     shard(model, processes, recipe.parallel)
     if recipe.compile:
@@ -163,7 +160,6 @@ def prepare(recipe: Recipe, pictures: Pictures, processes: Processes, model: Mod
     return Prepared(
         recipe=recipe,
         pictures=pictures,
-        augment=augment,
         model=model,
         state=state,
         stepper=stepper,
@@ -172,10 +168,10 @@ def prepare(recipe: Recipe, pictures: Pictures, processes: Processes, model: Mod
 
 
 def carry_out(
-    folder: Path, prepared: Prepared, processes: Processes, position: Position, listeners: tuple[Listener, ...]
+    folder: Path, prepared: Prepared, *, processes: Processes, position: Position, listeners: tuple[Listener, ...]
 ) -> Run:
     """Run the loop from a position to the end, and save the model."""
-    checkpoints = Checkpoints(folder / "checkpoints", processes, keep=prepared.recipe.keep_checkpoints)
+    checkpoints = Checkpoints(Run(folder).checkpoints, processes, keep=prepared.recipe.keep_checkpoints)
     checkpoints.clean()
     heard = listeners if processes.first else ()
     with ExitStack() as stack:
@@ -185,7 +181,7 @@ def carry_out(
         )
         journal = None
         if processes.first:
-            journal = Journal(folder / "metrics.jsonl", heard, keep_bytes=position.journal_bytes)
+            journal = Journal(folder / METRICS_FILE, heard, keep_bytes=position.journal_bytes)
             stack.callback(journal.close)
         for listener in heard:
             stack.callback(listener.finished)
@@ -201,7 +197,6 @@ def carry_out(
             validation=validation,
             checkpoints=checkpoints,
             journal=journal,
-            listeners=heard,
         )
         stop = stack.enter_context(stop_requests())
         loop.run(stop)
@@ -229,7 +224,7 @@ def finish(loop: Loop, pictures: Pictures) -> None:
 def facts_of(data: str | Path, pictures: Pictures, prepared: Prepared) -> dict[str, Any]:
     """What run.json says."""
     return {
-        "data": str(data) if "://" in str(data) or not Path(data).exists() else str(Path(data).resolve()),
+        "data": lasting_data(data),
         "classes": list(pictures.classes),
         "training_pictures": len(pictures.train),
         "validation_pictures": len(pictures.validation),
@@ -271,6 +266,6 @@ def free_folder(data: str | Path) -> Path:
     """A new folder in `runs/`, named after the data."""
     name = Path(str(data).rstrip("/*")).stem or "run"
     number = 1
-    while (folder := Path("runs") / f"{name}-{number}").exists():
+    while (folder := RUNS / f"{name}-{number}").exists():
         number += 1
     return folder
