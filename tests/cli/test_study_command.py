@@ -46,6 +46,14 @@ def test_what_is_wrong_is_said_in_a_line(vit, tmp_path, monkeypatch, arguments, 
     assert found.out == ""
 
 
+@pytest.mark.parametrize(("command", "words"), [(["table5", "--tasks", "pets"], "97.11"), (["vtab"], "77.63")])
+def test_a_study_without_any_pictures_names_them_and_fails(vit, weights, tmp_path, command, words):
+    found = vit("study", *command, "--models", weights, "--data-root", tmp_path, "--out", tmp_path / "study")
+    assert found.code == 1
+    assert words in found.out  # the paper's, beside what is missing
+    assert "missing: " in found.out
+
+
 def test_a_compute_study_prints_its_cells_and_plans_them(vit, tmp_path):
     arguments = ["study", "compute", "digits", "--steps", "1,2", "--pictures", "40", "--families", "study-vit"]
     changes = ["--set", "workers=0", "--set", "batch_size=8", "--set", "image_size=16", "--out", tmp_path / "study"]

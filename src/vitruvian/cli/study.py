@@ -73,6 +73,7 @@ def table5(
         print("\n".join(json.dumps(cell.to_json()) for cell in cells))
     elif speaks():
         show_table5(cells)
+    fail_if_empty(cells)
 
 
 @study.command()
@@ -95,6 +96,7 @@ def vtab(
     for model in dict.fromkeys(cell.model for cell in cells) if speaks() else ():
         result = vtab_result(model, cells)
         print(json.dumps(result.to_json())) if as_json else show_vtab(result, cells)
+    fail_if_empty(cells)
 
 
 @study.command("data-size")
@@ -160,6 +162,12 @@ def fine_tuned(models: str, tasks: list[Task], out: Path, setup: Setup) -> list[
     with exit_when_stopped():
         cells += transfer(names, tasks, out, setup=setup, listeners=[progress()], said=tell)
     return cells
+
+
+def fail_if_empty(cells: list[Cell]) -> None:
+    """Exit with 1 where nothing was measured; the reasons have been told."""
+    if not any(cell.values for cell in cells):
+        raise typer.Exit(1)
 
 
 def show_table5(cells: list[Cell]) -> None:
