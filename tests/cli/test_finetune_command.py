@@ -40,7 +40,7 @@ def test_wrong_usage_exits_with_2(vit, arguments, text):
         (["--task", "petz"], "unknown task 'petz'; did you mean pets"),
         (["--recipe", "finetune-smal"], "unknown recipe 'finetune-smal'; did you mean finetune-small"),
         (["--set", "epoch=1"], "unknown setting 'epoch'; did you mean epochs?"),
-        (["--size", "17"], "image of 17x17 pixels is not divisible by the patch of 8"),
+        (["--image-size", "17"], "image of 17x17 pixels is not divisible by the patch of 8"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_exit_1(vit, pictures, weights, tmp_path, arguments, text):
@@ -62,11 +62,12 @@ def test_a_quick_sweep_ends_with_a_number_and_a_model(vit, pictures, weights, tm
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("VITRUVIAN_DATA", str(tmp_path))
     arguments = [pictures, "--from", weights, "--out", tmp_path / "sweep", "--quick", "--set", "workers=0"]
-    code, out, err = vit("finetune", *arguments, "--set", "batch_size=4", "--size", "32", "--steps", "3")
+    changes = ("--set", "batch_size=4", "--image-size", "32", "--steps", "3")
+    code, out, err = vit("finetune", *arguments, *changes)
     assert code == 0, err
     assert "test-rate-0.0001-seed-0" in out
     assert "on the test split (one run)" in out
-    code, out, err = vit("finetune", *arguments, "--set", "batch_size=4", "--size", "32", "--steps", "3", "--json")
+    code, out, err = vit("finetune", *arguments, *changes, "--json")
     assert json.loads(out)["top1"]["count"] == 1
     assert "(done before)" in err
     model = tmp_path / "sweep" / "test-rate-0.0001-seed-0"

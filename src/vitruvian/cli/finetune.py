@@ -47,7 +47,7 @@ def finetune(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Runs that are averaged.")] = SEEDS,
     steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Steps of each trial.")] = None,
-    size: Annotated[
+    image_size: Annotated[
         int | None, typer.Option(min=1, metavar="PIXELS", help="Side of the input; positions follow.")
     ] = None,
     settings: Changes = None,
@@ -68,7 +68,7 @@ def finetune(
     place_data(data_root)
     changes = [*(settings or [])]
     changes += [f"steps={steps}"] if steps else []
-    changes += [f"image_size={size}"] if size else []
+    changes += [f"image_size={image_size}"] if image_size else []
     protocol = protocol_for(
         data,
         weights,
