@@ -67,19 +67,31 @@ def test_a_resnet_has_layers_too():
 
 def test_frozen_parameters_do_not_learn():
     model = tiny()
-    freeze(model, ("embed.*", "blocks.0.*"))
+    freeze(model, Recipe(steps=1, freeze=("embed.*", "blocks.0.*")))
     assert {name.split(".")[0] for name, _ in learning(model)} == {"blocks", "norm", "head"}
     assert not any(name.startswith("blocks.0.") for name, _ in learning(model))
 
 
 def test_a_pattern_that_fits_nothing_is_an_error():
     with pytest.raises(UnknownNameError, match=r"unknown parameters to freeze 'head.wight'; did you mean head.weight"):
-        freeze(tiny(), ("head.wight",))
+        freeze(tiny(), Recipe(steps=1, freeze=("head.wight",)))
+
+
+@pytest.mark.parametrize(("share", "frozen"), [(0.0, 0), (0.1, 0), (0.5, 2), (0.75, 3), (1.0, 4)])
+def test_a_share_of_the_layers_is_frozen_from_the_embedding_on(share, frozen):
+    model = build(ViTConfig(image_size=(8, 8), patch_size=4, layers=4, width=8, mlp_width=8, heads=2, classes=3))
+    freeze(model, Recipe(steps=1, freeze_layers=share))
+    assert [all(p.requires_grad for p in block.parameters()) for block in model.blocks] == [
+        number >= frozen for number in range(4)
+    ]
+    assert all(p.requires_grad == (frozen == 0) for p in model.embed.parameters())
+    assert model.head.weight.requires_grad
+    assert model.norm.weight.requires_grad
 
 
 def test_freezing_everything_is_an_error():
     with pytest.raises(ConfigError, match="leaves nothing that learns"):
-        freeze(tiny(), ("*",))
+        freeze(tiny(), Recipe(steps=1, freeze=("*",)))
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])

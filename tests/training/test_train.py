@@ -10,14 +10,13 @@ from PIL import Image
 from runs import TINY, identical, lines, weights
 from safetensors.torch import load_file
 
-from vitruvian.config import ViTConfig
 from vitruvian.errors import ConfigError, DataError, TrainingError, VitruvianError
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Classifier
 from vitruvian.training import Listener, read_recipe, train
 from vitruvian.training.distributed import Processes
 from vitruvian.training.pictures import TrainingBatches, pictures_for
-from vitruvian.training.prepare import augment_of, model_for, scaled
+from vitruvian.training.prepare import augment_of, model_for
 from vitruvian.training.recipes import changed
 
 
@@ -95,10 +94,11 @@ def test_the_resolution_changes_at_its_share_of_the_run():
 @pytest.mark.parametrize(
     ("settings", "trained", "measured"),
     [
-        (("enlarge=1.5",), 8, 12),
+        (("enlarge=1.5",), 12, 12),
         (("enlarge=1.2",), 8, 8),  # less than half a patch
-        (("enlarge=1.5", "image_size=24"), 16, 24),
-        (("enlarge=2", "resolutions=[[0, 12]]"), 12, 16),
+        (("enlarge=2", "train_scale=0.75"), 12, 16),
+        (("enlarge=2", "train_scale=0.5", "image_size=24"), 12, 24),
+        (("enlarge=2", "train_scale=0.75", "resolutions=[[0, 8]]"), 8, 16),
     ],
 )
 def test_a_model_is_measured_and_saved_for_larger_pictures_than_it_learns_from(tmp_path, settings, trained, measured):
@@ -112,14 +112,6 @@ def test_a_model_is_measured_and_saved_for_larger_pictures_than_it_learns_from(t
     assert batches.size_at(0) == (trained, trained)
     run = train("digits", recipe=recipe, out=tmp_path / "run", settings=["steps=2"])
     assert Classifier(run.folder).model.config.image_size == (measured, measured)
-
-
-@pytest.mark.parametrize("factor", [1.0, 1.15, 1.3, 2.0])
-def test_the_size_of_training_views_is_found_again_from_the_enlarged_one(factor):
-    for patches in range(1, 40):
-        config = ViTConfig(image_size=(16 * patches, 16), patch_size=16)
-        larger = config.replace(image_size=scaled(config, factor))
-        assert scaled(larger, 1 / factor) == config.image_size
 
 
 def test_a_resolution_that_the_patch_does_not_divide_is_refused(tmp_path):

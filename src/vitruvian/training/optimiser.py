@@ -19,17 +19,20 @@ MOMENTS = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq")
 """What each optimiser remembers of a parameter, beside the number of steps."""
 
 
-def freeze(model: Model, patterns: tuple[str, ...]) -> None:
-    """Stop the parameters whose names match from learning."""
+def freeze(model: Model, recipe: Recipe) -> None:
+    """Stop the parameters from learning that the recipe names, and those of the lower layers that it freezes."""
     names = [name for name, _ in model.named_parameters()]
-    for pattern in patterns:
+    for pattern in recipe.freeze:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise UnknownNameError("parameters to freeze", pattern, names, see="(* stands for anything)")
+    count = layers_of(model)
+    lower = round(recipe.freeze_layers * count)
     for name, parameter in model.named_parameters():
-        if any(fnmatchcase(name, pattern) for pattern in patterns):
+        low = lower and layers_above(model, name) > count - lower
+        if low or any(fnmatchcase(name, pattern) for pattern in recipe.freeze):
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError(f"freeze={list(patterns)} leaves nothing that learns")
+        raise ConfigError(f"freeze={list(recipe.freeze)} leaves nothing that learns")
 
 
 def learning(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -65,14 +68,16 @@ def decay_of(recipe: Recipe) -> float:
 
 def layers_above(model: Model, name: str) -> int:
     """Layers between a parameter and the head: 0 for the head, one more than all blocks for the embedding."""
-    if isinstance(model, ViT):
-        count, first, layer = len(model.blocks), "embed.", r"blocks\.(\d+)\."
-    else:
-        count, first, layer = len(model.stages), "root.", r"stages\.(\d+)\."
+    first, layer = ("embed.", r"blocks\.(\d+)\.") if isinstance(model, ViT) else ("root.", r"stages\.(\d+)\.")
     if name.startswith(first):
-        return count + 1
+        return layers_of(model) + 1
     match = re.match(layer, name)
-    return count - int(match.group(1)) if match else 0
+    return layers_of(model) - int(match.group(1)) if match else 0
+
+
+def layers_of(model: Model) -> int:
+    """Blocks of a ViT, stages of a ResNet."""
+    return len(model.blocks) if isinstance(model, ViT) else len(model.stages)
 
 
 def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:

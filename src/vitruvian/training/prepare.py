@@ -35,7 +35,7 @@ def model_for(recipe: Recipe, labels: Sequence[str]) -> Model:
     model.labels = tuple(labels) or None
     model.temperature = 1.0  # what was fitted to the weights it starts from
     model.preprocess = view_of(recipe, model)
-    freeze(model, recipe.freeze)
+    freeze(model, recipe)
     set_options(model, recipe)
     return model.train()
 
@@ -51,7 +51,7 @@ def model_again(description: Description, recipe: Recipe) -> Model:
     if recipe.objective == "masked":
         model = MaskedViT.around(model, recipe.seed)
     model.labels, model.origin, model.preprocess = description.labels, description.origin, description.preprocess
-    freeze(model, recipe.freeze)
+    freeze(model, recipe)
     set_options(model, recipe)
     return model.train()
 
@@ -122,8 +122,8 @@ def view_of(recipe: Recipe, model: Model) -> Preprocess:
 
 
 def augment_of(recipe: Recipe, model: Model) -> Augment:
-    """The training views: the recipe's, in the values of the evaluation view, whose size is `enlarge` times theirs."""
-    size, view = scaled(model.config, 1 / recipe.enlarge), model.preprocess
+    """The training views: the recipe's, in the values of the evaluation view and at their scale of its size."""
+    size, view = scaled(model.config, recipe.train_scale), model.preprocess
     return recipe.augment.replace(image_size=size, mean=view.mean, std=view.std, output="uint8")
 
 

@@ -45,10 +45,11 @@ class Recipe(Settings):
     weights: str = ""
     """What to start from: a file, a folder or a published name; empty starts from nothing."""
     image_size: int = 0
-    """Side in pixels; 0 is the model's own, or that times `enlarge`."""
+    """Side in pixels of the pictures that the model is measured with and saved for; 0 is `enlarge` times its own."""
     enlarge: float = 1.0
-    """Side of the pictures that the model is measured with and saved for, as a multiple of that of its training views;
-    training crops show things larger than they are in whole pictures, and a larger side makes up for it."""
+    train_scale: float = 1.0
+    """Side of training views as a multiple of that. Training crops show things larger than they are in whole pictures:
+    smaller views make up for it, and are cheaper."""
     architecture: Mapping[str, Any] = field(default_factory=dict)
     """Other settings of the model than its own, by name (see ViTConfig)."""
     view: Mapping[str, Any] = field(default_factory=dict)
@@ -60,6 +61,8 @@ class Recipe(Settings):
     `least_squares`: where ridge regression ends, which is quicker with many classes."""
     freeze: tuple[str, ...] = ()
     """Patterns of parameter names that do not learn, such as `embed.*` or `blocks.[0-5].*`."""
+    freeze_layers: float = 0.0
+    """Share of the layers that do not learn, from the embedding on; the backward pass ends above them."""
 
     epochs: float = 0.0
     steps: int = 0
@@ -171,9 +174,10 @@ class Recipe(Settings):
             check_range(name, getattr(self, name), 0)
         for name in ("pictures", "patience", "evaluate_batch_size", "checkpoint_steps", "checkpoint_seconds"):
             check_range(name, getattr(self, name), 0)
-        for name in ("smoothing", "max_unreadable", "average_start", "momentum"):
+        for name in ("smoothing", "max_unreadable", "average_start", "momentum", "freeze_layers"):
             check_range(name, getattr(self, name), 0.0, 1.0)
-        check_range("enlarge", self.enlarge, 1.0, 4.0)
+        for name in ("enlarge", "train_scale"):
+            check_range(name, getattr(self, name), 0.1, 10.0)
         for name in ("average_decay", "layer_decay"):
             check_range(name, getattr(self, name), 1e-6, 1.0)
         for name, least, most in (("drop_tokens", 0.0, 0.95), ("hold_out", 0.001, 0.9), ("evaluate_every", 1e-6, 1e9)):
