@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -26,7 +27,7 @@ class Facts:
     labels: tuple[str, ...] | None = None
 
 
-class Family:
+class Family(ABC):
     """One family of weights: its names, its numerics, its evaluation view and what it can express."""
 
     name: ClassVar[str]
@@ -63,13 +64,13 @@ class Family:
         """The description a file carries from a conversion, as JSON; None if there is none that counts."""
         return checkpoint.carried
 
+    @abstractmethod
     def preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
         """The evaluation view its models ask for."""
-        raise NotImplementedError
 
     def obstacles(self, config: ModelConfig) -> Iterator[str]:
         """Why a model of this shape cannot be written; nothing if it can."""
-        raise NotImplementedError
+        yield "files of this family are only read"
 
     def prefix_rows(self, config: ViTConfig) -> int:
         """Rows of the position array before the patches."""

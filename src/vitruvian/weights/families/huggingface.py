@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -61,9 +62,9 @@ class HuggingFace(Family):
         """Which of its model types a model is written as; also the prefix of its names."""
         return self.model_types[0]
 
+    @abstractmethod
     def architecture(self, config: ViTConfig) -> str:
         """Name of the transformers class that reads what is written."""
-        raise NotImplementedError
 
     def tidy(self, tensors: Tensors) -> Tensors:
         tidied = {}
