@@ -47,8 +47,9 @@ class Recipe(Settings):
     image_size: int = 0
     """Side in pixels of the pictures that the model is measured with and saved for; 0 is `enlarge` times its own."""
     enlarge: float = 1.0
+    """Where `image_size` is 0: the side as a multiple of the model's own, in whole patches."""
     train_scale: float = 1.0
-    """Side of training views as a multiple of that. Training crops show things larger than they are in whole pictures:
+    """Side of training views as a multiple of the measured one. Training crops show things larger than they are in whole pictures:
     smaller views make up for it, and are cheaper."""
     architecture: Mapping[str, Any] = field(default_factory=dict)
     """Other settings of the model than its own, by name (see ViTConfig)."""
