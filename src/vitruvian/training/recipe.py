@@ -49,8 +49,8 @@ class Recipe(Settings):
     enlarge: float = 1.0
     """Where `image_size` is 0: the side as a multiple of the model's own, in whole patches."""
     train_scale: float = 1.0
-    """Side of training views as a multiple of the measured one. Training crops show things larger than they are in whole pictures:
-    smaller views make up for it, and are cheaper."""
+    """Side of training views as a multiple of the measured one. Training crops show things larger than they are in
+    whole pictures: smaller views make up for it, and are cheaper."""
     architecture: Mapping[str, Any] = field(default_factory=dict)
     """Other settings of the model than its own, by name (see ViTConfig)."""
     view: Mapping[str, Any] = field(default_factory=dict)
