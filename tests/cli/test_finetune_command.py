@@ -48,6 +48,15 @@ def test_what_cannot_be_is_one_line_and_exit_1(vit, pictures, weights, tmp_path,
     assert (code, out) == (1, "")
     assert f"error: {text}" in err or text in err.splitlines()[-1]
     assert "Traceback" not in err
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_a_start_without_weights_leaves_no_folder(vit, pictures, tmp_path):
+    (tmp_path / "notes.safetensors").write_text("no weights")
+    code, _, err = vit("finetune", pictures, "--from", tmp_path / "notes.safetensors", "--out", tmp_path / "sweep")
+    assert code == 1
+    assert err.count("\n") == 1
+    assert not (tmp_path / "sweep").exists()
 
 
 def test_a_task_without_pictures_says_what_to_download(vit, weights, tmp_path, monkeypatch):

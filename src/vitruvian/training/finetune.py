@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vitruvian.data.sources import BUILT_IN, open_source
+from vitruvian.data.sources import BUILT_IN
 from vitruvian.errors import ConfigError, TrainingError
 from vitruvian.tasks import SEEDS, Task, task_meant
 from vitruvian.training.distributed import Processes, joined
 from vitruvian.training.journal import Listener
 from vitruvian.training.loop import Diverged
+from vitruvian.training.pictures import pictures_for
 from vitruvian.training.places import RUNS, lasting_data, lasting_path
+from vitruvian.training.prepare import model_for
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.recipes import changed, read_recipe
 from vitruvian.training.run import Run, write_whole
@@ -21,7 +23,6 @@ from vitruvian.training.signals import Interrupted
 from vitruvian.training.sweep import FAILED_FILE, SWEEP_FILE, Protocol, State, Sweep, Trial, differences
 from vitruvian.training.sweep_report import write_sweep_report
 from vitruvian.training.train import resume, train
-from vitruvian.weights.load import locate
 
 SMALL_RECIPE = "finetune-small"
 """For data that is not a task of the paper."""
@@ -107,8 +108,9 @@ class Work:
 
     def sweep(self, protocol: Protocol, folder: Path) -> Sweep:
         """All trials of a protocol."""
-        open_source(protocol.data)  # before anything is written
-        locate(protocol.recipe.weights)
+        if not (folder / SWEEP_FILE).is_file():  # what no trial can begin with is refused before anything is written
+            recipe = protocol.recipe
+            model_for(recipe, pictures_for(protocol.data, recipe).classes)
         sweep = Sweep(folder=folder, protocol=protocol, dev=tuple(protocol.dev_trials(folder)))
         self.record(sweep)
         seen = protocol.recipe.steps * protocol.recipe.batch_size
