@@ -228,12 +228,20 @@ def test_a_setting_of_a_table_is_named_alone(protocol, weights, tmp_path):
         finetune(other, tmp_path / "sweep")
 
 
-def test_a_recipe_for_gpus_is_questioned_without_one(weights, tmp_path):
+@pytest.mark.parametrize(
+    ("length", "seen", "advice"),
+    [
+        (["steps=4000"], "128,000", "more than N, --recipe finetune-small is made for such machines"),
+        (["steps=0", "epochs=100"], "143,800", "--set pictures=N trains on no more than N"),
+    ],
+)
+def test_a_recipe_for_gpus_is_questioned_without_one(weights, tmp_path, length, seen, advice):
     said = []
-    long = protocol_for("digits", weights, settings=[*TINY_RECIPE, "steps=4000", "device=cpu"]).quickly()
+    long = protocol_for("digits", weights, settings=[*TINY_RECIPE, *length, "device=cpu"]).quickly()
     with pytest.raises(Interrupted):
         finetune(long, tmp_path / "sweep", listeners=[StopAt("test-rate-0.0001-seed-0", 1)], said=said.append)
-    assert said[0].startswith("note: each trial goes through 128,000 pictures, and there is no GPU: this may take days")
+    assert said[0].startswith(f"note: each trial goes through {seen} pictures, and there is no GPU: this may take days")
+    assert said[0].endswith(advice)
 
 
 def test_nothing_is_written_where_weights_or_data_are_missing(protocol, tmp_path):

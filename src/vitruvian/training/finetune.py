@@ -108,17 +108,10 @@ class Work:
 
     def sweep(self, protocol: Protocol, folder: Path) -> Sweep:
         """All trials of a protocol."""
-        if not (folder / SWEEP_FILE).is_file():  # what no trial can begin with is refused before anything is written
-            recipe = protocol.recipe
-            model_for(recipe, pictures_for(protocol.data, recipe).classes)
+        if not (folder / SWEEP_FILE).is_file():
+            self.check(protocol)
         sweep = Sweep(folder=folder, protocol=protocol, dev=tuple(protocol.dev_trials(folder)))
         self.record(sweep)
-        seen = protocol.recipe.steps * protocol.recipe.batch_size
-        if self.processes.device.type == "cpu" and seen > MANY_PICTURES:
-            self.said(
-                f"note: each trial goes through {seen:,} pictures, and there is no GPU: this may take days; "
-                f"--recipe {SMALL_RECIPE} is made for such machines"
-            )
         for number, trial in enumerate(sweep.dev, 1):
             self.carry_out(sweep, trial, number)
         rate = self.processes.agreed(sweep.chosen_rate)
@@ -130,6 +123,19 @@ class Work:
         if not self.processes.agreed(sweep.values()):
             raise TrainingError(f"{folder}: training diverged with every seed, {why(sweep.test[0])}; try lower --rates")
         return sweep
+
+    def check(self, protocol: Protocol) -> None:
+        """Refuse what no trial can begin with before anything is written, and warn of what takes days."""
+        recipe = protocol.recipe
+        pictures = pictures_for(protocol.data, recipe)
+        model_for(recipe, pictures.classes)
+        seen = recipe.steps * recipe.batch_size or round(recipe.epochs * len(pictures.train))
+        if self.processes.device.type == "cpu" and seen > MANY_PICTURES:
+            made = f", --recipe {SMALL_RECIPE} is made for such machines" if recipe.steps else ""
+            self.said(
+                f"note: each trial goes through {seen:,} pictures, and there is no GPU: this may take days; "
+                f"--set pictures=N trains on no more than N{made}"
+            )
 
     def carry_out(self, sweep: Sweep, trial: Trial, number: int) -> None:
         """Train, or train on, unless the trial is over."""
