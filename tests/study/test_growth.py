@@ -44,6 +44,12 @@ def test_cells_are_every_family_at_every_size_with_equal_steps(tmp_path):
     assert not (tmp_path / "study").exists()
 
 
+def test_smaller_views_count_as_less_work(tmp_path):
+    whole = small_study(tmp_path / "study").cells[0]
+    half = small_study(tmp_path / "study", settings=[*SMALL, "train_scale=0.5"]).cells[0]
+    assert half.multiply_adds < whole.multiply_adds / 3
+
+
 def test_the_usual_study_has_twelve_cells():
     assert len(SIZES) * len(FAMILIES) == 12
     assert SIZE_STEPS > 0

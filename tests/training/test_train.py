@@ -109,7 +109,7 @@ def test_a_model_is_measured_and_saved_for_larger_pictures_than_it_learns_from(t
     model = model_for(recipe, pictures.classes)
     assert model.config.image_size == model.preprocess.image_size == (measured, measured)
     batches = TrainingBatches(pictures.train, recipe, augment_of(recipe, model), Processes())
-    assert batches.size_at(0) == (trained, trained)
+    assert batches.stages[0].size == (trained, trained)
     run = train("digits", recipe=recipe, out=tmp_path / "run", settings=["steps=2"])
     assert Classifier(run.folder).model.config.image_size == (measured, measured)
 

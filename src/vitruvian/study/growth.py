@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from vitruvian.cost import TRAINING_PASSES, multiply_adds, parameters
+from vitruvian.cost import parameters
 from vitruvian.errors import ConfigError, TrainingError
 from vitruvian.study import STUDY_FILE
 from vitruvian.training.distributed import joined
@@ -16,11 +16,12 @@ from vitruvian.training.journal import Listener
 from vitruvian.training.pictures import fitting_batch_size, pictures_for
 from vitruvian.training.places import RUNS, lasting_data
 from vitruvian.training.plan import plan
-from vitruvian.training.prepare import config_of
+from vitruvian.training.prepare import config_of, scaled
 from vitruvian.training.recipe import DESCRIPTION, HARMLESS, Recipe
 from vitruvian.training.recipes import changed, read_recipe
 from vitruvian.training.run import Run, RunState, write_record
 from vitruvian.training.signals import Interrupted
+from vitruvian.training.stages import run_multiply_adds, stages_of
 from vitruvian.training.train import resume, train
 
 FAMILIES = ("study-vit", "study-hybrid", "study-resnet")
@@ -48,8 +49,9 @@ class Cell:
     @property
     def multiply_adds(self) -> int:
         """Of the whole training."""
-        forward = multiply_adds(config_of(self.recipe, self.classes))
-        return TRAINING_PASSES * forward * self.recipe.steps * self.recipe.batch_size
+        config = config_of(self.recipe, self.classes)
+        stages = stages_of(self.recipe, scaled(config, self.recipe.train_scale), self.recipe.steps)
+        return run_multiply_adds(self.recipe, config, stages)
 
     @property
     def state(self) -> RunState:

@@ -23,6 +23,7 @@ from vitruvian.data.sources.union import Union
 from vitruvian.errors import ConfigError
 from vitruvian.training.distributed import Processes
 from vitruvian.training.recipe import Recipe
+from vitruvian.training.stages import stages_of
 
 SHOWN_CLASSES = 3
 """That a note names."""
@@ -150,19 +151,7 @@ class TrainingBatches:
         """Steps of the whole run."""
         self.per_evaluation = max(1, round(recipe.evaluate_every * self.per_epoch))
         """Steps from one evaluation to the next."""
-        self._stages = [(round(share * self.total), (side, side)) for share, side in recipe.resolutions]
-        """Steps from which on views have another size."""
-
-    def size_at(self, step: int) -> Size:
-        """Rows and columns of the views in a step."""
-        size = self.augment.image_size
-        for start, later in self._stages:
-            size = later if step >= start else size
-        return size
-
-    def stage_starts(self) -> list[int]:
-        """The steps at which the size changes, with the first."""
-        return sorted({0} | {start for start, _ in self._stages if start < self.total})
+        self.stages = stages_of(recipe, augment.image_size, self.total)
 
     def loader(self, size: Size) -> Loader:
         """The loader for views of this size; there is one at a time."""
@@ -190,8 +179,9 @@ class TrainingBatches:
         step = start
         while step < self.total:
             epoch, number = divmod(step, self.per_epoch)
-            end = min(self.total, (epoch + 1) * self.per_epoch, *(start for start, _ in self._stages if start > step))
-            loader = self.loader(self.size_at(step))
+            stage = next(stage for stage in self.stages if step < stage.end)
+            end = min(stage.end, (epoch + 1) * self.per_epoch)
+            loader = self.loader(stage.size)
             yield from islice(loader.batches(epoch, start=number), end - step)
             step = end
 

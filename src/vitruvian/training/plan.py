@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from vitruvian.config import Size
-from vitruvian.cost import TRAINING_PASSES, multiply_adds, parameters
+from vitruvian.cost import multiply_adds, parameters
 from vitruvian.evaluation.page import duration
 from vitruvian.training.choose import chosen_recipe
 from vitruvian.training.distributed import joined
 from vitruvian.training.optimiser import MOMENTS
 from vitruvian.training.pictures import fitting_batch_size, pictures_for, validation_loader
 from vitruvian.training.recipe import Recipe
+from vitruvian.training.stages import run_multiply_adds, step_multiply_adds
 from vitruvian.training.timing import Timing, measured_evaluation, measured_steps
 from vitruvian.training.train import Prepared, prepare
 
@@ -101,9 +102,8 @@ def put_together(prepared: Prepared, timing: Timing, picture_seconds: float) -> 
     recipe, batches, config = prepared.recipe, prepared.batches, prepared.model.config
     learning = sum(p.numel() for p in prepared.model.parameters() if p.requires_grad)
     count = parameters(config)
-    starts = batches.stage_starts()
-    works = [step_work(prepared, step) for step in starts]
-    run_work = sum(work * (end - start) for work, start, end in zip(works, starts, [*starts[1:], batches.total]))
+    works = [step_multiply_adds(recipe, config, stage.size) for stage in batches.stages]
+    run_work = run_multiply_adds(recipe, config, batches.stages)
     copies = len(MOMENTS[recipe.optimiser]) + (recipe.average != "none")
     evaluations = -(-batches.total // batches.per_evaluation)
     return Plan(
@@ -129,12 +129,6 @@ def put_together(prepared: Prepared, timing: Timing, picture_seconds: float) -> 
         training_seconds=timing.step_seconds * run_work / works[0],
         evaluation_seconds=evaluations * len(prepared.pictures.validation) * picture_seconds,
     )
-
-
-def step_work(prepared: Prepared, step: int) -> int:
-    """Multiply-adds of a step; tokens that are left out save their share."""
-    one = multiply_adds(prepared.model.config, prepared.batches.size_at(step))
-    return round(one * TRAINING_PASSES * prepared.recipe.batch_size * (1 - prepared.recipe.drop_tokens))
 
 
 def plan_lines(plan: Plan) -> list[str]:
