@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -213,26 +213,40 @@ def measure(
     same, for a model that is spread over processes needs them all.
     """
     tally = Tally(classes, mistakes=mistakes)
-    training = model.training
-    model.eval()
-    try:
-        # inference_mode would make tensors that sharded models cannot use again in training
-        with torch.no_grad(), autocast(device, dtype):
-            stand_in: Tensor | None = None
-            for batch in batches:
-                if len(batch):
-                    pixels = batch.pixels.to(device, non_blocking=True)
-                    tally.add(model(pixels), batch.labels, batch.indices)
-                    stand_in = pixels[:1]
-                elif all_ranks:
-                    if stand_in is None:
-                        raise DataError("there are fewer examples to measure the model on than processes")
-                    model(stand_in)
-    finally:
-        model.train(training)
+
+    def count(batch: Batch) -> tuple[Tensor, ...]:
+        pixels = batch.pixels.to(device, non_blocking=True)
+        with autocast(device, dtype):
+            tally.add(model(pixels), batch.labels, batch.indices)
+        return (pixels[:1],)
+
+    count_all(model, batches, count, all_ranks=all_ranks)
     if all_ranks:
         tally.add_up(device)
     return tally.measures()
+
+
+def count_all(
+    model: nn.Module, batches: Iterable[Batch], count: Callable[[Batch], tuple[Tensor, ...]], *, all_ranks: bool
+) -> None:
+    """Give every batch to `count`, which calls the model and returns what one picture of it is called with.
+
+    The model is not in training meanwhile. With `all_ranks`, that picture is seen again for each empty batch.
+    """
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():  # inference_mode would make tensors that sharded models cannot use again in training
+            stand_in: tuple[Tensor, ...] | None = None
+            for batch in batches:
+                if len(batch):
+                    stand_in = count(batch)
+                elif all_ranks:
+                    if stand_in is None:
+                        raise DataError("there are fewer examples to measure the model on than processes")
+                    model(*stand_in)
+    finally:
+        model.train(training)
 
 
 def autocast(device: torch.device | str, dtype: torch.dtype | None) -> AbstractContextManager[object]:

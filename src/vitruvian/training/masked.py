@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from vitruvian.config import ViTConfig
 from vitruvian.data.loader import Batch
 from vitruvian.errors import ConfigError, DataError
 from vitruvian.evaluation.metrics import autocast as computing_in
+from vitruvian.evaluation.metrics import count_all
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.training.corruption import LEVELS, colours_of, corrupted, corruption_of, draws_for
@@ -184,23 +186,10 @@ class Colours(Objective):
     def measured(self, model: nn.Module, batches: Iterable[Batch], pictures: int, place: Place) -> ColourMeasures:
         """Every held-out picture, with the same corruption each time."""
         tally = ColourTally(shown=set(np.linspace(0, pictures - 1, EXAMPLES).astype(int).tolist()))
-        training = model.training
-        model.eval()
-        try:
-            with torch.no_grad():
-                stand_in: tuple[Tensor, Tensor] | None = None
-                for batch in batches:
-                    if len(batch):
-                        stand_in = self.count(model, batch, place=place, tally=tally)
-                    elif place.all_ranks:
-                        if stand_in is None:
-                            raise DataError("there are fewer examples to measure the model on than processes")
-                        model(*stand_in)
-        finally:
-            model.train(training)
+        count_all(model, batches, partial(self.count, model, place=place, tally=tally), all_ranks=place.all_ranks)
         return tally.measures(place)
 
-    def count(self, model: nn.Module, batch: Batch, *, place: Place, tally: ColourTally) -> tuple[Tensor, Tensor]:
+    def count(self, model: nn.Module, batch: Batch, *, place: Place, tally: ColourTally) -> tuple[Tensor, ...]:
         """Add a batch to the tally; one picture and its draws, to call again with."""
         draws = draws_for(batch.indices.tolist(), self.patches(batch.pixels), EVALUATION_SEED)
         pixels, moved = batch.pixels.to(place.device), draws.to(place.device)
