@@ -121,6 +121,10 @@ class StemConfig(Settings):
         return self.width * 4 * 2 ** (len(self.stages) - 1) if self.stages else self.width
 
 
+REGULARISERS = ("dropout", "attention_dropout", "stochastic_depth")
+"""Settings of a ViT that act in training alone: they change neither its weights nor its answers."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ViTConfig(Settings):
     """Shape and numerics of one Vision Transformer."""
@@ -168,7 +172,7 @@ class ViTConfig(Settings):
             check_range(name, getattr(self, name), 1)
         for name in ("classes", "registers", "head_hidden"):
             check_range(name, getattr(self, name), 0)
-        for name in ("dropout", "attention_dropout", "stochastic_depth"):
+        for name in REGULARISERS:
             check_range(name, getattr(self, name), 0.0, 0.99)
         check_choice("pool", self.pool, Pool)
         check_choice("positions", self.positions, Positions)

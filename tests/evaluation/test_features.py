@@ -75,6 +75,13 @@ def test_another_weight_view_or_size_is_another_model():
     assert len(keys) == 4
 
 
+def test_another_head_or_regulariser_is_not_another_model():
+    plain, other = tiny_model(), tiny_model(classes=7, dropout=0.1, stochastic_depth=0.1)
+    below = {name: tensor for name, tensor in plain.state_dict().items() if not name.startswith("head.")}
+    other.load_state_dict(below, strict=False)
+    assert model_key(Encoder(other)) == model_key(Encoder(plain))
+
+
 def test_pixels_and_shapes_are_content_too():
     pixels = np.arange(12, dtype=np.uint8)
     keys = {picture_key(pixels.reshape(3, 4)), picture_key(pixels.reshape(4, 3)), picture_key(pixels.tobytes())}

@@ -239,7 +239,7 @@ def test_a_recipe_for_gpus_is_questioned_without_one(weights, tmp_path, length, 
     said = []
     long = protocol_for("digits", weights, settings=[*TINY_RECIPE, *length, "device=cpu"]).quickly()
     with pytest.raises(Interrupted):
-        finetune(long, tmp_path / "sweep", listeners=[StopAt("test-rate-0.0001-seed-0", 1)], said=said.append)
+        finetune(long, tmp_path / "sweep", listeners=[StopAt("test-rate-0.0003-seed-0", 1)], said=said.append)
     assert said[0].startswith(f"note: each trial goes through {seen} pictures, and there is no GPU: this may take days")
     assert said[0].endswith(advice)
 

@@ -10,7 +10,9 @@ from PIL import Image
 from runs import TINY, identical, lines, weights
 from safetensors.torch import load_file
 
+from vitruvian.config import Preprocess, ResNetConfig
 from vitruvian.errors import ConfigError, DataError, TrainingError, VitruvianError
+from vitruvian.model.build import build
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Classifier
 from vitruvian.training import Listener, read_recipe, train
@@ -18,6 +20,7 @@ from vitruvian.training.distributed import Processes
 from vitruvian.training.pictures import TrainingBatches, pictures_for
 from vitruvian.training.prepare import augment_of, model_for
 from vitruvian.training.recipes import changed
+from vitruvian.weights.save import save
 
 
 def tiny_run(tmp_path, *settings, name="run", **options):
@@ -112,6 +115,23 @@ def test_a_model_is_measured_and_saved_for_larger_pictures_than_it_learns_from(t
     assert batches.stages[0].size == (trained, trained)
     run = train("digits", recipe=recipe, out=tmp_path / "run", settings=["steps=2"])
     assert Classifier(run.folder).model.config.image_size == (measured, measured)
+
+
+def test_with_weights_a_recipe_regularises_and_leaves_their_shape(tmp_path):
+    recipe = read_recipe("digits").replace(architecture={"layers": 5, "stochastic_depth": 0.2})
+    settings = ["steps=1", "workers=0"]
+    run = train("digits", recipe=recipe, weights=tiny_weights(tmp_path / "w"), out=tmp_path / "run", settings=settings)
+    assert run.recipe.architecture == {"stochastic_depth": 0.2}
+    assert (run.model().config.layers, run.model().config.stochastic_depth) == (1, 0.2)
+
+
+def test_regularisers_of_a_vit_say_nothing_about_a_resnet(tmp_path):
+    resnet = build(ResNetConfig(image_size=32, classes=2, stages=(1, 1), width=32))
+    resnet.preprocess = Preprocess(image_size=(32, 32))
+    save(resnet, tmp_path / "w")
+    recipe = read_recipe("finetune-small").replace(weights=str(tmp_path / "w"), enlarge=1.0)
+    assert "stochastic_depth" in recipe.architecture
+    assert model_for(recipe, ("cat", "dog")).config == resnet.config
 
 
 def test_a_resolution_that_the_patch_does_not_divide_is_refused(tmp_path):

@@ -18,6 +18,7 @@ import PIL
 import torch
 from numpy.typing import NDArray
 
+from vitruvian.config import REGULARISERS
 from vitruvian.data.sources.base import Picture
 from vitruvian.data.sources.cache import cache_folder, short_hash
 from vitruvian.errors import ConfigError
@@ -28,6 +29,10 @@ FORMAT = 1
 ROWS_A_FILE = 512
 """So many features are written at a time; more are never lost by an interruption."""
 KEY_BYTES = 16
+HEADS = ("head.", "distillation_head.")
+"""Weights that only answer from features."""
+WITHOUT_EFFECT = {"classes", *REGULARISERS}
+"""Settings that features do not depend on."""
 GIGABYTE = 2**30
 LIMIT = "VITRUVIAN_FEATURES_GB"
 
@@ -106,13 +111,15 @@ def open_store(encoder: Encoder) -> FeatureStore:
 
 
 def model_key(encoder: Encoder) -> str:
-    """Of all that changes features: weights, settings, view, device, and the versions of what computes."""
+    """Of all that changes features: weights below the head, settings, view, device, versions of what computes."""
     model = encoder.model
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    below = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(HEADS)}
+    for name, tensor in sorted(below.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    settings = [model.config.to_json(), model.preprocess.to_json()]
+    config = {key: value for key, value in model.config.to_json().items() if key not in WITHOUT_EFFECT}
+    settings = [config, model.preprocess.to_json()]
     versions = [FORMAT, torch.__version__, PIL.__version__, torch.device(encoder.device).type]
     return short_hash([digest.hexdigest(), *settings, *versions])
 

@@ -12,6 +12,7 @@ from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.data.sources import open_source
 from vitruvian.errors import TrainingError
 from vitruvian.training.places import lasting_path
+from vitruvian.training.prepare import without_shape
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.recipes import changed, read_recipe
 
@@ -34,7 +35,7 @@ def chosen_recipe(
     if model:
         found = found.replace(model=model, weights="", architecture=kept_architecture(found, model))
     if weights:
-        found = found.replace(weights=lasting_path(weights), architecture={})
+        found = found.replace(weights=lasting_path(weights), architecture=without_shape(found))
     return changed(found, settings)
 
 

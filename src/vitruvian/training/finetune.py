@@ -15,7 +15,7 @@ from vitruvian.training.journal import Listener
 from vitruvian.training.loop import Diverged
 from vitruvian.training.pictures import pictures_for
 from vitruvian.training.places import RUNS, lasting_data, lasting_path
-from vitruvian.training.prepare import model_for
+from vitruvian.training.prepare import model_for, without_shape
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.recipes import changed, read_recipe
 from vitruvian.training.run import Run, write_whole
@@ -54,7 +54,7 @@ def protocol_for(
             "fine-tuning learns labels, and this recipe learns without them (objective='masked'): "
             "pre-train with `vit train`, then fine-tune --from its run with another recipe"
         )
-    found = found.replace(weights=lasting_path(weights), architecture={})
+    found = found.replace(weights=lasting_path(weights), architecture=without_shape(found))
     if task is not None:
         found = found.replace(view={**task.view, **found.view})
     found = changed(with_share_of_warmup(found, settings), settings)

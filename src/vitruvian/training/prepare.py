@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from vitruvian.catalog import resolve
-from vitruvian.config import ModelConfig, Preprocess, Size, ViTConfig
+from vitruvian.config import REGULARISERS, ModelConfig, Preprocess, Size, ViTConfig
 from vitruvian.data.augment import Augment
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import Model, build, empty
@@ -20,9 +20,6 @@ from vitruvian.training.optimiser import freeze
 from vitruvian.training.recipe import Recipe
 from vitruvian.weights.description import Description
 from vitruvian.weights.load import load
-
-REGULARISERS = {"dropout", "attention_dropout", "stochastic_depth"}
-"""Settings of a model that can change without changing its weights."""
 
 
 def model_for(recipe: Recipe, labels: Sequence[str]) -> Model:
@@ -94,13 +91,13 @@ def from_weights(recipe: Recipe, labels: Sequence[str]) -> Model:
     elif model.labels != tuple(labels):
         model = load(recipe.weights, image_size=size, classes=len(labels), head="new")
         start_head(model, recipe.head_bias)
-    others = set(recipe.architecture) - REGULARISERS
+    others = set(recipe.architecture).difference(REGULARISERS)
     if others:
         raise ConfigError(
             f"architecture.{min(others)} cannot change what weights already have; "
             f"with weights, only {', '.join(sorted(REGULARISERS))} can"
         )
-    if recipe.architecture:
+    if recipe.architecture and isinstance(model.config, ViTConfig):  # regularisers say nothing about a ResNet
         preprocess = model.preprocess
         changed = empty(changed_config(model.config, recipe.architecture))
         changed.load_state_dict(model.state_dict(), assign=True)
@@ -108,6 +105,11 @@ def from_weights(recipe: Recipe, labels: Sequence[str]) -> Model:
         model.preprocess = preprocess
     model.origin = f"trained from {recipe.weights}" + (f" ({origin})" if origin else "")
     return model
+
+
+def without_shape(recipe: Recipe) -> dict[str, Any]:
+    """What of a recipe's architecture holds for weights: only what acts in training, for they have their own shape."""
+    return {key: value for key, value in recipe.architecture.items() if key in REGULARISERS}
 
 
 def start_head(model: Model, bias: float) -> None:

@@ -52,7 +52,8 @@ class Recipe(Settings):
     """Side of training views as a multiple of the measured one. Training crops show things larger than they are in
     whole pictures: smaller views make up for it, and are cheaper."""
     architecture: Mapping[str, Any] = field(default_factory=dict)
-    """Other settings of the model than its own, by name (see ViTConfig)."""
+    """Other settings of the model than its own, by name (see ViTConfig); of weights, only what acts in training, such
+    as `stochastic_depth`, can change, and nothing of a ResNet's."""
     view: Mapping[str, Any] = field(default_factory=dict)
     """Other settings of the evaluation view than its own, by name (see Preprocess)."""
     head_bias: float = 0.0
