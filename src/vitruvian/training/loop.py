@@ -18,7 +18,6 @@ from vitruvian.training.distributed import forget_whole
 from vitruvian.training.journal import Journal, Line
 from vitruvian.training.masked import MaskedViT
 from vitruvian.training.objective import Measured, Place
-from vitruvian.training.pictures import TrainingBatches
 from vitruvian.training.signals import Interrupted, StopRequest
 from vitruvian.training.state import Position, State
 from vitruvian.training.step import Stepper
@@ -40,16 +39,15 @@ class Loop:
         state: State,
         position: Position,
         *,
-        batches: TrainingBatches,
         validation: Loader,
         checkpoints: Checkpoints,
         journal: Journal | None,
     ) -> None:
         self.folder, self.stepper, self.state, self.position = folder, stepper, state, position
-        self.batches, self.validation = batches, validation
+        self.batches, self.validation = stepper.batches, validation
         self.checkpoints, self.journal = checkpoints, journal
         self.recipe, self.processes = state.recipe, checkpoints.processes
-        self.steps = batches.total
+        self.steps = self.batches.total
         self.sums: list[Tensor] = []
         """Of the steps since the last read from the device."""
         self.measures: Measured | None = None

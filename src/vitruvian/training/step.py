@@ -7,17 +7,17 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from vitruvian.data.augment import Augment, mix, normalise
+from vitruvian.data.augment import mix, normalise
 from vitruvian.data.loader import Batch
 from vitruvian.data.order import digest, generator_for
 from vitruvian.evaluation.metrics import autocast as computing_in
 from vitruvian.training.average import Average
-from vitruvian.training.distributed import Processes, without_exchange
+from vitruvian.training.distributed import without_exchange
 from vitruvian.training.losses import picture_weights
 from vitruvian.training.objective import Objective
 from vitruvian.training.optimiser import set_rate
-from vitruvian.training.recipe import Recipe
-from vitruvian.training.schedule import Schedule
+from vitruvian.training.pictures import TrainingBatches
+from vitruvian.training.schedule import schedule_of
 
 # B pictures, K classes
 
@@ -31,22 +31,20 @@ class Stepper:
         self,
         module: nn.Module,
         optimiser: torch.optim.Optimizer,
-        recipe: Recipe,
         *,
-        schedule: Schedule,
-        augment: Augment,
-        processes: Processes,
+        batches: TrainingBatches,
         objective: Objective,
+        average: Average | None,
         class_weights: Tensor | None = None,
     ) -> None:
-        self.module, self.optimiser, self.recipe, self.objective = module, optimiser, recipe, objective
-        self.schedule, self.augment, self.processes = schedule, augment, processes
-        self.class_weights = None if class_weights is None else class_weights.to(processes.device)
-        self.dtype = DTYPES[recipe.precision]
-        self.scaler = torch.amp.GradScaler(processes.device.type, enabled=recipe.precision == "float16")
+        self.module, self.optimiser, self.batches, self.objective = module, optimiser, batches, objective
+        self.recipe, self.augment, self.processes = batches.recipe, batches.augment, batches.processes
+        self.schedule = schedule_of(self.recipe, batches.total)
+        self.average = average
+        self.class_weights = None if class_weights is None else class_weights.to(self.processes.device)
+        self.dtype = DTYPES[self.recipe.precision]
+        self.scaler = torch.amp.GradScaler(self.processes.device.type, enabled=self.recipe.precision == "float16")
         self.learning = [p for group in optimiser.param_groups for p in group["params"]]
-        self.average: Average | None = None
-        self.classes = 0
 
     def take(self, batch: Batch, step: int) -> Tensor:
         """Learn from a batch; the sums of losses, of right answers and of pictures, (3,) on the device."""
@@ -74,7 +72,7 @@ class Stepper:
             pixels, targets = mix(
                 pixels,
                 targets,
-                classes=self.classes,
+                classes=len(self.batches.source.classes),
                 settings=self.augment,
                 rng=generator_for(self.recipe.seed, step, 0, 0, 0),  # the same in all processes
                 smoothing=self.recipe.smoothing,

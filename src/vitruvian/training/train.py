@@ -29,7 +29,6 @@ from vitruvian.training.recipe import HARMLESS, Recipe
 from vitruvian.training.recipes import changed
 from vitruvian.training.report import Outcome, write_report
 from vitruvian.training.run import Run, create, write_whole
-from vitruvian.training.schedule import schedule_of
 from vitruvian.training.signals import StopRequest, stop_requests
 from vitruvian.training.state import Position, State
 from vitruvian.training.step import Stepper
@@ -138,24 +137,20 @@ def fitted(recipe: Recipe, pictures: Pictures, processes: Processes) -> tuple[Re
 def prepare(recipe: Recipe, pictures: Pictures, processes: Processes, model: Model | None = None) -> Prepared:
     """The optimiser and the batches of a run around its model, by default that of the recipe."""
     model = (model or model_for(recipe, pictures.classes)).to(processes.device)
-    augment = augment_of(recipe, model)
-    batches = TrainingBatches(pictures.train, recipe, augment, processes)
+    batches = TrainingBatches(pictures.train, recipe, augment_of(recipe, model), processes)
     shard(model, processes, recipe.parallel)
     if recipe.compile:
         model.compile()
     optimiser = optimiser_for(model, recipe)
+    module = replicated(model, processes, recipe.parallel)  # which gives all processes the same weights
     stepper = Stepper(
-        replicated(model, processes, recipe.parallel),
+        module,
         optimiser,
-        recipe,
-        schedule=schedule_of(recipe, batches.total),
-        augment=augment,
-        processes=processes,
+        batches=batches,
         objective=objective_for(recipe, model),
+        average=average_for(model, recipe, batches.total),
         class_weights=balanced_weights(pictures.train) if recipe.class_weights == "balanced" else None,
     )
-    stepper.classes = len(pictures.classes)
-    stepper.average = average_for(model, recipe, batches.total)
     state = State(model, optimiser, stepper.scaler, stepper.average, recipe)
     return Prepared(
         recipe=recipe,
@@ -193,7 +188,6 @@ def carry_out(
             prepared.stepper,
             prepared.state,
             position,
-            batches=prepared.batches,
             validation=validation,
             checkpoints=checkpoints,
             journal=journal,
