@@ -32,7 +32,8 @@ def freeze(model: Model, recipe: Recipe) -> None:
         if low or any(fnmatchcase(name, pattern) for pattern in recipe.freeze):
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError(f"freeze={list(recipe.freeze)} leaves nothing that learns")
+        shown = f"freeze={list(recipe.freeze)} with freeze_layers={recipe.freeze_layers:g}"
+        raise ConfigError(f"{shown} leaves nothing that learns")
 
 
 def learning(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
