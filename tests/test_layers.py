@@ -11,7 +11,7 @@ import vitruvian
 
 PACKAGE = Path(vitruvian.__file__).parent
 ROWS = [
-    ["errors", "config", "catalog", "cost", "published", "labels", "tasks"],
+    ["errors", "config", "catalog", "cost", "published", "published_tables", "labels", "tasks"],
     ["model"],
     ["data"],
     ["weights"],
