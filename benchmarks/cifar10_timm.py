@@ -26,12 +26,12 @@ from peers import declare_torchvision_operators
 
 
 def read(folder: Path, names: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Pictures (N, 32, 32, 3) uint8 and labels (N,) of binary batches."""
+    """Images (N, 32, 32, 3) uint8 and labels (N,) of binary batches."""
     records = np.concatenate([np.fromfile(folder / f"{name}.bin", np.uint8).reshape(-1, 3073) for name in names])
     return records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), records[:, 0].astype(np.int64)
 
 
-class Pictures(Dataset[tuple[Tensor, int]]):
+class Images(Dataset[tuple[Tensor, int]]):
     def __init__(self, images: np.ndarray, labels: np.ndarray, transform: object) -> None:
         self.images, self.labels, self.transform = images, labels, transform
 
@@ -43,7 +43,7 @@ class Pictures(Dataset[tuple[Tensor, int]]):
 
 
 def accuracy(model: nn.Module, batches: DataLoader[tuple[Tensor, int]]) -> float:
-    """Top-1 in percent over every picture."""
+    """Top-1 in percent over every image."""
     model.eval()
     with torch.inference_mode():
         right = sum(int((model(pixels).argmax(1) == labels).sum()) for pixels, labels in batches)
@@ -69,14 +69,14 @@ def train(folder: Path, *, seconds: float, depth: int, batch: int, evaluations: 
         32, is_training=True, auto_augment="rand-m9-mstd0.5", re_prob=0.25, color_jitter=None, **statistics
     )
     plain = create_transform(32, is_training=False, crop_pct=1.0, **statistics)
-    training = Pictures(*read(folder, [f"data_batch_{i}" for i in range(1, 6)]), augment)
+    training = Images(*read(folder, [f"data_batch_{i}" for i in range(1, 6)]), augment)
     loader = DataLoader(training, batch, shuffle=True, drop_last=True, num_workers=1, persistent_workers=True)
-    test = DataLoader(Pictures(*read(folder, ["test_batch"]), plain), 250)
+    test = DataLoader(Images(*read(folder, ["test_batch"]), plain), 250)
     model = timm.create_model(
         "vit_tiny_patch16_224", img_size=32, patch_size=4, num_classes=10, depth=depth, drop_path_rate=0.1
     )
-    optimiser = create_optimizer_v2(model, opt="adamw", lr=5e-4 * batch / 512, weight_decay=0.05)
-    rates = [group["lr"] for group in optimiser.param_groups]
+    optimizer = create_optimizer_v2(model, opt="adamw", lr=5e-4 * batch / 512, weight_decay=0.05)
+    rates = [group["lr"] for group in optimizer.param_groups]
     mixup = Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, label_smoothing=0.1, num_classes=10)
     elapsed, images, due = 0.0, 0, seconds / evaluations
     out.write_text("")
@@ -84,12 +84,12 @@ def train(folder: Path, *, seconds: float, depth: int, batch: int, evaluations: 
         start = time.perf_counter()
         for pixels, labels in loader:
             pixels, targets = mixup(pixels, labels)
-            for group, rate in zip(optimiser.param_groups, rates):
+            for group, rate in zip(optimizer.param_groups, rates):
                 group["lr"] = rate * share_of_rate(elapsed / seconds)
             loss = -(targets * F.log_softmax(model(pixels), dim=1)).sum(1).mean()
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             images += len(pixels)
             elapsed += time.perf_counter() - start
             if elapsed >= due or elapsed >= seconds:

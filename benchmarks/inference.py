@@ -110,12 +110,12 @@ print(pipeline("image-classification", model=sys.argv[1])(sys.argv[2])[0]["label
 def cold_start(python: str, rounds: int) -> list[dict[str, object]]:
     """Wall seconds of one prediction in a new process: `vit predict` and the transformers pipeline, same folder."""
     with tempfile.TemporaryDirectory() as name:
-        folder, picture = Path(name) / "model", Path(name) / "picture.jpg"
+        folder, image = Path(name) / "model", Path(name) / "image.jpg"
         vt.save(random_model("B"), folder, family="huggingface")
-        Image.linear_gradient("L").resize((500, 375)).convert("RGB").save(picture)
+        Image.linear_gradient("L").resize((500, 375)).convert("RGB").save(image)
         commands = {
-            "vit predict": [python, "-m", "vitruvian.cli", "predict", str(picture), "--model", str(folder)],
-            "transformers pipeline": [python, "-c", PIPELINE, str(folder), str(picture)],
+            "vit predict": [python, "-m", "vitruvian.cli", "predict", str(image), "--model", str(folder)],
+            "transformers pipeline": [python, "-c", PIPELINE, str(folder), str(image)],
         }
         seconds: dict[str, list[float]] = {command: [] for command in commands}
         for _ in range(rounds + 1):  # the first round fills the page cache and is left out

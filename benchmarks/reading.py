@@ -1,11 +1,11 @@
-"""Training pictures per second and core: our views against torchvision's, side by side in alternating rounds.
+"""Training images per second and core: our views against torchvision's, side by side in alternating rounds.
 
     make bench                                          # once: builds .venv-peers, which has torchvision
-    .venv/bin/python benchmarks/reading.py PICTURES --peers .venv-peers/bin/python
+    .venv/bin/python benchmarks/reading.py IMAGES --peers .venv-peers/bin/python
 
-PICTURES is any folder of JPEGs. Copies of them with a shorter side of 375 are read as a folder by both sides, and
-by ours also as `vit pack` stores them; then the same with the pictures as they are. Each side is one process on one
-thread; both give normalised float32 224 x 224 random resized crops, half of them mirrored. The table shows medians over
+IMAGES is any folder of JPEGs. Copies of them with a shorter side of 375 are read as a folder by both sides, and
+by ours also as `vit pack` stores them; then the same with the images as they are. Each side is one process on one
+thread; both give normalized float32 224 x 224 random resized crops, half of them mirrored. The table shows medians over
 the rounds, of which the ratios compare each round with torchvision's in the same round. CPU time is counted, since
 wall time would count what else the machine does.
 """
@@ -29,7 +29,7 @@ from typing import Any, Literal
 from PIL import Image
 
 Read = Callable[[int], object]
-"""Reads picture i, in the way that is measured."""
+"""Reads image i, in the way that is measured."""
 
 SIDE = 224
 
@@ -70,10 +70,10 @@ def ours_packed(folder: Path, form: Literal["jpeg", "pixels"]) -> tuple[int, Rea
 
 
 def scaled(path: Path, side: int) -> Image.Image:
-    """The picture in RGB with this shorter side."""
-    picture = Image.open(path).convert("RGB")
-    share = side / min(picture.size)
-    return picture.resize((round(picture.width * share), round(picture.height * share)), Image.Resampling.BICUBIC)
+    """The image in RGB with this shorter side."""
+    image = Image.open(path).convert("RGB")
+    share = side / min(image.size)
+    return image.resize((round(image.width * share), round(image.height * share)), Image.Resampling.BICUBIC)
 
 
 SIDES: dict[str, Callable[[Path], tuple[int, Read]]] = {
@@ -85,7 +85,7 @@ SIDES: dict[str, Callable[[Path], tuple[int, Read]]] = {
 
 
 def serve(name: str, folder: Path) -> None:
-    """One side: for every line on stdin, read all pictures and print milliseconds of CPU time a picture."""
+    """One side: for every line on stdin, read all images and print milliseconds of CPU time an image."""
     import torch
 
     torch.set_num_threads(1)
@@ -109,7 +109,7 @@ def ask(process: subprocess.Popen[str], line: str) -> str:
 
 
 def measure(folder: Path, peers: str, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds a picture of every side in every round, the sides taking turns."""
+    """Milliseconds an image of every side in every round, the sides taking turns."""
     times: dict[str, list[float]] = {name: [] for name in SIDES}
     with contextlib.ExitStack() as stack:
         running = {}
@@ -129,7 +129,7 @@ def measure(folder: Path, peers: str, rounds: int) -> dict[str, list[float]]:
 
 
 def prepare(source: Path, space: Path, count: int) -> None:
-    """`count` of the pictures in `space`: as they are, and as JPEGs with a shorter side of 375 and quality 90."""
+    """`count` of the images in `space`: as they are, and as JPEGs with a shorter side of 375 and quality 90."""
     chosen = sorted(source.rglob("*.jpg"))[:count]
     if len(chosen) < 2:
         raise SystemExit(f"{source}: fewer than two .jpg files here")
@@ -145,7 +145,7 @@ def report(title: str, times: dict[str, list[float]]) -> dict[str, Any]:
     """Prints one table; gives it as an object."""
     base = times["torchvision, folder"]
     rows = {}
-    print(f"\n{title}\n{'':30}{'ms':>8}{'pictures/s':>12}{'ratio':>8}{'least':>8}{'most':>8}")
+    print(f"\n{title}\n{'':30}{'ms':>8}{'images/s':>12}{'ratio':>8}{'least':>8}{'most':>8}")
     for name, mine in times.items():
         ratios = [theirs / one for theirs, one in zip(base, mine)]
         row = {"ms": statistics.median(mine), "per_second": 1e3 / statistics.median(mine)}
@@ -159,19 +159,19 @@ def report(title: str, times: dict[str, list[float]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pictures", type=Path)
+    parser.add_argument("images", type=Path)
     parser.add_argument("--peers", default=".venv-peers/bin/python", help="Python that has torchvision")
-    parser.add_argument("--count", type=int, default=300, help="pictures in a round")
+    parser.add_argument("--count", type=int, default=300, help="images in a round")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path, help="also write the numbers here")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
-        return serve(options.side, options.pictures)
+        return serve(options.side, options.images)
     results = {}
     with tempfile.TemporaryDirectory() as space:
-        prepare(options.pictures, Path(space), options.count)
-        for folder, title in (("large", "JPEGs with a shorter side of 375"), ("given", "the pictures as they are")):
+        prepare(options.images, Path(space), options.count)
+        for folder, title in (("large", "JPEGs with a shorter side of 375"), ("given", "the images as they are")):
             results[folder] = report(title, measure(Path(space, folder), options.peers, options.rounds))
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")

@@ -114,14 +114,14 @@ def stepper(model: nn.Module, forward: Forward, shape: Shape) -> Callable[[], Te
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randn(shape.batch, 3, shape.image, shape.image, generator=generator)
     labels = torch.randint(shape.classes, (shape.batch,), generator=generator)
-    optimiser = torch.optim.AdamW(model.train().parameters(), lr=1e-4, fused=True)
+    optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-4, fused=True)
 
     def step() -> Tensor:
         loss = F.cross_entropy(forward(pixels), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
     return step

@@ -24,7 +24,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of real weights and pictures beside the project; tests that need it are skipped without it."""
+    """The folder of real weights and images beside the project; tests that need it are skipped without it."""
     folder = Path(os.environ.get("VITRUVIAN_SHARED", Path(__file__).parents[2] / "shared"))
     if not folder.is_dir():
         pytest.skip(f"{folder} is not here; set VITRUVIAN_SHARED")

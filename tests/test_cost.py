@@ -55,7 +55,7 @@ ODD_ONES = {
     "distilled": {"distillation": True, "layer_scale": True, "class_position": False},
     "hidden": {"head_hidden": 7, "pool": "token_mean"},
     "headless": {"classes": 0},
-    "grey": {"channels": 1},
+    "gray": {"channels": 1},
 }
 
 

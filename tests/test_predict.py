@@ -1,4 +1,4 @@
-"""From pictures to ranked answers."""
+"""From images to ranked answers."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def tiny_model(**changes: object) -> ViT:
     return model
 
 
-def pictures(count: int) -> list[Image.Image]:
+def make_images(count: int) -> list[Image.Image]:
     rng = np.random.default_rng(0)
     return [Image.fromarray(rng.integers(0, 256, (20 + i, 30, 3), np.uint8)) for i in range(count)]
 
 
 def test_answers_are_the_largest_probabilities_of_the_model():
-    model, (picture,) = tiny_model(), pictures(1)
-    (answers,) = Classifier(model).predict([picture], top=3)
+    model, (image,) = tiny_model(), make_images(1)
+    (answers,) = Classifier(model).predict([image], top=3)
     with torch.no_grad():
-        probabilities = model(view(decode(picture), model.preprocess)[None]).softmax(dim=-1)[0]
+        probabilities = model(view(decode(image), model.preprocess)[None]).softmax(dim=-1)[0]
     assert [answer.index for answer in answers] == probabilities.argsort(descending=True)[:3].tolist()
     expected = sorted(probabilities.tolist(), reverse=True)[:3]
     assert [answer.probability for answer in answers] == pytest.approx(expected, abs=1e-6)  # order of sums
@@ -60,7 +60,7 @@ def test_labels_are_the_models_own_or_imagenets_for_1000_classes_or_numbers():
 
 
 def test_more_answers_than_classes_are_all_of_them():
-    (answers,) = Classifier(tiny_model()).predict(pictures(1), top=99)
+    (answers,) = Classifier(tiny_model()).predict(make_images(1), top=99)
     assert sorted(answer.index for answer in answers) == [0, 1, 2, 3, 4]
     assert sum(answer.probability for answer in answers) == pytest.approx(1.0)
 
@@ -74,31 +74,31 @@ def test_equal_answers_stand_in_the_order_of_classes():
 
 
 def test_answers_do_not_depend_on_the_batch():
-    classifier, images = Classifier(tiny_model()), pictures(7)
+    classifier, images = Classifier(tiny_model()), make_images(7)
     alone, together = classifier.predict(images, batch=1), classifier.predict(images, batch=4)
     for one, other in zip(alone, together, strict=True):
         assert [answer.index for answer in one] == [answer.index for answer in other]
         assert [a.probability for a in one] == pytest.approx([a.probability for a in other], abs=1e-6)  # order of sums
 
 
-def test_a_stream_keeps_the_order_and_reports_bad_pictures_in_their_place(tmp_path):
+def test_a_stream_keeps_the_order_and_reports_bad_images_in_their_place(tmp_path):
     good = tmp_path / "good.png"
-    pictures(1)[0].save(good)
+    make_images(1)[0].save(good)
     bad = tmp_path / "bad.jpg"
-    bad.write_text("not a picture")
+    bad.write_text("not an image")
     sources = [good, bad, str(good), good.read_bytes(), b"", io.BytesIO(good.read_bytes()), tmp_path / "none.jpg"]
     seen = list(Classifier(tiny_model()).stream(sources, batch=3))
     assert [prediction.path for prediction in seen[:3]] == [str(good), str(bad), str(good)]
     assert [bool(prediction.answers) for prediction in seen] == [True, False, True, True, False, True, False]
-    assert seen[1].error.startswith(f"{bad}: not a picture")
-    assert seen[4] == Prediction("picture of 0 bytes", error="picture of 0 bytes: the file is empty")
+    assert seen[1].error.startswith(f"{bad}: not an image")
+    assert seen[4] == Prediction("image of 0 bytes", error="image of 0 bytes: the file is empty")
     best = [prediction.answers[0].index for prediction in seen if prediction.answers]
     assert best == best[:1] * 4
 
 
-def test_predict_raises_on_a_bad_picture():
-    with pytest.raises(ImageError, match="picture of 4 bytes: not a picture"):
-        Classifier(tiny_model()).predict([*pictures(2), b"junk"])
+def test_predict_raises_on_a_bad_image():
+    with pytest.raises(ImageError, match="image of 4 bytes: not an image"):
+        Classifier(tiny_model()).predict([*make_images(2), b"junk"])
 
 
 def test_nothing_in_gives_nothing_out():
@@ -110,10 +110,10 @@ def test_a_long_stream_is_read_only_a_little_ahead_and_can_be_left():
 
     def many():
         nonlocal taken
-        (picture,) = pictures(1)
+        (image,) = make_images(1)
         for _ in range(1000):
             taken += 1
-            yield picture
+            yield image
 
     stream = Classifier(tiny_model()).stream(many(), batch=4)
     assert len(list(islice(stream, 10))) == 10
@@ -125,7 +125,7 @@ def test_a_long_stream_is_read_only_a_little_ahead_and_can_be_left():
 def test_dropout_is_off_and_a_model_in_training_stays_in_training():
     model = tiny_model(dropout=0.5).train()
     classifier = Classifier(model)
-    (one,), (other,) = classifier.predict(pictures(1)), classifier.predict(pictures(1))
+    (one,), (other,) = classifier.predict(make_images(1)), classifier.predict(make_images(1))
     assert [a.probability for a in one] == pytest.approx([a.probability for a in other], abs=1e-6)  # order of sums
     assert model.training
 
@@ -139,16 +139,16 @@ def test_logits_have_no_gradient():
 def test_a_model_with_broken_weights_gives_an_error_and_not_nan():
     model = tiny_model()
     nn.init.constant_(model.head.bias, float("nan"))
-    (prediction,) = Classifier(model).stream(pictures(1))
-    assert prediction == Prediction("picture", error="picture: the model's answer is not a finite number")
+    (prediction,) = Classifier(model).stream(make_images(1))
+    assert prediction == Prediction("image", error="image: the model's answer is not a finite number")
 
 
-def test_a_grey_model_sees_grey_pictures():
+def test_a_gray_model_sees_gray_images():
     model = tiny_model(channels=1)
     with pytest.raises(ConfigError, match="the model takes 1 channels, its preprocessing gives 3"):
         Classifier(model)
     model.preprocess = Preprocess(image_size=(16, 16), mean=(0.5,), std=(0.5,))
-    assert len(Classifier(model).predict(pictures(3))) == 3
+    assert len(Classifier(model).predict(make_images(3))) == 3
 
 
 def test_a_model_without_head_is_refused():
@@ -166,7 +166,7 @@ def test_labels_that_do_not_fit_are_refused():
 def test_weights_are_loaded_from_their_path(tmp_path):
     model = tiny_model()
     save(model, tmp_path / "native")
-    (expected,), (found,) = (Classifier(source).predict(pictures(1)) for source in (model, tmp_path / "native"))
+    (expected,), (found,) = (Classifier(source).predict(make_images(1)) for source in (model, tmp_path / "native"))
     assert [answer.index for answer in found] == [answer.index for answer in expected]
     assert Classifier(str(tmp_path / "native"), image_size=(16, 24)).model.config.grid == (2, 3)
     with pytest.raises(CheckpointError, match="no such file or folder"):
@@ -175,7 +175,7 @@ def test_weights_are_loaded_from_their_path(tmp_path):
 
 def test_wrong_arguments_are_refused():
     classifier = Classifier(tiny_model())
-    with pytest.raises(ConfigError, match="expected a list of pictures, not one"):
+    with pytest.raises(ConfigError, match="expected a list of images, not one"):
         classifier.predict("a.jpg")
     with pytest.raises(ConfigError, match="top=0 and batch=16 must be at least 1"):
         classifier.stream([], top=0)

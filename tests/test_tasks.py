@@ -29,7 +29,7 @@ def test_vtab_has_its_19_tasks_in_three_groups_of_800_and_200():
     ("name", "classes", "test"),
     [("cifar100", 100, 10_000), ("flowers102", 102, 6149), ("pets", 37, 3669), ("vtab-sun397", 397, 21_750)],
 )
-def test_classes_and_test_pictures_are_the_published_ones(name, classes, test):
+def test_classes_and_test_images_are_the_published_ones(name, classes, test):
     assert (TASKS[name].classes, TASKS[name].splits["test"]) == (classes, test)
 
 

@@ -1,4 +1,4 @@
-"""Frozen settings of models and pictures, validated when made, with a JSON round trip."""
+"""Frozen settings of models and images, validated when made, with a JSON round trip."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vitruvian.errors import ConfigError, UnknownNameError
 Size = tuple[int, int]
 """Rows, columns."""
 BATCH = 16
-"""Pictures that a model answers at a time, unless told."""
+"""Images that a model answers at a time, unless told."""
 
 Pool = Literal["token", "mean", "map", "token_mean"]
 Positions = Literal["none", "learned", "learned_2d", "relative", "sincos"]
@@ -104,7 +104,7 @@ class StemConfig(Settings):
     width: int = 64
     """Channels after the root; stage k ends with 4 * width * 2**k."""
     style: ConvStyle = "hybrid"
-    """`hybrid`: the paper's release; `timm`: the same with timm's standardisation epsilon."""
+    """`hybrid`: the paper's release; `timm`: the same with timm's standardization epsilon."""
 
     def __post_init__(self) -> None:
         check_choice("style", self.style, ConvStyle)
@@ -230,7 +230,7 @@ class ViTConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResNetConfig(Settings):
-    """Shape of one BiT ResNet: pre-activation, GroupNorm, standardised convolutions."""
+    """Shape of one BiT ResNet: pre-activation, GroupNorm, standardized convolutions."""
 
     image_size: Size = (224, 224)
     channels: int = 3
@@ -261,11 +261,11 @@ MODEL_KINDS: dict[str, type[ViTConfig] | type[ResNetConfig]] = {"vit": ViTConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preprocess(Settings):
-    """The evaluation view of a picture that a checkpoint asks for."""
+    """The evaluation view of an image that a checkpoint asks for."""
 
     image_size: Size = (224, 224)
     fit: Fit = "squash"
-    """`squash`: straight to `image_size`; `crop`: scale to just cover `scaled_size`, cut the centre."""
+    """`squash`: straight to `image_size`; `crop`: scale to just cover `scaled_size`, cut the center."""
     scaled_size: Size | None = None
     """For `crop`; None means `image_size`. Shorter side 256, crop 224 is (256, 256)."""
     interpolation: Interpolation = "bilinear"

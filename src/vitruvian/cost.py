@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from vitruvian.config import ModelConfig, ResNetConfig, Size, ViTConfig, as_size
 
 TRAINING_PASSES = 3
-"""Forward passes that a picture costs in training: the backward pass is two products where the forward one is one."""
+"""Forward passes that an image costs in training: the backward pass is two products where the forward one is one."""
 
 
 def parameters(config: ModelConfig) -> int:

@@ -7,7 +7,7 @@ VitruvianError
 │   └── ConversionError   weights that another family cannot express
 ├── HubError            a published file that could not be had
 ├── NotFiniteError      a model whose answers are no finite numbers
-├── ImageError          a picture that cannot be decoded
+├── ImageError          an image that cannot be decoded
 ├── DataError           a data set that cannot be used
 ├── TrainingError       a run that cannot start or go on
 │   ├── Interrupted       a run stopped by a signal, safely (training.signals)
@@ -57,7 +57,7 @@ class NotFiniteError(VitruvianError):
 
 
 class ImageError(VitruvianError):
-    """A picture that cannot be decoded."""
+    """An image that cannot be decoded."""
 
 
 class DataError(VitruvianError):

@@ -1,4 +1,4 @@
-"""From pictures to ranked answers: the one inference path of commands, service and evaluation."""
+"""From images to ranked answers: the one inference path of commands, service and evaluation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vitruvian.model.build import Model
 from vitruvian.model.cores import spread
 from vitruvian.weights.load import load
 
-# B pictures, K classes, F features
+# B images, K classes, F features
 
 DECODERS = min(4, os.cpu_count() or 1)
 """Threads that decode ahead of the model."""
@@ -41,16 +41,16 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the model says of one picture: answers, best first, or the error that stood in the way."""
+    """What the model says of one image: answers, best first, or the error that stood in the way."""
 
     path: str
-    """The path as given; a description for a picture that has none."""
+    """The path as given; a description for an image that has none."""
     answers: tuple[Answer, ...] = ()
     error: str = ""
 
 
 class Encoder:
-    """A model with its preprocessing, ready to turn pictures into vectors; it needs no head."""
+    """A model with its preprocessing, ready to turn images into vectors; it needs no head."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Encoder:
         self.device = device
 
     def views(self, images: Iterable[Source], *, ahead: int) -> Iterator[tuple[str, Tensor | ImageError]]:
-        """Each picture's path with its view, or with the error, in order; `ahead` of them are under way."""
+        """Each image's path with its view, or with the error, in order; `ahead` of them are under way."""
 
         def see(image: Source) -> tuple[str, Tensor | ImageError]:
             path = os.fspath(image) if isinstance(image, str | os.PathLike) else name_of(image)
@@ -99,7 +99,7 @@ class Encoder:
             pool.shutdown(cancel_futures=True)
 
     def features(self, pixels: Tensor) -> Tensor:
-        """What the head reads (B, F) of normalised pixels (B, channels, rows, columns), without dropout."""
+        """What the head reads (B, F) of normalized pixels (B, channels, rows, columns), without dropout."""
         return self.compute(self.model.features, pixels)
 
     def compute(self, function: Callable[[Tensor], Tensor], pixels: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class Encoder:
 
 
 class Classifier(Encoder):
-    """A model with its preprocessing and labels, ready to name what is in pictures."""
+    """A model with its preprocessing and labels, ready to name what is in images."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Classifier(Encoder):
         self.labels = labels_of(self.model)
 
     def predict(self, images: Iterable[Source], *, top: int = 5, batch: int = BATCH) -> list[list[Answer]]:
-        """The `top` answers for each picture, best first; the first bad picture raises ImageError."""
+        """The `top` answers for each image, best first; the first bad image raises ImageError."""
         ranked = []
         for prediction in self.stream(images, top=top, batch=batch):
             if prediction.error:
@@ -139,13 +139,13 @@ class Classifier(Encoder):
         return ranked
 
     def stream(self, images: Iterable[Source], *, top: int = 5, batch: int = BATCH) -> Iterator[Prediction]:
-        """A prediction for each picture, in their order, errors included.
+        """A prediction for each image, in their order, errors included.
 
-        Pictures are decoded by a few threads, at most two batches ahead of the model, so a million
+        Images are decoded by a few threads, at most two batches ahead of the model, so a million
         of them take no more memory than a hundred.
         """
         if isinstance(images, str | bytes | os.PathLike | Image.Image):
-            raise ConfigError("expected a list of pictures, not one: predict(['a.jpg'])")
+            raise ConfigError("expected a list of images, not one: predict(['a.jpg'])")
         if top < 1 or batch < 1:
             raise ConfigError(f"top={top} and batch={batch} must be at least 1")
         return self._stream(images, top, batch)
@@ -164,7 +164,7 @@ class Classifier(Encoder):
                     yield Prediction(path, error=f"{printable(path)}: the model's answer is not a finite number")
 
     def logits(self, pixels: Tensor) -> Tensor:
-        """The model's raw answers (B, K) for normalised pixels (B, channels, rows, columns), without dropout."""
+        """The model's raw answers (B, K) for normalized pixels (B, channels, rows, columns), without dropout."""
         return self.compute(self.model, pixels)
 
     def ranked(self, logits: Tensor, top: int) -> list[tuple[Answer, ...]]:

@@ -1,4 +1,4 @@
-"""The tasks that papers report, by name: where their pictures go, how they are split, and what is measured."""
+"""The tasks that papers report, by name: where their images go, how they are split, and what is measured."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Metric = Literal["top1", "mean_per_class", "real"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """One task; pictures lie in `folder` below the root folder of all data."""
+    """One task; images lie in `folder` below the root folder of all data."""
 
     name: str
     title: str
@@ -36,7 +36,7 @@ class Task:
     classes: int
     """0 where only the lists in the release tell."""
     splits: Mapping[str, int]
-    """Pictures of each split in the release; 0 where it is not known here."""
+    """Images of each split in the release; 0 where it is not known here."""
     wanted: tuple[str, ...]
     """Patterns of files in the folder, each of which must match; `|` stands between alternatives."""
     download: str
@@ -119,14 +119,14 @@ PAPER_TASKS = (
         name="imagenet", aliases=("ImageNet-1k", "ILSVRC2012", "in1k"), title="ImageNet (ILSVRC 2012)",
         folder="imagenet", layout="imagenet", classes=1000, splits={"train": 1_281_167, "val": 50_000},
         recipe="finetune-paper-imagenet", wanted=(IMAGENET_VAL,), download=IMAGENET_GET,
-        note="papers report the validation pictures; classes are the WordNet ids in the order of every published head",
+        note="papers report the validation images; classes are the WordNet ids in the order of every published head",
     ),
     Task(
         name="imagenet-real", aliases=("ReaL", "ImageNet-ReaL"), title="ImageNet-ReaL", folder="imagenet",
         layout="imagenet", classes=1000, splits={"val": 50_000}, metric="real", recipe="finetune-paper-imagenet",
         wanted=(IMAGENET_VAL, "real.json"), beside={"real": "real.json"},
         download=IMAGENET_GET + "; and real.json from https://github.com/google-research/reassessed-imagenet",
-        note="the validation pictures of ImageNet with better labels, several or none a picture; those without do not "
+        note="the validation images of ImageNet with better labels, several or none an image; those without do not "
         "count",
     ),
     Task(
@@ -182,14 +182,14 @@ PAPER_TASKS = (
         splits={"test": 50_000}, view={"fit": "squash"}, recipe="finetune-paper-imagenet",
         wanted=("fonts/SourceHanSerifSC-ExtraLight.otf",),
         download="the font imagenet_w/fonts/SourceHanSerifSC-ExtraLight.otf of "
-        "https://github.com/facebookresearch/Whac-A-Mole into fonts/; the pictures are those of the task imagenet",
-        note="the validation pictures of ImageNet, shorter side 256, centre 224, with a watermark drawn over them as "
+        "https://github.com/facebookresearch/Whac-A-Mole into fonts/; the images are those of the task imagenet",
+        note="the validation images of ImageNet, shorter side 256, center 224, with a watermark drawn over them as "
         "the release does",
     ),
     Task(
         name="vizwiz", aliases=("VizWiz-Classification",), title="VizWiz-Classification", folder="vizwiz",
         layout="vizwiz", classes=200, splits={"test": 8900}, wanted=("annotations.json", "images/*.jpg"),
-        download="the pictures of all splits into images/ and annotations.json, from "
+        download="the images of all splits into images/ and annotations.json, from "
         "https://vizwiz.org/tasks-and-datasets/image-classification",
         note="200 of the classes of ImageNet; the public annotations.json has no labels (the evaluation server has "
         "them), and without labels there is nothing to measure here",
@@ -208,7 +208,7 @@ OMNI_TASKS = tuple(
         folder=f"omnibenchmark/{realm}", layout="omni", classes=0, splits={"train": 0, "val": 0, "test": 0},
         metric="mean_per_class",
         wanted=(f"train.txt|{realm}.train/record.txt", f"test.txt|{realm}.test/record.txt|val.txt"),
-        download="the pictures with download_tool/download_image.py of "
+        download="the images with download_tool/download_image.py of "
         f"https://github.com/ZhangYuanhan-AI/OmniBenchmark, and meta_v2/{realm}/*.txt of it",
         note="classes are the train ids that the lists of this realm hold",
     )
@@ -228,7 +228,7 @@ MAFW_TASKS = tuple(
 )  # fmt: skip
 
 VTAB_ROWS = (
-    # name, folder in the redistribution, title, group, classes, test pictures
+    # name, folder in the redistribution, title, group, classes, test images
     ("caltech101", "caltech101", "Caltech101", "Natural", 102, 6084),
     ("cifar100", "cifar", "CIFAR-100", "Natural", 100, 10_000),
     ("dtd", "dtd", "Describable Textures", "Natural", 47, 1880),
@@ -256,9 +256,9 @@ VTAB_TASKS = tuple(
         folder=f"vtab-1k/{folder}", layout="lists", classes=classes, splits={"train": 800, "val": 200, "test": test},
         recipe="finetune-paper-vtab", view={"fit": "squash"},
         wanted=("train800.txt", "val200.txt", "test.txt"),
-        download="vtab-1k.zip, the redistribution as folders of pictures that "
+        download="vtab-1k.zip, the redistribution as folders of images that "
         "https://github.com/ZhangYuanhan-AI/NOAH links to; unpack it to vtab-1k/ in the root",
-        note="lists of `path label`; the whole picture is squashed to a square, neither cropped nor mirrored, as many "
+        note="lists of `path label`; the whole image is squashed to a square, neither cropped nor mirrored, as many "
         "of these tasks ask where a thing is or how it is turned",
     )
     for name, folder, title, group, classes, test in VTAB_ROWS

@@ -41,11 +41,11 @@ def vit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture(scope="session")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A native model that calls bright pictures `light` and others `dark` or `grey`."""
+    """A native model that calls bright images `light` and others `dark` or `gray`."""
     config = ViTConfig(image_size=(16, 16), patch_size=8, layers=1, width=16, mlp_width=32, heads=2, classes=3)
     model = build(config, seed=0)
     torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
-    model.labels = ("dark", "grey", "light")
+    model.labels = ("dark", "gray", "light")
     path = tmp_path_factory.mktemp("weights") / "tiny"
     save(model, path)
     return path
@@ -53,7 +53,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """A folder with two pictures."""
+    """A folder with two images."""
     folder = tmp_path / "photos"
     folder.mkdir()
     Image.new("RGB", (20, 30), (10, 20, 30)).save(folder / "a.png")

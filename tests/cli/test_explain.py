@@ -5,7 +5,7 @@ import json
 import pytest
 
 
-def test_people_get_the_answer_and_the_files_of_each_picture(vit, weights, photos, tmp_path):
+def test_people_get_the_answer_and_the_files_of_each_image(vit, weights, photos, tmp_path):
     code, out, err = vit("explain", photos, "--model", weights, "--out", tmp_path / "out", "--occlusion")
     assert (code, err) == (0, "")
     lines = out.splitlines()
@@ -20,12 +20,12 @@ def test_people_get_the_answer_and_the_files_of_each_picture(vit, weights, photo
     assert (tmp_path / "out" / "2-b-class.png").exists()
 
 
-def test_json_is_one_object_a_picture_with_exactly_these_keys(vit, weights, photos, tmp_path):
+def test_json_is_one_object_a_image_with_exactly_these_keys(vit, weights, photos, tmp_path):
     (photos / "c.jpg").touch()
     arguments = ("--map", "class", "--map", "rollout", "--class", "light", "--json")
     code, out, err = vit("explain", photos, "--model", weights, "--out", tmp_path / "out", *arguments)
     assert code == 1
-    assert err == "1 of 3 pictures could not be read\n"
+    assert err == "1 of 3 images could not be read\n"
     first, _, last = map(json.loads, out.splitlines())
     assert list(first) == ["path", "answers", "maps", "arrays", "occlusion"]
     assert [(each["map"], each["class"]) for each in first["maps"]] == [("class", 2), ("rollout", None)]
@@ -33,14 +33,14 @@ def test_json_is_one_object_a_picture_with_exactly_these_keys(vit, weights, phot
     assert last == {"path": str(photos / "c.jpg"), "error": f"{photos / 'c.jpg'}: the file is empty"}
 
 
-def test_where_no_picture_can_be_read_nothing_is_written(vit, weights, tmp_path):
+def test_where_no_image_can_be_read_nothing_is_written(vit, weights, tmp_path):
     (tmp_path / "a.jpg").touch()
     code, out, err = vit("explain", tmp_path / "a.jpg", "--model", weights, "--out", tmp_path / "out")
     assert (code, out, err) == (1, "", f"error: {tmp_path / 'a.jpg'}: the file is empty\n")
     assert not (tmp_path / "out").exists()
 
 
-def test_figures_need_no_pictures(vit, weights, tmp_path):
+def test_figures_need_no_images(vit, weights, tmp_path):
     code, out, err = vit("explain", "--model", weights, "--figures", "--count", 3, "--out", tmp_path, "--json")
     assert (code, err) == (0, "")
     figures = [json.loads(line) for line in out.splitlines()]
@@ -49,17 +49,17 @@ def test_figures_need_no_pictures(vit, weights, tmp_path):
     assert (tmp_path / "figures.html").exists()
 
 
-def test_figures_are_taken_over_pictures_that_are_given(vit, weights, photos, tmp_path):
+def test_figures_are_taken_over_images_that_are_given(vit, weights, photos, tmp_path):
     code, out, _ = vit("explain", photos, "--model", weights, "--figures", "--out", tmp_path / "out")
     assert code == 0
-    assert "averaged over 2 pictures." in out
+    assert "averaged over 2 images." in out
     assert out.splitlines()[-1] == f"page: {tmp_path / 'out' / 'figures.html'}"
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([], "give pictures to explain, or --figures for the model itself"),
+        ([], "give images to explain, or --figures for the model itself"),
         (["--figures", "--layer", "0"], "this is about the model, and --map, --class, --layer,"),
         (["a.png", "--map", "gradcam"], "Invalid value for '--map'"),
         (["a.png", "--patch", "7"], "'7' is not ROW,COLUMN such as 7,3"),
@@ -88,12 +88,12 @@ def test_what_the_model_does_not_have_is_one_line(vit, weights, photos, tmp_path
     assert not (tmp_path / "out").exists()
 
 
-def test_a_broken_picture_is_left_out_of_the_figures_and_told(vit, weights, photos, tmp_path):
+def test_a_broken_image_is_left_out_of_the_figures_and_told(vit, weights, photos, tmp_path):
     (photos / "c.jpg").write_text("hello")
     code, out, err = vit("explain", photos, "--model", weights, "--figures", "--out", tmp_path / "out")
     assert code == 1
-    assert "averaged over 2 pictures." in out
-    assert err.startswith(f"error: {photos / 'c.jpg'}: not a picture")
+    assert "averaged over 2 images." in out
+    assert err.startswith(f"error: {photos / 'c.jpg'}: not an image")
     assert err.count("\n") == 1
     assert "Left out: " in (tmp_path / "out" / "figures.html").read_text(encoding="utf-8")
 

@@ -41,7 +41,7 @@ OPTIONS = {
     "convert": "--to --heads --image-size --patch-size --classes --json",
     "train": "--recipe --model -m --from --out --set --resume --plan --recipes",
     "finetune": "--from --out --recipe --task --quick --rates --seeds --steps --image-size --set --data-root --json",
-    "probe": "--model -m --only --shots --neighbours --json --out --batch --heads --image-size --device",
+    "probe": "--model -m --only --shots --neighbors --json --out --batch --heads --image-size --device",
     "evaluate": "--model -m --split --real --wordnet-ids --mappings --calibrated --seed --json --out --batch --heads "
     "--image-size --device",
     "explain": "--model -m --out --map --class --top --layer --head --patch --occlusion --figures --count --json "
@@ -102,7 +102,7 @@ def test_an_error_is_one_line_without_traceback(vit, tmp_path):
     code, out, err = vit("predict", tmp_path, "--model", "m")
     assert code == 1
     assert out == ""
-    assert err.startswith(f"error: {tmp_path}: no pictures in this folder")
+    assert err.startswith(f"error: {tmp_path}: no images in this folder")
     assert err.count("\n") == 1
 
 

@@ -16,7 +16,7 @@ import vitruvian.cli.progress as progress
 from vitruvian.cli.progress import track
 
 
-def test_json_is_one_object_a_picture_with_exactly_these_keys(vit, weights, photos):
+def test_json_is_one_object_a_image_with_exactly_these_keys(vit, weights, photos):
     code, out, err = vit("predict", photos, "--model", weights, "--top", 2, "--json")
     assert (code, err) == (0, "")
     first, second = map(json.loads, out.splitlines())
@@ -24,11 +24,11 @@ def test_json_is_one_object_a_picture_with_exactly_these_keys(vit, weights, phot
     assert list(first) == ["path", "answers"]
     assert [list(answer) for answer in first["answers"]] == [["label", "index", "probability"]] * 2
     best = first["answers"][0]
-    assert ("dark", "grey", "light")[best["index"]] == best["label"]
+    assert ("dark", "gray", "light")[best["index"]] == best["label"]
     assert 1 / 3 <= best["probability"] <= 1
 
 
-def test_people_get_aligned_labels_and_percentages_without_colour_codes(vit, weights, photos):
+def test_people_get_aligned_labels_and_percentages_without_color_codes(vit, weights, photos):
     code, out, _ = vit("predict", photos / "a.png", "--model", weights)
     assert code == 0
     path, *rows = out.splitlines()
@@ -39,7 +39,7 @@ def test_people_get_aligned_labels_and_percentages_without_colour_codes(vit, wei
     assert "\x1b" not in out
 
 
-def test_bad_pictures_are_reported_and_the_others_answered(vit, weights, photos):
+def test_bad_images_are_reported_and_the_others_answered(vit, weights, photos):
     (photos / "empty.jpg").touch()
     (photos / "text.png").write_text("hello")
     shutil.copy(photos / "b.jpg", photos / "z.jpg")
@@ -50,9 +50,9 @@ def test_bad_pictures_are_reported_and_the_others_answered(vit, weights, photos)
     ]
     lines = err.splitlines()
     assert lines[0] == f"error: {photos / 'empty.jpg'}: the file is empty"
-    assert lines[1].startswith(f"error: {photos / 'text.png'}: not a picture")
+    assert lines[1].startswith(f"error: {photos / 'text.png'}: not an image")
     assert lines[2] == f"error: {photos / 'gone.jpg'}: no such file"
-    assert lines[3:] == ["3 of 6 pictures could not be read"]
+    assert lines[3:] == ["3 of 6 images could not be read"]
 
 
 def test_json_has_errors_in_their_place(vit, weights, photos):
@@ -80,7 +80,7 @@ def test_pillows_own_remarks_on_odd_files_stay_off_the_terminal(tmp_path):
             print(error)
         """
     ran = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
-    assert ran.stdout.startswith(f"{path}: broken TIFF picture: ")
+    assert ran.stdout.startswith(f"{path}: broken TIFF image: ")
     assert ran.stderr == ""
 
 
@@ -120,23 +120,23 @@ def test_an_unknown_model_is_answered_with_near_ones(vit, photos):
 
 def test_progress_is_silent_where_stderr_is_no_terminal(capsys, monkeypatch):
     monkeypatch.setattr(progress, "QUIET_SECONDS", -1)
-    assert list(track(range(5), 5, "pictures")) == [0, 1, 2, 3, 4]
+    assert list(track(range(5), 5, "images")) == [0, 1, 2, 3, 4]
     assert capsys.readouterr() == ("", "")
 
 
 def test_progress_is_shown_on_a_terminal_after_a_while(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    assert list(track(range(5), 5, "pictures")) == [0, 1, 2, 3, 4]
+    assert list(track(range(5), 5, "images")) == [0, 1, 2, 3, 4]
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(progress, "QUIET_SECONDS", -1)
-    assert list(track(range(5), 5, "pictures")) == [0, 1, 2, 3, 4]
+    assert list(track(range(5), 5, "images")) == [0, 1, 2, 3, 4]
     shown = capsys.readouterr()
-    assert "pictures" in shown.err
+    assert "images" in shown.err
     assert shown.out == ""
 
 
 @pytest.mark.slow
-def test_imagenet_pictures_are_named_as_well_as_published(vit, shared):
+def test_imagenet_images_are_named_as_well_as_published(vit, shared):
     folders = sorted((shared / "data" / "imagenet-val-1000").iterdir())[::5]
     weights = shared / "weights" / "vit_ti16_imagenet1k.safetensors"
     code, out, _ = vit("predict", *folders, "--model", weights, "--json", "--top", 1)

@@ -11,7 +11,7 @@ OPTIONS = {
     "table5": "--models --tasks --out --quick --recipe --seeds --set --data-root --json",
     "vtab": "--models --out --quick --recipe --seeds --set --data-root --json",
     "data-size": "--sizes --steps --families --out --set --plan --json",
-    "compute": "--steps --pictures --families --out --set --plan --json",
+    "compute": "--steps --images --families --out --set --plan --json",
 }
 
 
@@ -33,7 +33,7 @@ def test_commands_and_their_options_are_these():
         (["table5", "--models", "m", "--tasks", "petz"], 1, "pets"),
         (["table5", "--models", "./nothing", "--tasks", "pets"], 1, "error: nothing: no such file or folder"),
         (["data-size", "digits", "--sizes", "1e3"], 2, "is not a list of whole numbers above 0, such as 1000,4000,all"),
-        (["data-size", "digits", "--sizes", "9999999"], 1, "pictures=9999999: "),
+        (["data-size", "digits", "--sizes", "9999999"], 1, "images=9999999: "),
         (["data-size", "./nowhere"], 1, "error: "),
         (["compute", "digits", "--families", "study-cnn"], 1, "study-cnn"),
     ],
@@ -47,7 +47,7 @@ def test_what_is_wrong_is_said_in_a_line(vit, tmp_path, monkeypatch, arguments, 
 
 
 @pytest.mark.parametrize(("command", "words"), [(["table5", "--tasks", "pets"], "97.11"), (["vtab"], "77.63")])
-def test_a_study_without_any_pictures_names_them_and_fails(vit, weights, tmp_path, command, words):
+def test_a_study_without_any_images_names_them_and_fails(vit, weights, tmp_path, command, words):
     found = vit("study", *command, "--models", weights, "--data-root", tmp_path, "--out", tmp_path / "study")
     assert found.code == 1
     assert words in found.out  # the paper's, beside what is missing
@@ -55,7 +55,7 @@ def test_a_study_without_any_pictures_names_them_and_fails(vit, weights, tmp_pat
 
 
 def test_a_compute_study_prints_its_cells_and_plans_them(vit, tmp_path):
-    arguments = ["study", "compute", "digits", "--steps", "1,2", "--pictures", "40", "--families", "study-vit"]
+    arguments = ["study", "compute", "digits", "--steps", "1,2", "--images", "40", "--families", "study-vit"]
     changes = ["--set", "workers=0", "--set", "batch_size=8", "--set", "image_size=16", "--out", tmp_path / "study"]
     planned = vit(*arguments, *changes, "--plan")
     assert planned.code == 0, planned.err
@@ -64,7 +64,7 @@ def test_a_compute_study_prints_its_cells_and_plans_them(vit, tmp_path):
     done = vit(*arguments, *changes, "--json")
     assert done.code == 0, done.err
     first, second = map(json.loads, done.out.splitlines())
-    assert (first["pictures"], first["steps"], second["steps"]) == (40, 1, 2)
+    assert (first["images"], first["steps"], second["steps"]) == (40, 1, 2)
     assert second["multiply_adds"] == 2 * first["multiply_adds"]
     shown = vit(*arguments, *changes)
     assert "multiply-adds" in shown.out

@@ -21,7 +21,7 @@ def test_all_tasks_are_listed_with_what_is_missing(vit, tmp_path):
 def test_the_root_may_come_from_the_environment(vit, tmp_path, monkeypatch):
     monkeypatch.setenv("VITRUVIAN_DATA", str(tmp_path))
     out = vit("tasks").out
-    assert f"Pictures belong into {tmp_path}." in out
+    assert f"Images belong into {tmp_path}." in out
     assert len(out.splitlines()) == len(TASKS) + 3
 
 
@@ -29,7 +29,7 @@ def test_the_root_may_come_from_the_environment(vit, tmp_path, monkeypatch):
 def test_one_task_tells_what_to_download_and_where(vit, tmp_path, name):
     out = vit("tasks", name, "--data-root", tmp_path).out
     assert f"folder    {tmp_path / 'flowers102'}" in out
-    assert "pictures  missing: jpg/image_*.jpg, imagelabels.mat, setid.mat" in out
+    assert "images    missing: jpg/image_*.jpg, imagelabels.mat, setid.mat" in out
     assert "download  102flowers.tgz" in out
 
 

@@ -10,7 +10,7 @@ from PIL import Image, ImageFont
 from vitruvian.labels import imagenet_ids
 
 
-def picture(path, level=0, size=(4, 3)):
+def make_image(path, level=0, size=(4, 3)):
     """A file whose pixels have one level, whatever its name ends with; its bytes tell the format."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if size == (4, 3):
@@ -20,10 +20,10 @@ def picture(path, level=0, size=(4, 3)):
 
 
 def make_flowers(root):
-    """8 pictures of 3 classes: 2 to train on, 2 for validation, 4 for testing."""
+    """8 images of 3 classes: 2 to train on, 2 for validation, 4 for testing."""
     folder = root / "flowers102"
     for number in range(1, 9):
-        picture(folder / "jpg" / f"image_{number:05d}.jpg", number)
+        make_image(folder / "jpg" / f"image_{number:05d}.jpg", number)
     labels = np.array([[1, 2, 1, 2, 3, 3, 1, 2]], np.uint8)
     scipy.io.savemat(folder / "imagelabels.mat", {"labels": labels}, do_compression=True)
     sets = {"trnid": np.array([[8, 1]], float), "valid": np.array([[2, 5]]), "tstid": np.array([[3, 4, 6, 7]])}
@@ -35,23 +35,23 @@ def make_pets(root):
     rows = {"trainval": ["Abyssinian_1", "american_bulldog_7", "Bengal_10"], "test": ["american_bulldog_9", "Bengal_2"]}
     numbers = {"Abyssinian": 1, "american_bulldog": 2, "Bengal": 3}
     (folder / "annotations").mkdir(parents=True)
-    for name, pictures in rows.items():
-        lines = [f"{key} {numbers[key.rpartition('_')[0]]} 1 1" for key in pictures]
+    for name, images in rows.items():
+        lines = [f"{key} {numbers[key.rpartition('_')[0]]} 1 1" for key in images]
         (folder / "annotations" / f"{name}.txt").write_text("\n".join(lines) + "\n")
-        for level, key in enumerate(pictures):
-            picture(folder / "images" / f"{key}.jpg", level)
+        for level, key in enumerate(images):
+            make_image(folder / "images" / f"{key}.jpg", level)
     header = "#Image CLASS-ID SPECIES BREED ID\n"
     (folder / "annotations" / "list.txt").write_text(header + "Abyssinian_1 1 1 1\n")
 
 
 def make_imagenet(root, *, flat=False):
-    """Two classes of training pictures, and validation pictures 1, 2 and 3 of the classes 2, 0 and 2."""
+    """Two classes of training images, and validation images 1, 2 and 3 of the classes 2, 0 and 2."""
     folder, ids = root / "imagenet", imagenet_ids()
     for number in (0, 2):
-        picture(folder / "train" / ids[number] / f"{ids[number]}_1.JPEG", number)
+        make_image(folder / "train" / ids[number] / f"{ids[number]}_1.JPEG", number)
     for number, label in enumerate((2, 0, 2), 1):
         inside = "" if flat else ids[label]
-        picture(folder / "val" / inside / f"ILSVRC2012_val_{number:08d}.JPEG", 50 + number, size=(30, 40))
+        make_image(folder / "val" / inside / f"ILSVRC2012_val_{number:08d}.JPEG", 50 + number, size=(30, 40))
     if flat:
         kit = folder / "ILSVRC2012_devkit_t12" / "data"
         kit.mkdir(parents=True)
@@ -69,7 +69,7 @@ def make_vtab(root, name="kitti", classes=4):
     for file, inside, count in (("train800", "train", 8), ("val200", "val", 4), ("test", "test", 6)):
         lines = []
         for number in range(count):
-            picture(folder / "images" / inside / f"{number:06d}.jpg", number)
+            make_image(folder / "images" / inside / f"{number:06d}.jpg", number)
             lines.append(f"images/{inside}/{number:06d}.jpg {number % classes}")
         (folder / f"{file}.txt").write_text("\n".join(lines) + "\n")
     both = [(folder / f"{file}.txt").read_text() for file in ("train800", "val200")]
@@ -92,7 +92,7 @@ def make_objectnet(root):
 def make_vizwiz(root, *, labels=True):
     folder = root / "vizwiz"
     for number in range(3):
-        picture(folder / "images" / f"VizWiz_train_{number:08d}.jpg", number)
+        make_image(folder / "images" / f"VizWiz_train_{number:08d}.jpg", number)
     names = [path.name for path in sorted((folder / "images").iterdir())]
     images = [{"file_name": name, "labels": [1, number]} for name, number in zip(names, (440, 508, 440))]
     content = {
@@ -108,7 +108,7 @@ def make_mafw(root):
     lists.mkdir(parents=True)
     for clip in range(1, 5):
         for frame in range(5):
-            picture(folder / "data" / "frames" / f"{clip:05d}" / f"{frame:03d}.jpg", 10 * clip + frame)
+            make_image(folder / "data" / "frames" / f"{clip:05d}" / f"{frame:03d}.jpg", 10 * clip + frame)
     (lists / "train.txt").write_text("00001.mp4 anger\n00002.mp4 surprise\n")
     (lists / "test.txt").write_text("00003.mp4 disappointment\n00004.mp4 anger\n")
 
@@ -119,7 +119,7 @@ def make_omni(root, *, downloaded=False):
         inside = f"car.{split}" if downloaded else split
         lines = []
         for number, label in enumerate(labels):
-            picture(folder / inside / "images" / f"{number}_c.jpg", number)
+            make_image(folder / inside / "images" / f"{number}_c.jpg", number)
             lines.append(f"{inside}/images/{number}_c.jpg {label}")
         path = folder / inside / "record.txt" if downloaded else folder / f"{split}.txt"
         path.write_text("\n".join(lines) + "\n")
@@ -130,9 +130,9 @@ def make_variants(root):
     ids = imagenet_ids()
     for name in ("imagenet-a", "imagenet-r"):
         for number in (6, 11):
-            picture(root / name / name / ids[number] / "0.jpg", number)
+            make_image(root / name / name / ids[number] / "0.jpg", number)
     for number in (0, 10, 9):
-        picture(root / "imagenet-v2" / "imagenetv2-matched-frequency-format-val" / str(number) / "x.jpeg", number)
+        make_image(root / "imagenet-v2" / "imagenetv2-matched-frequency-format-val" / str(number) / "x.jpeg", number)
 
 
 def make_watermark(root):

@@ -16,7 +16,7 @@ from vitruvian.errors import ImageError
 
 
 def png(level=0):
-    """A tiny picture whose pixels all have one level."""
+    """A tiny image whose pixels all have one level."""
     file = io.BytesIO()
     Image.new("RGB", (4, 3), (level % 256, level // 256, 7)).save(file, "PNG")
     return file.getvalue()
@@ -72,15 +72,15 @@ def idx_bytes(values):
 
 def make_idx(folder, count=6, packed=True):
     folder.mkdir()
-    pictures = np.arange(count * 6).reshape(count, 3, 2)
+    images = np.arange(count * 6).reshape(count, 3, 2)
     for split in ("train", "t10k"):
-        for name, values in (("images-idx3", pictures), ("labels-idx1", np.arange(count) % 3)):
+        for name, values in (("images-idx3", images), ("labels-idx1", np.arange(count) % 3)):
             data = idx_bytes(values)
             if packed:
                 (folder / f"{split}-{name}-ubyte.gz").write_bytes(gzip.compress(data))
             else:
                 (folder / f"{split}-{name}-ubyte").write_bytes(data)
-    return pictures
+    return images
 
 
 def cifar_batch(count=4, start=0):
@@ -139,7 +139,7 @@ def python3_pickle(content):
 
 
 class Numbers(Source):
-    """Examples without pictures: example i is an array of the number i, and some are broken."""
+    """Examples without images: example i is an array of the number i, and some are broken."""
 
     def __init__(self, length, *, classes=4, broken=(), labels=None):
         self.name = "numbers"
@@ -169,14 +169,14 @@ class Numbers(Source):
         return f"number {index}"
 
 
-def noisy_view(picture, rng):
-    """The picture plus what the generator gives: two views are equal only if both are."""
-    return torch.from_numpy(picture[None].astype(np.float32)) + float(rng.random())
+def noisy_view(image, rng):
+    """The image plus what the generator gives: two views are equal only if both are."""
+    return torch.from_numpy(image[None].astype(np.float32)) + float(rng.random())
 
 
-def failing_view(picture, rng):
+def failing_view(image, rng):
     raise ValueError("a mistake\nin the view")
 
 
-def decoded_view(picture, rng):
-    return torch.tensor([[[float(level_of(picture)) + float(rng.random())]]])
+def decoded_view(image, rng):
+    return torch.tensor([[[float(level_of(image)) + float(rng.random())]]])

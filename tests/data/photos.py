@@ -7,7 +7,7 @@ from PIL import Image
 
 
 def photo(seed, size=(96, 72)):
-    """A coloured picture of soft shapes with some grain."""
+    """A colored image of soft shapes with some grain."""
     rng = np.random.default_rng(seed)
     shapes = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8)).resize(size, Image.Resampling.BICUBIC)
     grain = rng.normal(0, 6, (*size[::-1], 3))

@@ -1,4 +1,4 @@
-"""Training views: what they depend on, what they leave alone, and how they deal with odd pictures."""
+"""Training views: what they depend on, what they leave alone, and how they deal with odd images."""
 
 import io
 import itertools
@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from vitruvian.config import Preprocess
-from vitruvian.data.augment import Augment, normalise, training_view
+from vitruvian.data.augment import Augment, normalize, training_view
 from vitruvian.data.augment.geometry import inception_box, resized_box
 from vitruvian.data.preprocess import view as evaluation_view
 from vitruvian.errors import ConfigError, ImageError, MissingExtraError, UnknownNameError
@@ -20,7 +20,7 @@ from vitruvian.errors import ConfigError, ImageError, MissingExtraError, Unknown
 EVERYTHING = Augment(
     image_size=(24, 32),
     randaugment_layers=2,
-    colour_jitter=(0.4, 0.4, 0.4, 0.1),
+    color_jitter=(0.4, 0.4, 0.4, 0.1),
     erasing=0.5,
     mean=(0.485, 0.456, 0.406),
     std=(0.229, 0.224, 0.225),
@@ -45,7 +45,7 @@ def plain(size, **changes):
     return training_view(Augment(image_size=size, crop="none", flip=0.0, **changes))
 
 
-def test_a_view_depends_on_picture_settings_and_generator_alone():
+def test_a_view_depends_on_image_settings_and_generator_alone():
     view, other = training_view(EVERYTHING), pickle.loads(pickle.dumps(training_view(EVERYTHING)))
     data = encoded(levels(), quality=95)
     first = [view(data, rng(0, 3, i)) for i in range(40)]
@@ -57,53 +57,53 @@ def test_a_view_depends_on_picture_settings_and_generator_alone():
 def test_a_view_has_the_size_and_kind_that_the_settings_say():
     for channels in (1, 3):
         settings = EVERYTHING.replace(mean=(0.5,) * channels, std=(0.5,) * channels)
-        for picture in (levels(), levels(channels=1), encoded(levels()), Image.fromarray(levels())):
-            view = training_view(settings)(picture, rng())
+        for image in (levels(), levels(channels=1), encoded(levels()), Image.fromarray(levels())):
+            view = training_view(settings)(image, rng())
             assert view.shape == (channels, 24, 32)
             assert view.dtype == torch.float32
             assert view.is_contiguous()
             assert view.abs().max() <= 1
 
 
-@pytest.mark.parametrize("crop", ["inception", "resized", "pad", "centre", "none"])
+@pytest.mark.parametrize("crop", ["inception", "resized", "pad", "center", "none"])
 @pytest.mark.parametrize("shape", [(1, 1), (1, 300), (300, 1), (7, 5), (33, 64)])
-def test_pictures_of_any_shape_have_a_view(shape, crop):
-    for picture in (levels(*shape), encoded(levels(*shape))):
+def test_images_of_any_shape_have_a_view(shape, crop):
+    for image in (levels(*shape), encoded(levels(*shape))):
         for seed in range(5):
-            assert training_view(EVERYTHING.replace(crop=crop))(picture, rng(seed)).shape == (3, 24, 32)
+            assert training_view(EVERYTHING.replace(crop=crop))(image, rng(seed)).shape == (3, 24, 32)
 
 
 def test_many_views_at_once_equal_views_one_by_one():
-    pictures = list(np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8))
+    images = list(np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8))
     for output in ("float32", "uint8"):
         view = training_view(EVERYTHING.replace(image_size=(32, 32), crop="pad", output=output))
-        alone = torch.stack([view(picture, rng(i)) for i, picture in enumerate(pictures)])
-        assert torch.equal(view.batch(pictures, [rng(i) for i in range(6)]), alone)
+        alone = torch.stack([view(image, rng(i)) for i, image in enumerate(images)])
+        assert torch.equal(view.batch(images, [rng(i) for i in range(6)]), alone)
 
 
-def test_uint8_views_normalised_later_equal_float_views():
+def test_uint8_views_normalized_later_equal_float_views():
     later = EVERYTHING.replace(output="uint8")
     small = training_view(later)(levels(), rng(1))
     assert small.dtype == torch.uint8
-    assert torch.equal(normalise(small, later), training_view(EVERYTHING)(levels(), rng(1)))
+    assert torch.equal(normalize(small, later), training_view(EVERYTHING)(levels(), rng(1)))
 
 
-def test_an_unchanged_picture_has_the_values_of_the_evaluation_view():
+def test_an_unchanged_image_has_the_values_of_the_evaluation_view():
     mean, std = EVERYTHING.mean, EVERYTHING.std
     expected = evaluation_view(Image.fromarray(levels(8, 9)), Preprocess(image_size=(8, 9), mean=mean, std=std))
     assert torch.equal(plain((8, 9), mean=mean, std=std)(levels(8, 9), rng()), expected)
 
 
 @pytest.mark.parametrize("change", [{"erasing": 1.0}, {"randaugment_layers": 4}, {"crop": "pad", "erasing": 1.0}])
-def test_the_picture_given_stays_as_it_was(change):
+def test_the_image_given_stays_as_it_was(change):
     view = training_view(Augment(**{"image_size": (16, 16), "crop": "none", "flip": 0.0} | change))
-    picture = levels(16, 16)
+    image = levels(16, 16)
     for seed in range(50):
-        view.levels(picture, rng(seed))
-    assert np.array_equal(picture, levels(16, 16))
+        view.levels(image, rng(seed))
+    assert np.array_equal(image, levels(16, 16))
 
 
-def test_grey_becomes_three_equal_channels_and_colour_becomes_luma():
+def test_gray_becomes_three_equal_channels_and_color_becomes_luma():
     three = plain((6, 7))(levels(6, 7, channels=1), rng())
     assert torch.equal(three, three[:1].expand(3, -1, -1))
     one = plain((6, 7), mean=(0.0,), std=(1.0,))(levels(6, 7), rng())
@@ -117,7 +117,7 @@ def test_other_formats_are_read_too(kind):
     assert torch.allclose(plain((10, 10))(encoded(flat, kind), rng()), torch.tensor(85 / 127.5 - 1), atol=2 / 127.5)
 
 
-def test_cmyk_and_transparent_pictures_are_seen_as_rgb():
+def test_cmyk_and_transparent_images_are_seen_as_rgb():
     cmyk, clear = io.BytesIO(), io.BytesIO()
     Image.new("RGB", (9, 9), (255, 0, 0)).convert("CMYK").save(cmyk, "JPEG", quality=100)
     Image.new("RGBA", (9, 9), (0, 0, 0, 0)).save(clear, "PNG")
@@ -128,31 +128,31 @@ def test_cmyk_and_transparent_pictures_are_seen_as_rgb():
 
 def test_a_view_shows_a_rotated_photograph_upright():
     stored, exif = np.zeros((40, 60, 3), np.uint8), Image.Exif()
-    stored[:, :30] = 255  # the left half as stored is the upper half of the upright picture
+    stored[:, :30] = 255  # the left half as stored is the upper half of the upright image
     exif[0x0112] = 6
     view = plain((10, 10))(encoded(stored, exif=exif), rng())
     assert view[:, :4].min() > 0.9
     assert view[:, 6:].max() < -0.9
 
 
-def test_a_large_picture_is_averaged_not_sampled():
+def test_a_large_image_is_averaged_not_sampled():
     noise = levels(512, 512)  # a standard deviation of 74 levels, and a sixteenth of it after averaging 16 x 16
-    for picture in (noise, encoded(noise, quality=95), encoded(noise, "PNG")):
-        assert plain((32, 32))(picture, rng()).std() < 6 / 127.5
+    for image in (noise, encoded(noise, quality=95), encoded(noise, "PNG")):
+        assert plain((32, 32))(image, rng()).std() < 6 / 127.5
 
 
 def test_pad_shows_the_whole_range_of_positions_and_black_beyond():
-    picture = np.full((8, 8), 255, np.uint8)
+    image = np.full((8, 8), 255, np.uint8)
     settings = Augment(image_size=(8, 8), crop="pad", pad=2, flip=0.0, mean=(0.0,), std=(1.0,))
     seen = {
-        tuple((training_view(settings)(picture, rng(i))[0].sum(d) > 0).nonzero()[0].item() for d in (0, 1))
+        tuple((training_view(settings)(image, rng(i))[0].sum(d) > 0).nonzero()[0].item() for d in (0, 1))
         for i in range(200)
     }
     assert seen == {(x, y) for x in range(3) for y in range(3)}
-    assert training_view(settings.replace(pad_with="reflect"))(picture, rng()).min() == 1
+    assert training_view(settings.replace(pad_with="reflect"))(image, rng()).min() == 1
 
 
-def test_pad_scales_a_picture_to_just_cover_the_view():
+def test_pad_scales_a_image_to_just_cover_the_view():
     wide = np.zeros((10, 40), np.uint8)
     wide[:, 20:] = 255
     settings = Augment(image_size=(20, 20), crop="pad", pad=0, flip=0.0, mean=(0.0,), std=(1.0,))
@@ -193,7 +193,7 @@ def boxes(draw, area, ratio=(3 / 4, 4 / 3), size=(300, 400), count=3000):
 
 
 @pytest.mark.parametrize("draw", [inception_box, resized_box])
-def test_random_parts_keep_to_picture_area_and_ratio(draw):
+def test_random_parts_keep_to_image_area_and_ratio(draw):
     rows, columns, share = boxes(draw, (0.05, 0.9))
     assert share.min() >= 0.05 * 0.97
     assert share.max() <= 0.9 * 1.01
@@ -219,15 +219,15 @@ def test_where_no_part_fits_the_whole_or_the_middle_is_taken():
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"crop": "random"}, "crop='random' is not one of inception, resized, pad, centre, none"),
+        ({"crop": "random"}, "crop='random' is not one of inception, resized, pad, center, none"),
         ({"crop_area": (0.5, 0.2)}, "crop_area=(0.5, 0.2) is not (least, greatest) between 0.0001 and 1.0"),
         ({"crop_ratio": (0.0, 1.0)}, "crop_ratio=(0.0, 1.0) is not (least, greatest) between 0.01 and 100.0"),
         ({"flip": 2.0}, "flip=2.0 is not between 0.0 and 1.0"),
         ({"pad": -1}, "pad=-1 is not at least 0"),
         ({"pad_with": "white"}, "pad_with='white' is not one of black, reflect"),
         ({"randaugment_magnitude": 15.0}, "randaugment_magnitude=15.0 is not between 0.0 and 10.0"),
-        ({"colour_jitter": (0.1, 0.1)}, "colour_jitter=(0.1, 0.1) is not (brightness, contrast, saturation, hue)"),
-        ({"colour_jitter": (0.1, 0.1, 0.1, 0.9)}, "colour_jitter hue=0.9 is not between 0.0 and 0.5"),
+        ({"color_jitter": (0.1, 0.1)}, "color_jitter=(0.1, 0.1) is not (brightness, contrast, saturation, hue)"),
+        ({"color_jitter": (0.1, 0.1, 0.1, 0.9)}, "color_jitter hue=0.9 is not between 0.0 and 0.5"),
         ({"mean": (0.5, 0.5)}, "mean=(0.5, 0.5) and std=(0.5, 0.5, 0.5) are not one number each for 1 or 3 channels"),
         ({"output": "float16"}, "output='float16' is not one of float32, uint8"),
         ({"mixup_alpha": -1.0}, "mixup_alpha=-1.0 is not at least 0.0"),
@@ -248,8 +248,8 @@ def test_settings_survive_json():
 
 
 @pytest.mark.parametrize("array", [np.zeros((4, 4)), np.zeros((4, 4, 4), np.uint8), np.zeros((0, 4), np.uint8)])
-def test_an_array_that_is_no_picture_is_said_so(array):
-    with pytest.raises(ImageError, match="is no picture: give uint8"):
+def test_an_array_that_is_no_image_is_said_so(array):
+    with pytest.raises(ImageError, match="is no image: give uint8"):
         plain((4, 4))(array, rng())
 
 

@@ -5,14 +5,14 @@ import pytest
 import torch
 
 from vitruvian.data.augment import Augment, mix
-from vitruvian.data.augment.mix import neighbours, pasted_box
+from vitruvian.data.augment.mix import neighbors, pasted_box
 from vitruvian.errors import ConfigError
 
 MIXUP, CUTMIX = Augment(mixup_alpha=0.4), Augment(cutmix_alpha=1.0)
 
 
 def batch(count=6, rows=12, columns=20):
-    """Pictures of one level each, which is also their class."""
+    """Images of one level each, which is also their class."""
     labels = torch.arange(count)
     return labels.float().view(-1, 1, 1, 1).expand(count, 3, rows, columns).contiguous(), labels
 
@@ -33,15 +33,15 @@ def test_shares_of_classes_add_up_to_one(settings, smoothing):
 
 @pytest.mark.parametrize("settings", [MIXUP, CUTMIX])
 @pytest.mark.parametrize("count", [1, 2, 5, 6])
-def test_shares_equal_what_is_seen_of_each_picture(settings, count):
+def test_shares_equal_what_is_seen_of_each_image(settings, count):
     for seed in range(20):
         pixels, targets = mixed(settings, seed, count)
-        # a picture's mean level is the mean of its classes, weighted by their shares
+        # an image's mean level is the mean of its classes, weighted by their shares
         assert torch.allclose(pixels.mean((1, 2, 3)), targets @ torch.arange(count).float(), atol=1e-4)
 
 
 def test_mixup_blends_everywhere_and_cutmix_pastes_a_rectangle():
-    assert all(len(picture.unique()) == 1 for picture in mixed(MIXUP, 1)[0])
+    assert all(len(image.unique()) == 1 for image in mixed(MIXUP, 1)[0])
     pasted = mixed(CUTMIX, 1)[0][0, 0] == 1
     rows, columns = pasted.nonzero(as_tuple=True)
     assert 0 < pasted.sum() < pasted.numel()
@@ -71,9 +71,9 @@ def test_a_batch_in_two_parts_is_mixed_as_in_one():
         assert all(torch.equal(one, torch.cat(both)) for one, both in zip(whole, zip(*parts), strict=True))
 
 
-def test_views_of_one_picture_are_not_mixed_among_themselves():
-    assert neighbours(7).tolist() == [1, 0, 3, 2, 5, 4, 6]
-    assert neighbours(9, repeats=2).tolist() == [2, 3, 0, 1, 6, 7, 4, 5, 8]
+def test_views_of_one_image_are_not_mixed_among_themselves():
+    assert neighbors(7).tolist() == [1, 0, 3, 2, 5, 4, 6]
+    assert neighbors(9, repeats=2).tolist() == [2, 3, 0, 1, 6, 7, 4, 5, 8]
 
 
 def test_smoothing_spreads_a_share_over_all_classes():
@@ -102,8 +102,8 @@ def test_mixing_leaves_the_batch_it_was_given_alone():
         assert torch.equal(pixels, batch()[0])
 
 
-def test_pixels_that_are_not_normalised_are_refused():
-    with pytest.raises(ConfigError, match=r"mixing needs normalised pixels, not torch.uint8: call normalise first"):
+def test_pixels_that_are_not_normalized_are_refused():
+    with pytest.raises(ConfigError, match=r"mixing needs normalized pixels, not torch.uint8: call normalize first"):
         mix(
             torch.zeros(2, 3, 4, 4, dtype=torch.uint8),
             torch.tensor([0, 1]),

@@ -1,4 +1,4 @@
-"""Every kind of picture file gives the colours a viewer shows, or one line that says why not."""
+"""Every kind of image file gives the colors a viewer shows, or one line that says why not."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def encoded(image: Image.Image, kind: str, **settings: object) -> bytes:
     return file.getvalue()
 
 
-def colours(image: Image.Image) -> list[tuple[int, ...]]:
+def colors(image: Image.Image) -> list[tuple[int, ...]]:
     assert image.mode == "RGB"
     return [tuple(pixel) for pixel in np.asarray(image).reshape(-1, 3).tolist()]
 
 
-def deep_png(colour_type: int, values: list[int], columns: int) -> bytes:
-    """A PNG of one row with 16 bits a value, which Pillow cannot write for colour."""
+def deep_png(color_type: int, values: list[int], columns: int) -> bytes:
+    """A PNG of one row with 16 bits a value, which Pillow cannot write for color."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
-    header = struct.pack(">IIBBBBB", columns, 1, 16, colour_type, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", columns, 1, 16, color_type, 0, 0, 0)
     row = b"\0" + struct.pack(f">{len(values)}H", *values)
     chunks = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(row)) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + chunks
@@ -63,8 +63,8 @@ def huge_png_header(columns: int, rows: int) -> bytes:
         (Image.new("RGB", (1, 1), (200, 30, 60)).convert("LAB"), "TIFF", (199, 31, 60)),
     ],
 )
-def test_each_mode_gives_the_colour_a_viewer_shows(image, kind, expected):
-    assert colours(decode(encoded(image, kind))) == [expected]
+def test_each_mode_gives_the_color_a_viewer_shows(image, kind, expected):
+    assert colors(decode(encoded(image, kind))) == [expected]
 
 
 @pytest.mark.parametrize("mode", ["RGBa", "RGBX", "HSV", "PA", "P", "I;16L", "I;16B", "I;16N"])
@@ -76,16 +76,16 @@ def test_a_palette_is_looked_up_and_its_transparent_entries_are_white():
     image = Image.new("P", (3, 1))
     image.putpalette([*RED, *GREEN, *BLUE])
     image.putdata([0, 1, 2])
-    assert colours(decode(encoded(image, "PNG"))) == [RED, GREEN, BLUE]
-    assert colours(decode(encoded(image, "PNG", transparency=1))) == [RED, WHITE, BLUE]
-    assert colours(decode(encoded(image, "PNG", transparency=bytes([255, 0, 255])))) == [RED, WHITE, BLUE]
-    assert colours(decode(encoded(image, "GIF", transparency=0))) == [WHITE, GREEN, BLUE]
+    assert colors(decode(encoded(image, "PNG"))) == [RED, GREEN, BLUE]
+    assert colors(decode(encoded(image, "PNG", transparency=1))) == [RED, WHITE, BLUE]
+    assert colors(decode(encoded(image, "PNG", transparency=bytes([255, 0, 255])))) == [RED, WHITE, BLUE]
+    assert colors(decode(encoded(image, "GIF", transparency=0))) == [WHITE, GREEN, BLUE]
 
 
-def test_a_transparent_colour_without_a_palette_is_white():
+def test_a_transparent_color_without_a_palette_is_white():
     image = Image.new("RGB", (2, 1), RED)
     image.putpixel((1, 0), BLUE)
-    assert colours(decode(encoded(image, "PNG", transparency=BLUE))) == [RED, WHITE]
+    assert colors(decode(encoded(image, "PNG", transparency=BLUE))) == [RED, WHITE]
 
 
 def test_adobe_cmyk_jpeg_is_not_inverted():
@@ -95,25 +95,25 @@ def test_adobe_cmyk_jpeg_is_not_inverted():
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32])
-def test_16_bit_grey_is_scaled_and_not_clipped(dtype):
+def test_16_bit_gray_is_scaled_and_not_clipped(dtype):
     image = Image.fromarray(np.array([[0, 257, 32768, 65535]], dtype))
     kind = "PNG" if dtype is np.uint16 else "TIFF"
-    assert [r for r, _, _ in colours(decode(encoded(image, kind)))] == [0, 1, 128, 255]
+    assert [r for r, _, _ in colors(decode(encoded(image, kind)))] == [0, 1, 128, 255]
 
 
-def test_big_endian_16_bit_grey_is_scaled():
+def test_big_endian_16_bit_gray_is_scaled():
     image = Image.frombytes("I;16B", (2, 1), struct.pack(">2H", 257 * 3, 65535))
-    assert [r for r, _, _ in colours(decode(encoded(image, "TIFF")))] == [3, 255]
+    assert [r for r, _, _ in colors(decode(encoded(image, "TIFF")))] == [3, 255]
 
 
-def test_16_bit_grey_keeps_its_transparent_level():
+def test_16_bit_gray_keeps_its_transparent_level():
     image = Image.fromarray(np.array([[0, 257]], np.uint16))
-    assert [r for r, _, _ in colours(decode(encoded(image, "PNG", transparency=0)))] == [255, 1]
+    assert [r for r, _, _ in colors(decode(encoded(image, "PNG", transparency=0)))] == [255, 1]
 
 
-def test_16_bit_colour_is_scaled():
+def test_16_bit_color_is_scaled():
     data = deep_png(2, [65535, 0, 0, 32768, 32768, 32768], columns=2)
-    assert colours(decode(data)) == [RED, (128, 128, 128)]
+    assert colors(decode(data)) == [RED, (128, 128, 128)]
 
 
 @pytest.mark.parametrize(
@@ -126,14 +126,14 @@ def test_16_bit_colour_is_scaled():
         ([0.0, float("inf"), 0.5], [0, 255, 128]),
     ],
 )
-def test_float_grey_fills_the_range(values, expected):
+def test_float_gray_fills_the_range(values, expected):
     image = Image.fromarray(np.array([values], np.float32))
-    assert [r for r, _, _ in colours(decode(encoded(image, "TIFF")))] == expected
+    assert [r for r, _, _ in colors(decode(encoded(image, "TIFF")))] == expected
 
 
-def test_32_bit_grey_beyond_16_bits_is_stretched():
+def test_32_bit_gray_beyond_16_bits_is_stretched():
     image = Image.fromarray(np.array([[-100_000, 0, 100_000]], np.int32))
-    assert [r for r, _, _ in colours(decode(encoded(image, "TIFF")))] == [0, 128, 255]
+    assert [r for r, _, _ in colors(decode(encoded(image, "TIFF")))] == [0, 128, 255]
 
 
 HELD = {
@@ -168,15 +168,15 @@ def test_exif_orientation_is_undone(kind, orientation):
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF"])
 def test_an_animation_gives_its_first_frame(kind):
-    frames = [Image.new("RGB", (8, 8), colour) for colour in (RED, GREEN, BLUE)]
+    frames = [Image.new("RGB", (8, 8), color) for color in (RED, GREEN, BLUE)]
     settings = {"lossless": True} if kind == "WEBP" else {}
     data = encoded(frames[0], kind, save_all=True, append_images=frames[1:], **settings)
-    assert set(colours(decode(data))) == {RED}
+    assert set(colors(decode(data))) == {RED}
 
 
-def test_a_broken_exif_block_does_not_spoil_the_picture():
+def test_a_broken_exif_block_does_not_spoil_the_image():
     data = encoded(Image.new("RGB", (8, 8), RED), "PNG", exif=b"Exif\0\0not really exif")
-    assert colours(decode(data))[0] == RED
+    assert colors(decode(data))[0] == RED
 
 
 def test_paths_bytes_files_and_images_all_work(tmp_path):
@@ -185,7 +185,7 @@ def test_paths_bytes_files_and_images_all_work(tmp_path):
     path.write_bytes(data)
     with path.open("rb") as file:
         sources = [path, str(path), data, io.BytesIO(data), file, Image.open(io.BytesIO(data))]
-        assert [colours(decode(source)) for source in sources] == [[RED, RED]] * 6
+        assert [colors(decode(source)) for source in sources] == [[RED, RED]] * 6
 
 
 def test_a_pipe_can_be_decoded():
@@ -193,10 +193,10 @@ def test_a_pipe_can_be_decoded():
     with os.fdopen(out, "rb") as file:
         os.write(into, encoded(Image.new("RGB", (1, 1), BLUE), "PNG"))
         os.close(into)
-        assert colours(decode(file)) == [BLUE]
+        assert colors(decode(file)) == [BLUE]
 
 
-def test_a_large_legal_picture_is_decoded_without_a_warning():
+def test_a_large_legal_image_is_decoded_without_a_warning():
     data = encoded(Image.new("1", (10_000, 9_000)), "PNG")  # more than Pillow's 89 million; warnings are errors here
     assert decode(data).size == (10_000, 9_000)
 
@@ -205,18 +205,18 @@ def test_a_large_legal_picture_is_decoded_without_a_warning():
     ("data", "text"),
     [
         (b"", "the file is empty"),
-        (b"hello world, I am text", "not a picture (JPEG, PNG, "),
-        (b"\xff\xd8\xff\xe0", "broken JPEG picture: "),
-        (b"\x89PNG\r\n\x1a\n", "broken PNG picture: its header is cut short"),
-        (b"GIF89a", "broken GIF picture: its header is cut short"),
-        (b"<!DOCTYPE html><html>", "this is a web page, perhaps saved in place of the picture"),
+        (b"hello world, I am text", "not an image (JPEG, PNG, "),
+        (b"\xff\xd8\xff\xe0", "broken JPEG image: "),
+        (b"\x89PNG\r\n\x1a\n", "broken PNG image: its header is cut short"),
+        (b"GIF89a", "broken GIF image: its header is cut short"),
+        (b"<!DOCTYPE html><html>", "this is a web page, perhaps saved in place of the image"),
         (b"<?xml version='1.0'?><svg>", "this is an SVG drawing, which has no pixels: convert it to PNG"),
         (b"\0\0\0\x18ftypheic\0\0\0\0", "this is a HEIC photograph, which Pillow does not read: convert it to JPEG"),
         (b"%PDF-1.4", "this is a PDF document: convert its pages to PNG"),
         (huge_png_header(30_000, 30_000), "30000x30000 pixels are more than the limit of 179 million"),
     ],
 )
-def test_what_is_no_picture_is_one_line_that_says_why(tmp_path, data, text):
+def test_what_is_no_image_is_one_line_that_says_why(tmp_path, data, text):
     path = tmp_path / "broken.jpg"
     path.write_bytes(data)
     with pytest.raises(ImageError) as caught:
@@ -230,7 +230,7 @@ def test_a_truncated_file_of_any_format_is_one_line(kind):
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
     data = encoded(Image.fromarray(noise), kind)
     assert decode(data).size == (64, 64)
-    with pytest.raises(ImageError, match=r"^picture of \d+ bytes: .*broken"):
+    with pytest.raises(ImageError, match=r"^image of \d+ bytes: .*broken"):
         decode(data[: len(data) // 2])
 
 
@@ -245,7 +245,7 @@ def test_a_limit_can_be_set():
 def test_missing_files_and_folders_are_named(tmp_path):
     with pytest.raises(ImageError, match=r"nothing\.jpg: no such file$"):
         decode(tmp_path / "nothing.jpg")
-    with pytest.raises(ImageError, match=r": this is a folder, not a picture$"):
+    with pytest.raises(ImageError, match=r": this is a folder, not an image$"):
         decode(tmp_path)
 
 
@@ -267,7 +267,7 @@ def test_odd_names_stay_one_line():
 def test_many_threads_decode_at_once():
     data = encoded(Image.new("RGB", (64, 64), GREEN), "PNG")
     seen: list[bool] = []
-    threads = [threading.Thread(target=lambda: seen.append(set(colours(decode(data))) == {GREEN})) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: seen.append(set(colors(decode(data))) == {GREEN})) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -31,11 +31,11 @@ def test_a_sound_data_set_is_healthy_and_told_so(tmp_path):
     assert diagnosis.splits == {"train": 40, "test": 40}
     assert {finding.level for finding in diagnosis.findings} == {"fine"}
     assert fine(data) == {
-        "readable": "all 80 pictures can be read",
-        "no-leak": "no picture is in two of train, test",
-        "no-copies": "no two pictures are the same or nearly the same",
-        "classes": "2 classes of 20 to 20 pictures in train, all in every split",
-        "labels": "single labels were not judged: edges and colours alone do not tell these classes apart",
+        "readable": "all 80 images can be read",
+        "no-leak": "no image is in two of train, test",
+        "no-copies": "no two images are the same or nearly the same",
+        "classes": "2 classes of 20 to 20 images in train, all in every split",
+        "labels": "single labels were not judged: edges and colors alone do not tell these classes apart",
         "kinds": "no transparency, CMYK, 16 bits, animation, EXIF turns or blanks",
         "sizes": "no odd sizes: shorter sides of 72 pixels",
     }
@@ -51,8 +51,8 @@ WHOLE_PNG = encoded(photo(900), "PNG")
         ("x.jpg", b"", "empty", "1 file is empty"),
         ("x.jpg", WHOLE_JPEG[: len(WHOLE_JPEG) // 2], "truncated", "1 file is cut short"),
         ("x.png", WHOLE_PNG[: len(WHOLE_PNG) // 2], "truncated", "1 file is cut short"),
-        ("x.jpg", b"<html>not found</html>", "not-a-picture", "1 file is not in a format of pictures"),
-        ("x.jpg", b"just some words", "not-a-picture", "1 file is not in a format of pictures"),
+        ("x.jpg", b"<html>not found</html>", "not-a-image", "1 file is not in a format of images"),
+        ("x.jpg", b"just some words", "not-a-image", "1 file is not in a format of images"),
         ("x.png", WHOLE_PNG[:60] + bytes(40) + WHOLE_PNG[100:], "broken", "1 file cannot be decoded"),
     ],
 )
@@ -64,7 +64,7 @@ def test_a_file_that_cannot_be_read_hurts(data, name, content, check, text):
 def test_the_reason_and_the_file_are_told(data):
     (data / "cat" / "x.jpg").write_bytes(b"")
     (example,) = diagnose(data).at("hurts")[0].examples
-    assert (example.note, example.pictures[0].key, example.pictures[0].label) == (
+    assert (example.note, example.images[0].key, example.images[0].label) == (
         "the file is empty",
         "cat/x.jpg",
         "cat",
@@ -75,7 +75,7 @@ def test_what_is_left_out_and_empty_class_folders_are_told(data):
     (data / "cat" / "notes.txt").write_text("hello")
     (data / "bird").mkdir()
     level, _, text = found(data)["left-out"]
-    assert (level, "files that are not pictures" in text) == ("look", True)
+    assert (level, "files that are not images" in text) == ("look", True)
     level, _, text = found(data)["empty-class"]
     assert (level, "bird" in text) == ("hurts", True)
 
@@ -86,7 +86,7 @@ def turned(image):
     return encoded(image, exif=exif)
 
 
-def ending_grey(image):
+def ending_gray(image):
     pixels = np.asarray(image).copy()
     pixels[-24:] = 128
     return encoded(Image.fromarray(pixels))
@@ -109,35 +109,35 @@ def transparent(image):
 @pytest.mark.parametrize(
     ("check", "make", "text"),
     [
-        ("cmyk", lambda image: encoded(image.convert("CMYK")), "1 picture is in CMYK, the colours of print"),
-        ("deep", deep, "1 picture has more than 8 bits a channel"),
-        ("alpha", transparent, "1 picture has transparent parts"),
-        ("turned", turned, "1 picture is to be turned by an EXIF tag"),
-        ("animated", animated, "1 picture has several frames"),
-        ("damaged", ending_grey, "1 picture ends in even grey, as if data were missing"),
-        ("grey", lambda image: encoded(image.convert("L")), "1 picture is grey among coloured ones"),
-        ("blank", lambda _: encoded(Image.new("RGB", (90, 90), "red")), "1 picture shows one colour and nothing else"),
+        ("cmyk", lambda image: encoded(image.convert("CMYK")), "1 image is in CMYK, the colors of print"),
+        ("deep", deep, "1 image has more than 8 bits a channel"),
+        ("alpha", transparent, "1 image has transparent parts"),
+        ("turned", turned, "1 image is to be turned by an EXIF tag"),
+        ("animated", animated, "1 image has several frames"),
+        ("damaged", ending_gray, "1 image ends in even gray, as if data were missing"),
+        ("gray", lambda image: encoded(image.convert("L")), "1 image is gray among colored ones"),
+        ("blank", lambda _: encoded(Image.new("RGB", (90, 90), "red")), "1 image shows one color and nothing else"),
         (
             "tiny",
             lambda image: encoded(image.resize((30, 24))),
-            "1 picture is tiny: under 32 pixels, where 72 is usual",
+            "1 image is tiny: under 32 pixels, where 72 is usual",
         ),
-        ("long", lambda image: encoded(image.resize((400, 90))), "1 picture is 4 or more times as long as wide"),
+        ("long", lambda image: encoded(image.resize((400, 90))), "1 image is 4 or more times as long as wide"),
     ],
 )
-def test_an_odd_picture_is_worth_a_look(data, check, make, text):
+def test_an_odd_image_is_worth_a_look(data, check, make, text):
     (data / "cat" / "odd.png").write_bytes(make(photo(900)))
     assert found(data)[check] == ("look", 1, text)
     assert diagnose(data).healthy
 
 
-def test_the_size_of_a_turned_picture_is_that_of_the_upright_one(data):
+def test_the_size_of_a_turned_image_is_that_of_the_upright_one(data):
     (data / "cat" / "odd.jpg").write_bytes(turned(photo(900, (96, 72))))
     (finding,) = diagnose(data).at("look")
     assert finding.examples[0].note == "72x96 pixels"
 
 
-def test_grey_pictures_among_grey_ones_are_not_odd(tmp_path):
+def test_gray_images_among_gray_ones_are_not_odd(tmp_path):
     for number in range(40):
         path = tmp_path / "photos" / ("cat" if number % 2 else "dog") / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,8 +148,8 @@ def test_grey_pictures_among_grey_ones_are_not_odd(tmp_path):
 @pytest.mark.parametrize(
     ("cats", "dogs", "wanted"),
     [
-        (4, 20, {"tiny-class": ("hurts", 1, "1 class has fewer than 5 pictures in train")}),
-        (5, 20, {"small-class": ("look", 1, "1 class has fewer than 20 pictures in train")}),
+        (4, 20, {"tiny-class": ("hurts", 1, "1 class has fewer than 5 images in train")}),
+        (5, 20, {"small-class": ("look", 1, "1 class has fewer than 20 images in train")}),
         (20, 199, {}),
     ],
 )
@@ -176,15 +176,15 @@ def test_classes_of_one_split_only_are_told(tmp_path):
         path.rmdir()
     classes = found(data)
     assert classes["unlearnt-class"] == ("hurts", 1, "1 class is in test but not in train")
-    assert classes["empty-class"] == ("hurts", 1, "1 class has no picture in train")
+    assert classes["empty-class"] == ("hurts", 1, "1 class has no image in train")
     assert classes["unmeasured-class"] == ("look", 1, "1 class is in train but not in test")
 
 
-def test_data_without_any_readable_picture_is_told(tmp_path):
+def test_data_without_any_readable_image_is_told(tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / "photos" / name).mkdir(parents=True)
         (tmp_path / "photos" / name / "x.jpg").write_bytes(b"")
-    assert found(tmp_path / "photos")["nothing"] == ("hurts", 0, "there is no readable picture")
+    assert found(tmp_path / "photos")["nothing"] == ("hurts", 0, "there is no readable image")
 
 
 def test_one_class_and_no_labels_are_one_line(tmp_path):

@@ -1,4 +1,4 @@
-"""Pictures that occur more than once."""
+"""Images that occur more than once."""
 
 import io
 
@@ -11,7 +11,7 @@ from vitruvian.data.decode import decode
 from vitruvian.data.doctor import diagnose
 from vitruvian.data.doctor.duplicates import candidates, same_groups
 from vitruvian.data.doctor.look import Problem, look_at
-from vitruvian.data.doctor.sketch import hashes, same_picture, sketch
+from vitruvian.data.doctor.sketch import hashes, same_image, sketch
 from vitruvian.errors import ImageError
 
 
@@ -26,10 +26,10 @@ def found(data):
 
 def test_a_copy_in_two_splits_is_a_leak(data):
     (data / "test" / "cat" / "x.jpg").write_bytes((data / "train" / "cat" / "003.jpg").read_bytes())
-    text = "1 of 41 test pictures is also in train: 1 as an exact copy, 0 nearly the same"
+    text = "1 of 41 test images is also in train: 1 as an exact copy, 0 nearly the same"
     assert found(data) == {"leak": ("hurts", 1, text)}
     (example,) = diagnose(data).at("hurts")[0].examples
-    assert [(p.split, p.key) for p in example.pictures] == [("train", "train/cat/003.jpg"), ("test", "test/cat/x.jpg")]
+    assert [(p.split, p.key) for p in example.images] == [("train", "train/cat/003.jpg"), ("test", "test/cat/x.jpg")]
 
 
 def test_equal_pixels_in_another_file_are_an_exact_copy(data):
@@ -43,7 +43,7 @@ def test_an_exact_copy_is_named_rather_than_a_near_one(data):
     (data / "train" / "cat" / "zzz.jpg").write_bytes(encoded(Image.open(io.BytesIO(content)).resize((60, 45))))
     (data / "test" / "cat" / "x.jpg").write_bytes(content)
     (example,) = diagnose(data).at("hurts")[0].examples
-    assert (example.note, example.pictures[0].key) == ("exact copy", "train/cat/003.jpg")
+    assert (example.note, example.images[0].key) == ("exact copy", "train/cat/003.jpg")
 
 
 CHANGES = {
@@ -65,50 +65,50 @@ def test_a_changed_copy_is_nearly_the_same(data, change):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_another_object_in_the_same_scene_is_not_the_same_picture(seed):
+def test_another_object_in_the_same_scene_is_not_the_same_image(seed):
     scene = photo(seed)
     other = scene.copy()
     other.paste("black" if np.asarray(scene.crop((40, 30, 56, 46))).mean() > 100 else "white", (40, 30, 56, 46))
-    assert not same_picture(sketch(scene)[None], sketch(other)[None])[0]
+    assert not same_image(sketch(scene)[None], sketch(other)[None])[0]
 
 
-def test_a_faint_object_in_a_scene_of_strong_contrast_is_not_the_same_picture():
+def test_a_faint_object_in_a_scene_of_strong_contrast_is_not_the_same_image():
     scene = Image.new("RGB", (96, 72), "black")
     scene.paste("white", (48, 0, 96, 72))
     other = scene.copy()
     other.paste((60, 60, 60), (12, 27, 24, 39))
-    assert not same_picture(sketch(scene)[None], sketch(other)[None])[0]
+    assert not same_image(sketch(scene)[None], sketch(other)[None])[0]
 
 
-def test_another_colour_is_not_the_same_picture():
+def test_another_color_is_not_the_same_image():
     red, blue = (Image.new("RGB", (64, 64), "white") for _ in range(2))
     red.paste((200, 40, 40), (20, 20, 44, 44))
     blue.paste((40, 40, 200), (20, 20, 44, 44))
-    assert not same_picture(sketch(red)[None], sketch(blue)[None])[0]
+    assert not same_image(sketch(red)[None], sketch(blue)[None])[0]
 
 
-def test_the_same_picture_under_two_labels_hurts(data):
+def test_the_same_image_under_two_labels_hurts(data):
     (data / "train" / "dog" / "x.jpg").write_bytes((data / "train" / "cat" / "003.jpg").read_bytes())
-    assert found(data) == {"conflict": ("hurts", 1, "1 picture occurs twice with different labels")}
+    assert found(data) == {"conflict": ("hurts", 1, "1 image occurs twice with different labels")}
 
 
-def test_nearly_the_same_picture_under_two_labels_is_worth_a_look(data):
+def test_nearly_the_same_image_under_two_labels_is_worth_a_look(data):
     image = Image.open(data / "train" / "cat" / "003.jpg").resize((60, 45))
     (data / "train" / "dog" / "x.jpg").write_bytes(encoded(image))
-    text = "1 picture is nearly the same as one with another label"
+    text = "1 image is nearly the same as one with another label"
     assert found(data) == {"near-conflict": ("look", 1, text)}
 
 
 def test_repeats_of_a_class_are_counted_without_the_first(data):
     for name in "xyz":
         (data / "train" / "cat" / f"{name}.jpg").write_bytes((data / "train" / "cat" / "003.jpg").read_bytes())
-    text = "3 pictures repeat another of the same split and class: 3 exactly, 0 nearly"
+    text = "3 images repeat another of the same split and class: 3 exactly, 0 nearly"
     assert found(data) == {"duplicate": ("look", 3, text)}
 
 
-def test_blank_pictures_of_two_levels_are_not_the_same():
+def test_blank_images_of_two_levels_are_not_the_same():
     dark, light = (sketch(Image.new("RGB", (80, 60), (level, level, level)))[None] for level in (100, 140))
-    assert not same_picture(dark, light)[0]
+    assert not same_image(dark, light)[0]
 
 
 def test_groups_are_those_that_comparing_all_pairs_gives():
@@ -116,7 +116,7 @@ def test_groups_are_those_that_comparing_all_pairs_gives():
     images += [image.resize((50, 40)) for image in images[:12]] + [image.resize((300, 200)) for image in images[6:9]]
     sketches = np.stack([sketch(image) for image in images])
     one, two = np.triu_indices(len(images), 1)
-    same = same_picture(sketches[one], sketches[two])
+    same = same_image(sketches[one], sketches[two])
     assert same.sum() == 12 + 3 * 2
     groups = same_groups(np.arange(len(images), dtype=np.uint64), sketches, np.arange(len(images)))
     assert [group.tolist() for group in groups] == [

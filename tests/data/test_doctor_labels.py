@@ -1,16 +1,16 @@
-"""Labels that the look of a picture speaks against."""
+"""Labels that the look of an image speaks against."""
 
 import numpy as np
 import pytest
 
 from vitruvian.data.doctor import diagnose
-from vitruvian.data.doctor.labels import REFERENCES, commonest, neighbours
+from vitruvian.data.doctor.labels import REFERENCES, commonest, neighbors
 from vitruvian.data.doctor.sketch import SKETCH_BYTES
 from vitruvian.data.sources import open_source
 from vitruvian.data.sources.base import DataSet, Source
 
 
-class Relabelled(Source):
+class Relabeled(Source):
     """A source with some labels changed."""
 
     def __init__(self, source, changes):
@@ -36,12 +36,12 @@ class Relabelled(Source):
 
 
 def digits(changes=None):
-    return DataSet(name="digits", splits={"train": Relabelled(open_source("digits").train, changes or {})})
+    return DataSet(name="digits", splits={"train": Relabeled(open_source("digits").train, changes or {})})
 
 
 def doubts(data):
     finding = next(finding for finding in diagnose(data).findings if finding.check in ("label", "labels"))
-    return finding, {example.pictures[0].index: example for example in finding.examples}
+    return finding, {example.images[0].index: example for example in finding.examples}
 
 
 def test_wrong_labels_of_digits_are_found_and_few_others():
@@ -57,8 +57,8 @@ def test_a_doubt_comes_with_its_evidence():
     finding, found = doubts(digits({100: (right + 3) % 10}))
     assert (finding.check, finding.level) == ("label", "look")
     example = found[100]
-    assert example.note.endswith(f"of the 10 likest pictures are {right}")
-    assert [picture.label for picture in example.pictures] == [str((right + 3) % 10), *[str(right)] * 3]
+    assert example.note.endswith(f"of the 10 likest images are {right}")
+    assert [image.label for image in example.images] == [str((right + 3) % 10), *[str(right)] * 3]
 
 
 def test_classes_that_look_alike_are_not_judged():
@@ -69,13 +69,13 @@ def test_classes_that_look_alike_are_not_judged():
     assert finding.text.startswith("single labels were not judged")
 
 
-def test_no_picture_is_its_own_neighbour(monkeypatch):
+def test_no_image_is_its_own_neighbor(monkeypatch):
     rng = np.random.default_rng(0)
     sketches = rng.integers(0, 256, (60, SKETCH_BYTES), dtype=np.uint8)
     among = np.arange(5, 55)
     for references in (REFERENCES, 30):  # all of them, and some
         monkeypatch.setattr("vitruvian.data.doctor.labels.REFERENCES", references)
-        near = neighbours(sketches, among)
+        near = neighbors(sketches, among)
         assert not (near == among[:, None]).any()
         assert np.isin(near, among).all()
 

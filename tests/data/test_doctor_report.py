@@ -20,7 +20,7 @@ app.command()(doctor)
 
 @pytest.fixture
 def sick(tmp_path):
-    """A leak with an awkward name, an empty file and a grey picture."""
+    """A leak with an awkward name, an empty file and a gray image."""
     data = make_photos(tmp_path / "photos", each=20, splits=("train", "test"))
     (data / "test" / "cat" / "<b>&.jpg").write_bytes((data / "train" / "cat" / "003.jpg").read_bytes())
     (data / "train" / "dog" / "x.jpg").write_bytes(b"")
@@ -34,7 +34,7 @@ def run(*arguments):
 
 def test_the_report_groups_what_hurts_what_to_look_at_and_what_is_fine(sick):
     lines = [line for _, line in report(diagnose(sick))]
-    assert lines[0].startswith(f"{sick}: 83 pictures (train 42, test 41), 2 classes, 0.")
+    assert lines[0].startswith(f"{sick}: 83 images (train 42, test 41), 2 classes, 0.")
     assert [line for line in lines if line.isupper()] == ["WILL HURT TRAINING", "WORTH A LOOK", "FINE"]
     assert "  ✗ 1 file is empty" in lines
     assert "      train: train/cat/003.jpg  =  test: test/cat/<b>&.jpg  (exact copy)" in lines
@@ -72,10 +72,10 @@ def test_json_is_one_object_with_everything(sick):
     result = run(sick, "--json")
     content = json.loads(result.stdout)
     assert result.exit_code == 1
-    assert (content["healthy"], content["pictures"], content["splits"]) == (False, 83, {"train": 42, "test": 41})
+    assert (content["healthy"], content["images"], content["splits"]) == (False, 83, {"train": 42, "test": 41})
     leak = next(finding for finding in content["findings"] if finding["check"] == "leak")
     assert leak["level"] == "hurts"
-    assert leak["examples"][0]["pictures"][1] == {
+    assert leak["examples"][0]["images"][1] == {
         "split": "test", "index": 20, "key": "test/cat/<b>&.jpg", "label": "cat"
     }  # fmt: skip
 
@@ -105,15 +105,15 @@ class Page(HTMLParser):
 def test_the_page_needs_no_other_file_and_shows_copies_side_by_side(sick, tmp_path):
     result = run(sick, "--out", tmp_path / "report.html")
     shown = Page((tmp_path / "report.html").read_text())
-    assert "the pictures are in" in result.stderr
+    assert "the images are in" in result.stderr
     assert all(source.startswith("data:image/jpeg;base64,") for source in shown.sources)
-    assert len(shown.sources) == 3  # both sides of the leak, and the grey picture; the empty file has none
-    assert "no picture" in shown.text
+    assert len(shown.sources) == 3  # both sides of the leak, and the gray image; the empty file has none
+    assert "no image" in shown.text
     assert "test/cat/<b>&.jpg" in shown.text
     assert "b" not in shown.tags
 
 
-def test_the_page_survives_pictures_that_have_gone(sick):
+def test_the_page_survives_images_that_have_gone(sick):
     diagnosis, data = diagnose(sick), open_source(sick)
     (sick / "train" / "cat" / "003.jpg").unlink()
     assert len(Page(page(diagnosis, data)).sources) == 2

@@ -17,7 +17,7 @@ def make(folder: Path, *names: str) -> None:
         path.touch()
 
 
-def test_folders_give_their_pictures_sorted_and_files_come_as_given(tmp_path):
+def test_folders_give_their_images_sorted_and_files_come_as_given(tmp_path):
     make(tmp_path, "b.JPG", "a.png", "sub/c.webp", "notes.txt", ".hidden.jpg", ".cache/d.jpg", "README")
     inside = [str(tmp_path / name) for name in ("a.png", "b.JPG", "sub/c.webp")]
     assert find_images([tmp_path]) == inside
@@ -32,7 +32,7 @@ def test_links_are_followed_and_circles_end(tmp_path):
     assert find_images([tmp_path / "set"]) == [str(tmp_path / "set" / "linked" / "a.jpg")]
 
 
-def test_a_folder_without_pictures_is_an_error(tmp_path):
+def test_a_folder_without_images_is_an_error(tmp_path):
     make(tmp_path, "notes.txt")
-    with pytest.raises(DataError, match=r": no pictures in this folder or below it \(looked for \.apng .* \.webp\)"):
+    with pytest.raises(DataError, match=r": no images in this folder or below it \(looked for \.apng .* \.webp\)"):
         find_images([tmp_path])

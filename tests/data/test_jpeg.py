@@ -13,7 +13,7 @@ from vitruvian.errors import ImageError
 WHOLE = (10**6, 10**6)  # wanting so many pixels keeps a part at full size
 
 
-def picture(rows=75, columns=117, mode="RGB"):
+def make_image(rows=75, columns=117, mode="RGB"):
     y, x = np.mgrid[:rows, :columns]
     noise = np.random.default_rng(0).integers(0, 60, (rows, columns))
     levels = np.stack([x * 180 // columns + noise, y * 180 // rows + noise, (x + y) % 190], axis=-1)
@@ -34,8 +34,8 @@ def part(data, box, wanted=WHOLE):
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": "4:4:4"}, {"restart_marker_rows": 1}])
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_a_part_equals_the_same_part_of_the_whole_picture(mode, options):
-    data, box = encoded(picture(mode=mode), **options), Box(11, 23, 40, 61)
+def test_a_part_equals_the_same_part_of_the_whole_image(mode, options):
+    data, box = encoded(make_image(mode=mode), **options), Box(11, 23, 40, 61)
     assert not read_header(data).separable
     assert np.array_equal(part(data, box), box.of(np.asarray(decode(data))))
 
@@ -43,7 +43,7 @@ def test_a_part_equals_the_same_part_of_the_whole_picture(mode, options):
 @pytest.mark.parametrize("sampling", ["4:2:0", "4:2:2", "4:4:4"])
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_leaving_out_blocks_changes_no_pixel_of_the_part(mode, sampling):
-    data = encoded(picture(mode=mode), subsampling=sampling, restart_marker_blocks=1)
+    data = encoded(make_image(mode=mode), subsampling=sampling, restart_marker_blocks=1)
     header, whole = read_header(data), np.asarray(decode(data))
     assert header.separable
     rng = np.random.default_rng(1)
@@ -59,7 +59,7 @@ def test_leaving_out_blocks_changes_no_pixel_of_the_part(mode, sampling):
 
 
 def test_leaving_out_blocks_changes_no_pixel_of_a_part_that_is_scaled_down():
-    image = picture(200, 260)
+    image = make_image(200, 260)
     box = Box(64, 32, 96, 160)
     plain = part(encoded(image), box, (40, 40))
     assert plain.shape == (48, 80, 3)
@@ -68,7 +68,7 @@ def test_leaving_out_blocks_changes_no_pixel_of_a_part_that_is_scaled_down():
 
 @pytest.mark.parametrize(("wanted", "side"), [((101, 101), 200), ((100, 51), 100), ((50, 50), 50), ((1, 1), 25)])
 def test_a_large_part_is_scaled_down_by_a_power_of_two_but_not_below_what_is_wanted(wanted, side):
-    assert part(encoded(picture(200, 200)), Box(0, 0, 200, 200), wanted).shape == (side, side, 3)
+    assert part(encoded(make_image(200, 200)), Box(0, 0, 200, 200), wanted).shape == (side, side, 3)
 
 
 def test_shrinking_covers_what_is_wanted_on_both_sides():
@@ -76,8 +76,8 @@ def test_shrinking_covers_what_is_wanted_on_both_sides():
 
 
 @pytest.mark.parametrize("orientation", [1, *TURNS])
-def test_a_part_is_meant_in_the_upright_picture(orientation):
-    image, exif = picture(), Image.Exif()
+def test_a_part_is_meant_in_the_upright_image(orientation):
+    image, exif = make_image(), Image.Exif()
     exif[0x0112] = orientation
     box = Box(10, 5, 50, 31)
     for options in ({}, {"restart_marker_blocks": 1}):
@@ -89,13 +89,13 @@ def test_a_part_is_meant_in_the_upright_picture(orientation):
 
 def test_what_is_not_an_ordinary_jpeg_is_left_to_decode():
     png = io.BytesIO()
-    picture().save(png, "PNG")
-    ordinary = encoded(picture())
+    make_image().save(png, "PNG")
+    ordinary = encoded(make_image())
     twelve_bits = bytearray(ordinary)
     twelve_bits[ordinary.index(b"\xff\xc0") + 4] = 12
     strange = {
         "png": png.getvalue(),
-        "cmyk": encoded(picture(mode="CMYK")),
+        "cmyk": encoded(make_image(mode="CMYK")),
         "twelve bits": bytes(twelve_bits),
         "empty": b"",
         "cut in the header": ordinary[:300],
@@ -106,14 +106,14 @@ def test_what_is_not_an_ordinary_jpeg_is_left_to_decode():
 
 @pytest.mark.parametrize("options", [{}, {"restart_marker_blocks": 1}])
 def test_a_truncated_file_is_an_image_error_even_where_the_part_is_there(options):
-    data = encoded(picture(), **options)
+    data = encoded(make_image(), **options)
     with pytest.raises(ImageError, match="truncated"):
         part(data[: len(data) * 2 // 3], Box(0, 0, 20, 20))
 
 
 @pytest.mark.parametrize("options", [{}, {"restart_marker_blocks": 1}])
 def test_every_shortened_file_gives_pixels_or_an_image_error(options):
-    data = encoded(picture(40, 40), **options)
+    data = encoded(make_image(40, 40), **options)
     for length in range(0, len(data), 7):
         header = read_header(data[:length])
         if header is not None:
@@ -122,11 +122,11 @@ def test_every_shortened_file_gives_pixels_or_an_image_error(options):
 
 
 def test_bytes_behind_the_end_do_not_matter():
-    data, box = encoded(picture(), restart_marker_blocks=1), Box(11, 23, 40, 61)
+    data, box = encoded(make_image(), restart_marker_blocks=1), Box(11, 23, 40, 61)
     assert np.array_equal(part(data + b"\xff\xd0\xff\xd1 and more", box), part(data, box))
 
 
 def test_a_harmless_flaw_that_pillow_reads_over_is_read_over():
-    data, box = encoded(picture()), Box(11, 23, 40, 61)
+    data, box = encoded(make_image()), Box(11, 23, 40, 61)
     flawed = data[:-2] + b"\0\0\0" + data[-2:]  # stray bytes before the end
     assert np.array_equal(part(flawed, box), box.of(np.asarray(decode(flawed))))

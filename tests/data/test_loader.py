@@ -1,4 +1,4 @@
-"""Batches: their order, their views, what happens to unreadable pictures, and several processes."""
+"""Batches: their order, their views, what happens to unreadable images, and several processes."""
 
 from collections import Counter
 
@@ -39,8 +39,8 @@ def test_a_batch_has_views_labels_numbers_and_weights():
 
 
 def test_whole_numbers_stay_whole():
-    def raw(picture, rng):
-        return torch.from_numpy(picture)
+    def raw(image, rng):
+        return torch.from_numpy(image)
 
     assert next(loader(view=raw).batches(0)).pixels.dtype == torch.uint8
 
@@ -142,7 +142,7 @@ def test_balanced_sampling_meets_all_classes_equally_often():
     assert max(common.values()) <= 2
 
 
-def test_an_unreadable_picture_is_replaced_by_its_neighbour_while_training():
+def test_an_unreadable_image_is_replaced_by_its_neighbor_while_training():
     clean = list(loader(drop_last=False).batches(0))
     broken = loader(Numbers(30, broken=[5, 6]), drop_last=False)
     batches = list(broken.batches(0))
@@ -154,7 +154,7 @@ def test_an_unreadable_picture_is_replaced_by_its_neighbour_while_training():
     assert len(set(views)) == 3  # a replacement is another view than the example's own
 
 
-def test_an_unreadable_picture_is_left_out_of_an_evaluation():
+def test_an_unreadable_image_is_left_out_of_an_evaluation():
     broken = loader(Numbers(30, broken=[0, 29]), training=False)
     batches = list(broken.batches(0))
     assert indices(batches) == list(range(1, 29))
@@ -162,27 +162,25 @@ def test_an_unreadable_picture_is_left_out_of_an_evaluation():
     assert len(broken.unreadable) == 2
 
 
-def test_a_missing_file_is_an_unreadable_picture(monkeypatch):
+def test_a_missing_file_is_an_unreadable_image(monkeypatch):
     def gone(self, index):
         raise FileNotFoundError(2, "No such file or directory", "x.png")
 
     monkeypatch.setattr(Numbers, "read", gone)
-    with pytest.raises(DataError, match=r"30 pictures in a row cannot be read, such as number \d+: No such file"):
+    with pytest.raises(DataError, match=r"30 images in a row cannot be read, such as number \d+: No such file"):
         list(loader().batches(0))
 
 
-def test_too_many_unreadable_pictures_stop_the_run():
+def test_too_many_unreadable_images_stop_the_run():
     source = Numbers(1000, broken=range(0, 1000, 20))
     tolerant = loader(source, max_unreadable=0.06, batch_size=10)
     assert len(list(tolerant.batches(0))) == 100
     strict = loader(source, max_unreadable=0.01, batch_size=10)
-    with pytest.raises(
-        DataError, match=r"numbers: 11 of \d+ pictures could not be read, such as number \d+ \(broken on"
-    ):
+    with pytest.raises(DataError, match=r"numbers: 11 of \d+ images could not be read, such as number \d+ \(broken on"):
         list(strict.batches(0))
 
 
-def test_a_few_unreadable_pictures_pass_unless_none_may():
+def test_a_few_unreadable_images_pass_unless_none_may():
     source = Numbers(30, broken=range(0, 30, 3))
     assert len(list(loader(source, training=False).batches(0))) == 4
     with pytest.raises(DataError, match=r"1 of 8 .*; more than 0.0% are not let pass"):
@@ -190,18 +188,18 @@ def test_a_few_unreadable_pictures_pass_unless_none_may():
 
 
 def test_an_evaluation_of_nothing_readable_is_an_error():
-    with pytest.raises(DataError, match="numbers: not one picture could be read, such as number 0"):
+    with pytest.raises(DataError, match="numbers: not one image could be read, such as number 0"):
         list(loader(Numbers(5, broken=range(5)), training=False).batches(0))
 
 
-def test_a_mistake_in_the_view_names_the_picture():
-    with pytest.raises(DataError, match=r"^number 0: no view of this picture: ValueError: a mistake in the view$"):
+def test_a_mistake_in_the_view_names_the_image():
+    with pytest.raises(DataError, match=r"^number 0: no view of this image: ValueError: a mistake in the view$"):
         list(loader(view=failing_view, training=False).batches(0))
 
 
 def test_views_of_several_shapes_are_an_error():
-    def ragged(picture, rng):
-        return torch.zeros(1, 2, 2 + int(picture[0, 0] == 3))
+    def ragged(image, rng):
+        return torch.zeros(1, 2, 2 + int(image[0, 0] == 3))
 
     with pytest.raises(DataError, match=r"number 3: a view of shape \(1, 2, 3\) in a batch of \(1, 2, 2\)"):
         list(loader(view=ragged, training=False).batches(0))

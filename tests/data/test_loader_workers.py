@@ -73,7 +73,7 @@ def test_the_global_generator_does_not_know_of_workers():
 def test_an_error_in_a_worker_is_one_line():
     with (
         Loader(Numbers(20), view=failing_view, batch_size=5, training=False, workers=1) as loader,
-        pytest.raises(DataError, match=r"^number 0: no view of this picture: ValueError: a mistake in the view$"),
+        pytest.raises(DataError, match=r"^number 0: no view of this image: ValueError: a mistake in the view$"),
     ):
         list(loader.batches(0))
 

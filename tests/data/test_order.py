@@ -50,7 +50,7 @@ def test_all_orders_of_a_few_items_are_equally_likely():
     assert chi_squared < 49.7  # passed by chance in 1 of 1000 fair draws (23 degrees of freedom)
 
 
-def test_neighbours_in_the_order_are_unrelated():
+def test_neighbors_in_the_order_are_unrelated():
     order = permuted(np.arange(10_000), 10_000, 1, 0)
     assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.04  # four standard errors of 1/100
 

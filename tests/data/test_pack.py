@@ -24,8 +24,8 @@ JPEG = PackSettings(format="jpeg")
 PIXELS = PackSettings(format="pixels")
 
 
-def levels(picture):
-    return picture if isinstance(picture, np.ndarray) else np.asarray(Image.open(io.BytesIO(picture)))
+def levels(image):
+    return image if isinstance(image, np.ndarray) else np.asarray(Image.open(io.BytesIO(image)))
 
 
 @pytest.mark.parametrize("settings", [JPEG, PIXELS])
@@ -42,7 +42,7 @@ def test_splits_labels_order_and_classes_stay(tmp_path, settings):
             assert np.abs(difference).mean() < 1  # strangers differ by 70
 
 
-def test_the_shorter_side_becomes_the_side_and_smaller_pictures_stay(tmp_path):
+def test_the_shorter_side_becomes_the_side_and_smaller_images_stay(tmp_path):
     data = make_photos(tmp_path / "photos", each=1)
     sizes = {"wide": (300, 200), "high": (200, 500), "small": (90, 40)}
     for name, size in sizes.items():
@@ -55,7 +55,7 @@ def test_the_shorter_side_becomes_the_side_and_smaller_pictures_stay(tmp_path):
     assert found["small.npy"] == (40, 90, 3)
 
 
-def test_a_reduced_picture_has_no_jagged_edges(tmp_path):
+def test_a_reduced_image_has_no_jagged_edges(tmp_path):
     stripes = np.zeros((400, 400, 3), np.uint8)
     stripes[:, ::2] = 255
     data = make_photos(tmp_path / "photos", each=1)
@@ -65,12 +65,12 @@ def test_a_reduced_picture_has_no_jagged_edges(tmp_path):
     assert np.abs(packed.read(1).astype(float) - 127.5).max() < 20  # without a filter: 0 and 255
 
 
-def test_pictures_are_stored_upright_and_grey_ones_grey(tmp_path):
+def test_images_are_stored_upright_and_gray_ones_gray(tmp_path):
     data = make_photos(tmp_path / "photos", each=1, size=(200, 150))
     exif = Image.Exif()
     exif[0x0112] = 6
     (data / "cat" / "turned.jpg").write_bytes(encoded(photo(50, (200, 150)), exif=exif))
-    (data / "cat" / "grey.jpg").write_bytes(encoded(photo(51, (200, 150)).convert("L")))
+    (data / "cat" / "gray.jpg").write_bytes(encoded(photo(51, (200, 150)).convert("L")))
     for settings in (JPEG, PIXELS):
         pack(data, tmp_path / settings.format, settings)
         packed = open_source(tmp_path / settings.format).train
@@ -97,7 +97,7 @@ def test_pixel_arrays_stay_exactly_as_they_are(tmp_path, settings):
         assert np.array_equal(levels(packed.train.read(index)), data.train.read(index))
 
 
-def test_small_pictures_are_kept_exactly(tmp_path):
+def test_small_images_are_kept_exactly(tmp_path):
     data = make_photos(tmp_path / "photos", each=1, size=(32, 32))
     pack(data, tmp_path / "packed", JPEG)
     for index, name in enumerate(("cat", "dog")):
@@ -129,7 +129,7 @@ def test_a_split_of_nothing_but_broken_files_is_one_line(tmp_path):
     data = make_photos(tmp_path / "photos", each=1)
     for name in ("cat", "dog"):
         (data / name / "000.jpg").write_bytes(b"")
-    with pytest.raises(DataError, match="train: none of its 2 pictures can be read; `vit doctor` tells why"):
+    with pytest.raises(DataError, match="train: none of its 2 images can be read; `vit doctor` tells why"):
         pack(data, tmp_path / "packed")
 
 
@@ -140,7 +140,7 @@ def test_shards_keep_to_their_size_and_are_described(tmp_path):
     assert [shard.name for shard in shards] == [f"train-{number:06d}.tar" for number in range(3)]
     assert all(900_000 < shard.stat().st_size <= 1_000_000 for shard in shards[:2])
     counts = json.loads((tmp_path / "packed" / "train" / "sizes.json").read_text())
-    assert counts == {shard.file: shard.pictures for shard in state.splits["train"].shards}
+    assert counts == {shard.file: shard.images for shard in state.splits["train"].shards}
     assert sum(counts.values()) == 80
     lines = [json.loads(line) for shard in shards for line in shard.with_suffix(".jsonl").read_text().splitlines()]
     assert lines[79] == {"file": "00000079-039.npy", "label": 1, "index": 79, "key": "dog/039.jpg"}
@@ -230,5 +230,5 @@ def test_the_command_tells_what_it_did(tmp_path):
     arguments = [str(data), str(tmp_path / "packed"), "--side", "100", "--format", "jpeg", "--workers", "0"]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0
-    assert result.stdout == "train: 6 pictures in 1 shard, 0.0 MB as jpeg\n"
+    assert result.stdout == "train: 6 images in 1 shard, 0.0 MB as jpeg\n"
     assert result.stderr == f"left out because they cannot be read: 1, listed in {tmp_path}/packed/pack.json\n"

@@ -139,10 +139,10 @@ def test_other_settings_are_refused(data, tmp_path):
         pack(data, tmp_path / "packed", SETTINGS.replace(side=128, shard_mb=2))
 
 
-def test_other_pictures_are_refused(data, tmp_path):
+def test_other_images_are_refused(data, tmp_path):
     pack(data, tmp_path / "packed", SETTINGS)
     (data / "test" / "cat" / "000.jpg").unlink()
-    with pytest.raises(DataError, match=r"other pictures or labels in test \(80 then, 79 now\)"):
+    with pytest.raises(DataError, match=r"other images or labels in test \(80 then, 79 now\)"):
         pack(data, tmp_path / "packed", SETTINGS)
 
 

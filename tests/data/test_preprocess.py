@@ -1,4 +1,4 @@
-"""The view a model sees of a picture: the numbers of torchvision, timm, transformers and TensorFlow."""
+"""The view a model sees of an image: the numbers of torchvision, timm, transformers and TensorFlow."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def noise(rows: int, columns: int) -> Image.Image:
 
 
 def levels(pixels: torch.Tensor) -> list[list[int]]:
-    """The first channel as 8-bit values, from pixels normalised with mean and std 0.5."""
+    """The first channel as 8-bit values, from pixels normalized with mean and std 0.5."""
     return (pixels[0] * 127.5 + 127.5).round().int().tolist()
 
 
-def golden_picture() -> Image.Image:
+def golden_image() -> Image.Image:
     rows, columns = np.mgrid[0:9, 0:13]
     level = (rows * rows * 3 + columns * 17 + (rows * columns) % 5 * 20) % 256
     return Image.fromarray(np.stack([level, 255 - level, level // 2], -1).astype(np.uint8))
 
 
 def test_cropping_gives_the_values_of_torchvision():
-    seen = view(golden_picture(), Preprocess(image_size=6, fit="crop", scaled_size=7, interpolation="bicubic"))
+    seen = view(golden_image(), Preprocess(image_size=6, fit="crop", scaled_size=7, interpolation="bicubic"))
     assert levels(seen) == [  # Resize(7, BICUBIC), CenterCrop(6) of torchvision 0.29
         [60, 85, 92, 118, 150, 170],
         [104, 134, 105, 170, 193, 214],
@@ -42,7 +42,7 @@ def test_cropping_gives_the_values_of_torchvision():
 
 
 def test_squashing_gives_the_values_of_torchvision():
-    assert levels(view(golden_picture(), Preprocess(image_size=6))) == [  # Resize((6, 6), BILINEAR)
+    assert levels(view(golden_image(), Preprocess(image_size=6))) == [  # Resize((6, 6), BILINEAR)
         [21, 67, 95, 138, 176, 201],
         [50, 107, 122, 180, 203, 172],
         [81, 128, 144, 203, 202, 124],
@@ -55,34 +55,34 @@ def test_squashing_gives_the_values_of_torchvision():
 @pytest.mark.parametrize("size", [(50, 70), (224, 224), (300, 500)])
 def test_the_default_view_is_that_of_transformers_bit_for_bit(size):
     pil_vit = pytest.importorskip("transformers.models.vit.image_processing_pil_vit")
-    picture = noise(*size)
-    theirs = pil_vit.ViTImageProcessorPil()(picture)["pixel_values"][0]
-    assert np.array_equal(view(picture, Preprocess()).numpy(), theirs)
+    image = noise(*size)
+    theirs = pil_vit.ViTImageProcessorPil()(image)["pixel_values"][0]
+    assert np.array_equal(view(image, Preprocess()).numpy(), theirs)
 
 
 @pytest.mark.parametrize("interpolation", preprocess.FILTERS)
 @pytest.mark.parametrize("fit", ["squash", "crop"])
-def test_a_picture_of_the_right_size_is_only_normalised(interpolation, fit):
-    picture = noise(8, 6)
+def test_a_image_of_the_right_size_is_only_normalized(interpolation, fit):
+    image = noise(8, 6)
     settings = Preprocess(image_size=(8, 6), fit=fit, interpolation=interpolation, mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    plain = torch.from_numpy(np.array(picture)).permute(2, 0, 1) / 255
+    plain = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
     mean, std = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
-    assert torch.equal(view(picture, settings), (plain - mean[:, None, None]) / std[:, None, None])
+    assert torch.equal(view(image, settings), (plain - mean[:, None, None]) / std[:, None, None])
 
 
 @pytest.mark.parametrize("antialias", [True, False])
 @pytest.mark.parametrize("size", [(1, 1), (1, 400), (400, 1), (37, 91)])
-def test_a_constant_picture_stays_constant(size, antialias):
-    picture = Image.new("RGB", size, (255, 0, 51))
+def test_a_constant_image_stays_constant(size, antialias):
+    image = Image.new("RGB", size, (255, 0, 51))
     settings = Preprocess(image_size=16, fit="crop", scaled_size=20, antialias=antialias)
     expected = torch.tensor([1.0, -1.0, -0.6])[:, None, None].expand(3, 16, 16)
-    torch.testing.assert_close(view(picture, settings), expected)  # 51 / 255 has no exact float
+    torch.testing.assert_close(view(image, settings), expected)  # 51 / 255 has no exact float
 
 
-def test_the_crop_keeps_the_centre():
-    picture = Image.new("L", (30, 10))
-    picture.paste(255, (10, 0, 20, 10))
-    assert view(picture.convert("RGB"), Preprocess(image_size=10, fit="crop")).min() == 1.0
+def test_the_crop_keeps_the_center():
+    image = Image.new("L", (30, 10))
+    image.paste(255, (10, 0, 20, 10))
+    assert view(image.convert("RGB"), Preprocess(image_size=10, fit="crop")).min() == 1.0
 
 
 def test_odd_margins_are_rounded_as_torchvision_rounds_them():
@@ -95,7 +95,7 @@ def test_odd_margins_are_rounded_as_torchvision_rounds_them():
 
 
 @pytest.mark.parametrize("interpolation", preprocess.FILTERS)
-def test_a_crop_is_pillows_whole_resize_and_its_centre(interpolation):
+def test_a_crop_is_pillows_whole_resize_and_its_center(interpolation):
     settings = Preprocess(image_size=224, fit="crop", scaled_size=248, interpolation=interpolation)
     whole = noise(375, 500).resize((330, 248), preprocess.FILTERS[interpolation])
     plain = torch.from_numpy(np.array(whole.crop((53, 12, 277, 236)))).permute(2, 0, 1)
@@ -121,17 +121,17 @@ def test_the_scaled_size_just_covers_the_target(size, target, expected):
 
 @pytest.mark.parametrize("size", [(40, 60), (9, 7), (224, 100)])
 def test_without_antialias_the_view_is_a_plain_bilinear_sample(size):
-    picture = noise(*size)
-    pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None].float()
+    image = noise(*size)
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].float()
     plain = F.interpolate(pixels, (16, 24), mode="bilinear", align_corners=False)[0] / 127.5 - 1
-    seen = view(picture, Preprocess(image_size=(16, 24), antialias=False))
+    seen = view(image, Preprocess(image_size=(16, 24), antialias=False))
     torch.testing.assert_close(seen, plain, rtol=0, atol=2e-5)  # positions are float32 in both, steps differ by one ulp
-    assert not torch.equal(seen, view(picture, Preprocess(image_size=(16, 24))))
+    assert not torch.equal(seen, view(image, Preprocess(image_size=(16, 24))))
 
 
 def test_without_antialias_values_are_not_rounded_to_8_bits():
-    picture = Image.fromarray(np.array([[[0] * 3, [1] * 3]], np.uint8))
-    seen = view(picture, Preprocess(image_size=(1, 4), antialias=False))
+    image = Image.fromarray(np.array([[[0] * 3, [1] * 3]], np.uint8))
+    seen = view(image, Preprocess(image_size=(1, 4), antialias=False))
     torch.testing.assert_close(seen[0, 0] * 127.5 + 127.5, torch.tensor([0.0, 0.25, 0.75, 1.0]), atol=1e-4, rtol=0)
 
 
@@ -141,7 +141,7 @@ def test_a_linear_ramp_stays_linear_without_antialias():
     torch.testing.assert_close(inner, torch.full((29,), 8 / 127.5), atol=1e-5, rtol=0)
 
 
-def test_a_grey_model_gets_one_channel():
+def test_a_gray_model_gets_one_channel():
     seen = view(Image.new("RGB", (5, 5), (10, 20, 30)), Preprocess(image_size=4, mean=(0.0,), std=(1.0,)))
     assert seen.shape == (1, 4, 4)
     assert torch.equal(seen * 255, torch.full((1, 4, 4), 18.0))  # 0.299 R + 0.587 G + 0.114 B
@@ -149,13 +149,13 @@ def test_a_grey_model_gets_one_channel():
 
 @pytest.mark.parametrize("size", [(3, 200), (200, 3)])
 @pytest.mark.parametrize("fit", ["crop", "squash"])
-def test_pictures_too_long_to_be_resized_whole_give_nearly_the_same_view(monkeypatch, size, fit):
+def test_images_too_long_to_be_resized_whole_give_nearly_the_same_view(monkeypatch, size, fit):
     settings = Preprocess(image_size=16, fit=fit, interpolation="bicubic")
     rows, columns = np.mgrid[0 : size[0], 0 : size[1]]
-    picture = Image.fromarray((rows + columns).astype(np.uint8)).convert("RGB")
-    whole = view(picture, settings)
+    image = Image.fromarray((rows + columns).astype(np.uint8)).convert("RGB")
+    whole = view(image, settings)
     monkeypatch.setattr(preprocess, "LARGEST_RESIZE", 100)
-    assert (view(picture, settings) - whole).abs().max() <= 2.1 / 127.5  # two roundings to 8 bits
+    assert (view(image, settings) - whole).abs().max() <= 2.1 / 127.5  # two roundings to 8 bits
 
 
 def test_an_endless_strip_takes_little_memory():
@@ -165,8 +165,8 @@ def test_an_endless_strip_takes_little_memory():
     assert view(strip.transpose(Image.Transpose.ROTATE_90), settings).min() == 1.0
 
 
-def test_what_a_picture_cannot_give_is_refused():
-    with pytest.raises(ConfigError, match="a picture has 1 or 3 channels, and the model wants 4"):
+def test_what_a_image_cannot_give_is_refused():
+    with pytest.raises(ConfigError, match="an image has 1 or 3 channels, and the model wants 4"):
         view(noise(4, 4), Preprocess(mean=(0.5,) * 4, std=(0.5,) * 4))
     with pytest.raises(ConfigError, match="antialias=False is known for bilinear and nearest, not for bicubic"):
         view(noise(4, 4), Preprocess(interpolation="bicubic", antialias=False))

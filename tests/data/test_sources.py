@@ -1,4 +1,4 @@
-"""Recognising what is meant, patterns, lists of classes, and holding out."""
+"""Recognizing what is meant, patterns, lists of classes, and holding out."""
 
 import os
 
@@ -21,9 +21,9 @@ def test_a_path_that_is_not_there_says_so(tmp_path):
         open_source(tmp_path / "nowhere")
 
 
-def test_a_single_picture_is_no_data_set(tmp_path):
+def test_a_single_image_is_no_data_set(tmp_path):
     (tmp_path / "a.png").write_bytes(png())
-    with pytest.raises(DataError, match=r"a.png: a single picture; wanted a folder with a folder for each class"):
+    with pytest.raises(DataError, match=r"a.png: a single image; wanted a folder with a folder for each class"):
         open_source(tmp_path / "a.png")
     (tmp_path / "a.xyz").write_bytes(b"")
     with pytest.raises(DataError, match=r"a.xyz: not a kind of data set known here"):
@@ -137,7 +137,7 @@ def test_a_long_source_is_divided_like_a_short_one(monkeypatch):
 def test_an_impossible_share_is_an_error():
     with pytest.raises(ConfigError, match=r"1.5, is not between 0 and 1"):
         hold_out(Numbers(10), 1.5, 0)
-    with pytest.raises(DataError, match="no class has two pictures"):
+    with pytest.raises(DataError, match="no class has two images"):
         hold_out(Numbers(4), 0.5, 0)
 
 

@@ -1,4 +1,4 @@
-"""Folders of folders of pictures."""
+"""Folders of folders of images."""
 
 import os
 
@@ -58,7 +58,7 @@ def test_an_accent_is_the_same_class_however_it_is_composed(tmp_path):
     assert open_source(tmp_path).classes == ("bar", "caf\u00e9")
 
 
-def test_pictures_may_lie_deeper_and_be_links(tmp_path):
+def test_images_may_lie_deeper_and_be_links(tmp_path):
     make_folder(tmp_path / "photos", each=1)
     (tmp_path / "photos/cat/2024/may").mkdir(parents=True)
     (tmp_path / "photos/cat/2024/may/x.JPG").write_bytes(png(5))
@@ -67,7 +67,7 @@ def test_pictures_may_lie_deeper_and_be_links(tmp_path):
     assert [data.train.key(i) for i in range(4)] == ["cat/0.png", "cat/2024/may/x.JPG", "dog/0.png", "dog/link.png"]
 
 
-def test_what_is_not_a_picture_is_counted_and_named(tmp_path):
+def test_what_is_not_a_image_is_counted_and_named(tmp_path):
     make_folder(tmp_path)
     (tmp_path / "cat/readme.txt").write_text("x")
     (tmp_path / "cat/.hidden.png").write_bytes(png())
@@ -79,10 +79,10 @@ def test_what_is_not_a_picture_is_counted_and_named(tmp_path):
     assert len(data.train) == 6
     text = "\n".join(data.notes)
     for line in (
-        "1 files that are not pictures",
+        "1 files that are not images",
         "1 hidden items",
         "1 files outside the class folders, such as loose.png",
-        "1 class folders without a picture, such as empty",
+        "1 class folders without an image, such as empty",
         "1 links to a folder above",
         "1 links that lead nowhere",
     ):
@@ -112,10 +112,10 @@ def test_an_example_outside_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda root: (root / "a.png").write_bytes(png()), "1 pictures without labels; put each into a folder"),
-        (lambda root: make_folder(root, ["cat"]), "all 3 pictures are of one class, 'cat'; at least two"),
-        (lambda root: None, "no pictures in class folders, found nothing at all"),
-        (lambda root: (root / "cat").mkdir(), "1 class folders without a picture, such as cat"),
+        (lambda root: (root / "a.png").write_bytes(png()), "1 images without labels; put each into a folder"),
+        (lambda root: make_folder(root, ["cat"]), "all 3 images are of one class, 'cat'; at least two"),
+        (lambda root: None, "no images in class folders, found nothing at all"),
+        (lambda root: (root / "cat").mkdir(), "1 class folders without an image, such as cat"),
         (lambda root: make_folder(root, ["train", "val"]), "no class folders in train and val"),
         (lambda root: (root / "list.csv").write_text("path,label\n"), "pass .*list.csv itself"),
         (lambda root: [make_folder(root / n) for n in ("val", "valid")], "val and valid mean the same split"),

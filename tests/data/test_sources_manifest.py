@@ -10,9 +10,9 @@ from vitruvian.errors import DataError
 
 
 def make_manifest(tmp_path, text, name="list.csv"):
-    (tmp_path / "pictures").mkdir(exist_ok=True)
+    (tmp_path / "images").mkdir(exist_ok=True)
     for level in range(3):
-        (tmp_path / f"pictures/{level}.png").write_bytes(png(level))
+        (tmp_path / f"images/{level}.png").write_bytes(png(level))
     (tmp_path / name).write_text(text, encoding="utf-8")
     return tmp_path / name
 
@@ -21,9 +21,9 @@ def test_rows_give_paths_labels_splits_and_weights(tmp_path):
     path = make_manifest(
         tmp_path,
         "path,label,split,weight\n"
-        "pictures/2.png,dog,train,2.5\n"
-        "pictures/0.png,cat,validation,\n"
-        f"{tmp_path}/pictures/1.png,cat,train,1\n",
+        "images/2.png,dog,train,2.5\n"
+        "images/0.png,cat,validation,\n"
+        f"{tmp_path}/images/1.png,cat,train,1\n",
     )
     data = open_source(path)
     assert data.classes == ("cat", "dog")
@@ -31,23 +31,23 @@ def test_rows_give_paths_labels_splits_and_weights(tmp_path):
     assert data.train.labels().tolist() == [1, 0]
     assert [data.train.weight(i) for i in (0, 1)] == [2.5, 1.0]
     assert [level_of(data.train.read(i)) for i in (0, 1)] == [2, 1]
-    assert data.train.key(0) == "pictures/2.png"
+    assert data.train.key(0) == "images/2.png"
 
 
 @pytest.mark.parametrize(("name", "mark"), [("a.csv", ","), ("a.csv", ";"), ("a.tsv", "\t")])
 def test_columns_may_be_in_any_order_and_parted_by_other_marks(tmp_path, name, mark):
-    text = f"\ufeffNote{mark}Label{mark}path\n{mark}b{mark}pictures/0.png\n\nx{mark}a{mark}pictures/1.png\n"
+    text = f"\ufeffNote{mark}Label{mark}path\n{mark}b{mark}images/0.png\n\nx{mark}a{mark}images/1.png\n"
     assert open_source(make_manifest(tmp_path, text, name)).train.labels().tolist() == [1, 0]
 
 
 def test_numbers_are_labels_in_their_order(tmp_path):
-    rows = "".join(f"pictures/0.png,{label}\n" for label in (10, 9, 2))
+    rows = "".join(f"images/0.png,{label}\n" for label in (10, 9, 2))
     assert open_source(make_manifest(tmp_path, "path,label\n" + rows)).classes == ("2", "9", "10")
 
 
 def test_a_list_of_classes_beside_names_the_numbers(tmp_path):
     (tmp_path / "classes.txt").write_text("ant\nbee\ncow\n")
-    path = make_manifest(tmp_path, "path,label\npictures/0.png,2\npictures/1.png,bee\n")
+    path = make_manifest(tmp_path, "path,label\nimages/0.png,2\nimages/1.png,bee\n")
     data = open_source(path)
     assert data.classes == ("ant", "bee", "cow")
     assert data.train.labels().tolist() == [2, 1]
@@ -57,7 +57,7 @@ def test_a_parquet_manifest_is_read_like_a_csv(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     make_manifest(tmp_path, "")
-    table = {"path": ["pictures/1.png", "pictures/2.png"], "label": [7, 3], "weight": [0.5, None]}
+    table = {"path": ["images/1.png", "images/2.png"], "label": [7, 3], "weight": [0.5, None]}
     parquet.write_table(pyarrow.table(table), tmp_path / "list.parquet")
     train = open_source(tmp_path / "list.parquet").train
     assert train.classes == ("3", "7")
@@ -66,13 +66,13 @@ def test_a_parquet_manifest_is_read_like_a_csv(tmp_path):
 
 
 def test_a_manifest_is_compiled_once_and_again_when_it_changes(tmp_path, monkeypatch):
-    path = make_manifest(tmp_path, "path,label\npictures/0.png,a\npictures/1.png,b\n")
+    path = make_manifest(tmp_path, "path,label\nimages/0.png,a\nimages/1.png,b\n")
     calls = []
     original = cache.fill
     monkeypatch.setattr(cache, "fill", lambda *args: (calls.append(1), original(*args)))
     assert len(open_source(path).train) == len(open_source(path).train) == 2
     assert len(calls) == 1
-    path.write_text(path.read_text() + "pictures/2.png,b\n")
+    path.write_text(path.read_text() + "images/2.png,b\n")
     assert len(open_source(path).train) == 3
     assert len(calls) == 2
 
@@ -80,24 +80,24 @@ def test_a_manifest_is_compiled_once_and_again_when_it_changes(tmp_path, monkeyp
 def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "file/inside"))
-    path = make_manifest(tmp_path, "path,label\npictures/0.png,a\npictures/1.png,b\n")
+    path = make_manifest(tmp_path, "path,label\nimages/0.png,a\nimages/1.png,b\n")
     assert len(open_source(path).train) == 2
 
 
 def test_a_failed_compilation_leaves_nothing_behind(tmp_path, cache):
-    path = make_manifest(tmp_path, "path,label\npictures/0.png,a\npictures/1.png,\n")
+    path = make_manifest(tmp_path, "path,label\nimages/0.png,a\nimages/1.png,\n")
     with pytest.raises(DataError, match=r"list.csv, line 3: no label; every row needs both"):
         open_source(path)
     assert [name for _, _, names in os.walk(cache) for name in names] == []
 
 
 def test_an_index_of_an_earlier_state_is_removed_after_a_day(tmp_path, cache):
-    path = make_manifest(tmp_path, "path,label\npictures/0.png,a\npictures/1.png,b\n")
+    path = make_manifest(tmp_path, "path,label\nimages/0.png,a\nimages/1.png,b\n")
     open_source(path)
     (group,) = (cache / "index").iterdir()
     (first,) = group.iterdir()
     os.utime(first, (0, 0))
-    path.write_text(path.read_text() + "pictures/2.png,b\n")
+    path.write_text(path.read_text() + "images/2.png,b\n")
     open_source(path)
     assert not first.exists()
     assert len(list(group.iterdir())) == 1
@@ -110,12 +110,12 @@ def test_an_index_of_an_earlier_state_is_removed_after_a_day(tmp_path, cache):
         ("paths,labels\nx,a\n", "no column path and no column label among paths, labels; is 'paths' meant"),
         ("", "no column path and no column label among none"),
         ("path,label\n", "a manifest without rows"),
-        ("path,label\npictures/0.png\n", "line 2: no label"),
+        ("path,label\nimages/0.png\n", "line 2: no label"),
         ("path,label\n,a\n", "line 2: no path"),
-        ("path,label,weight\npictures/0.png,a,heavy\n", "line 2: the weight 'heavy' is not a number from 0 up"),
-        ("path,label,weight\npictures/0.png,a,-1\n", "line 2: the weight '-1' is not a number"),
-        ("path,label\npictures/0.png,a\n", "all 1 pictures are of one class, 'a'"),
-        ("path,label\nno/0.png,a\nno/1.png,b\n", "none of its first 2 pictures exists, such as no/0.png"),
+        ("path,label,weight\nimages/0.png,a,heavy\n", "line 2: the weight 'heavy' is not a number from 0 up"),
+        ("path,label,weight\nimages/0.png,a,-1\n", "line 2: the weight '-1' is not a number"),
+        ("path,label\nimages/0.png,a\n", "all 1 images are of one class, 'a'"),
+        ("path,label\nno/0.png,a\nno/1.png,b\n", "none of its first 2 images exists, such as no/0.png"),
     ],
 )
 def test_a_broken_manifest_says_where_and_what(tmp_path, text, message):
@@ -133,13 +133,13 @@ def test_bytes_that_are_not_text_are_refused(tmp_path):
 
 def test_a_label_outside_the_list_of_classes_is_an_error(tmp_path):
     (tmp_path / "classes.json").write_text('{"ant": 0, "bee": 1}')
-    path = make_manifest(tmp_path, "path,label\npictures/0.png,cow\n")
+    path = make_manifest(tmp_path, "path,label\nimages/0.png,cow\n")
     with pytest.raises(DataError, match="label 'cow' is neither one of the 2 names"):
         open_source(path)
 
 
 def test_a_path_that_is_no_regular_file_is_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    path = make_manifest(tmp_path, "path,label\npictures/0.png,a\n/dev/zero,b\n")
+    path = make_manifest(tmp_path, "path,label\nimages/0.png,a\n/dev/zero,b\n")
     with pytest.raises(Exception, match="not a regular file"):
         open_source(path).train.read(1)

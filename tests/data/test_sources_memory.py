@@ -30,8 +30,8 @@ def peak_kilobytes(tmp_path, rows):
     manifest = tmp_path / f"{rows}.csv"
     with open(manifest, "w") as file:
         file.write("path,label,weight\n")
-        # Long paths to few pictures: what is listed counts, not what is there.
-        file.writelines(f"{'./' * (number % 10)}pictures/{number % 7}.png,{number % 100},2\n" for number in range(rows))
+        # Long paths to few images: what is listed counts, not what is there.
+        file.writelines(f"{'./' * (number % 10)}images/{number % 7}.png,{number % 100},2\n" for number in range(rows))
     script = SCRIPT.format(folder=str(Path(__file__).parent), manifest=str(manifest))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stderr == ""
@@ -43,9 +43,9 @@ def peak_kilobytes(tmp_path, rows):
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks into /proc")
 def test_a_million_rows_take_no_more_memory_than_a_thousand(tmp_path):
-    (tmp_path / "pictures").mkdir()
+    (tmp_path / "images").mkdir()
     for number in range(7):
-        (tmp_path / f"pictures/{number}.png").write_bytes(png(number))
+        (tmp_path / f"images/{number}.png").write_bytes(png(number))
     few, many = peak_kilobytes(tmp_path, 1_000), peak_kilobytes(tmp_path, 1_000_000)
     # A list of a million paths would take 100 MB. What is allowed are the buffers for 16k rows at a time, which a
     # thousand rows do not fill, and the noise of the allocator.

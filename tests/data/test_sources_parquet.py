@@ -91,7 +91,7 @@ def test_a_row_without_label_does_not_shift_the_others(tmp_path):
     assert train.labels().tolist() == [0, 1, 0, 1]
 
 
-def test_pictures_may_lie_beside_the_file(tmp_path):
+def test_images_may_lie_beside_the_file(tmp_path):
     (tmp_path / "x.png").write_bytes(png(77))
     rows = [{"bytes": None, "path": "x.png"}, {"bytes": png(1), "path": None}]
     parquet.write_table(pyarrow.table({"image": rows, "label": [0, 1]}), tmp_path / "a.parquet")
@@ -100,7 +100,7 @@ def test_pictures_may_lie_beside_the_file(tmp_path):
 
 def test_what_cannot_be_used_says_so(tmp_path):
     write(tmp_path / "a.parquet", [1], ["x"], column="caption", names=None)
-    with pytest.raises(DataError, match="pictures without labels: no column label among caption"):
+    with pytest.raises(DataError, match="images without labels: no column label among caption"):
         open_source(tmp_path / "a.parquet")
     (tmp_path / "b.parquet").write_bytes(b"PAR1 but not really")
     with pytest.raises(DataError, match="not a Parquet file"):

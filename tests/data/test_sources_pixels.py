@@ -98,7 +98,7 @@ def test_a_broken_cifar_file_is_an_error(tmp_path):
 def test_pickles_of_other_content_are_errors(tmp_path):
     folder = make_cifar_pickles(tmp_path / "py")
     (folder / "data_batch_1").write_bytes(python2_pickle({"labels": [1]}))
-    with pytest.raises(DataError, match="data_batch_1: not a batch of CIFAR pictures"):
+    with pytest.raises(DataError, match="data_batch_1: not a batch of CIFAR images"):
         open_source(folder)
     (folder / "batches.meta").write_bytes(python2_pickle([1, 2]))
     with pytest.raises(DataError, match=r"batches.meta: no names of CIFAR classes"):
@@ -117,11 +117,11 @@ def test_a_foreign_archive_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_idx_files_gzipped_or_not(tmp_path, packed):
-    pictures = make_idx(tmp_path / "mnist", packed=packed)
+    images = make_idx(tmp_path / "mnist", packed=packed)
     data = open_source(tmp_path / "mnist")
     assert list(data.splits) == ["train", "test"]
     assert data.classes == ("0", "1", "2")
-    assert np.array_equal(data.train.read(4), pictures[4])
+    assert np.array_equal(data.train.read(4), images[4])
     assert data.train.label(4) == 1
     assert data.train.key(4).endswith("mnist (train) #4")
 

@@ -10,7 +10,7 @@ import pytest
 from making import add_member, level_of, make_shard, make_shards, png
 
 from vitruvian.data.sources import open_source
-from vitruvian.data.sources.shards import picture_of, pixels_of
+from vitruvian.data.sources.shards import image_of, pixels_of
 from vitruvian.errors import DataError, ImageError
 
 
@@ -59,7 +59,7 @@ def test_long_and_foreign_names_are_understood(tmp_path, format):
     assert "ä" in train.key(0)
 
 
-def test_labels_come_from_cls_or_json_before_or_after_the_picture(tmp_path):
+def test_labels_come_from_cls_or_json_before_or_after_the_image(tmp_path):
     write_tar(
         tmp_path / "x.tar",
         [
@@ -102,9 +102,9 @@ def test_arrays_are_read_as_numpy_writes_them(version):
         (npy(np.array([[None]])), "wanted uint8"),
     ],
 )
-def test_a_broken_array_is_an_error_of_its_picture(data, words):
+def test_a_broken_array_is_an_error_of_its_image(data, words):
     with pytest.raises(ImageError, match=f"a.npy: broken array .*{words}"):
-        picture_of(data, len(data), "a.npy")
+        image_of(data, len(data), "a.npy")
 
 
 def test_arrays_are_pixels(tmp_path):
@@ -121,8 +121,8 @@ def test_incomplete_samples_are_counted(tmp_path):
     data = open_source(write_tar(tmp_path / "x.tar", members))
     assert len(data.train) == 2
     assert data.notes == (
-        "left out: 1 samples without a picture, such as x.tar:1",
-        "left out: 1 pictures without a label, such as x.tar:2.png",
+        "left out: 1 samples without an image, such as x.tar:1",
+        "left out: 1 images without a label, such as x.tar:2.png",
     )
 
 
@@ -135,7 +135,7 @@ def test_a_source_survives_the_journey_to_a_worker(tmp_path):
 
 def test_shards_without_labels_are_an_error(tmp_path):
     write_tar(tmp_path / "x.tar", [("0.png", png()), ("1.png", png())])
-    with pytest.raises(DataError, match=r"no labelled pictures \(left out: 2 pictures without a label, .*0001.cls"):
+    with pytest.raises(DataError, match=r"no labeled images \(left out: 2 images without a label, .*0001.cls"):
         open_source(tmp_path / "x.tar")
 
 

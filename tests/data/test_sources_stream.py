@@ -98,7 +98,7 @@ def test_other_classes_give_other_labels(tmp_path):
     assert open_source(f"file://{tmp_path}").train.label(0) == 2
 
 
-def test_a_full_disk_is_not_taken_for_a_broken_picture(tmp_path, cache):
+def test_a_full_disk_is_not_taken_for_a_broken_image(tmp_path, cache):
     make_shards(tmp_path, shards=2)
     train = open_source(f"file://{tmp_path}").train
     (cache / "shards").write_text("a file in the way")
@@ -144,7 +144,7 @@ def test_large_data_without_sizes_is_an_error(tmp_path, monkeypatch):
 def test_sizes_that_are_wrong_are_an_error(tmp_path):
     make_shards(tmp_path, shards=2)
     (tmp_path / "sizes.json").write_text('{"train-000.tar": 9, "train-001.tar": 5}')
-    with pytest.raises(DataError, match=r"train-000.tar: 4 labelled pictures, but sizes.json says 9"):
+    with pytest.raises(DataError, match=r"train-000.tar: 4 labeled images, but sizes.json says 9"):
         open_source(f"file://{tmp_path}").train.read(0)
     (tmp_path / "sizes.json").write_text("[1, 2]")
     with pytest.raises(DataError, match=r"sizes.json: not an object from file names to numbers"):

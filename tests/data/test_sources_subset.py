@@ -1,4 +1,4 @@
-"""The first pictures of a source: balanced, nested, and as many as asked for."""
+"""The first images of a source: balanced, nested, and as many as asked for."""
 
 import numpy as np
 import pytest
@@ -14,10 +14,10 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "cache"))
 
 
-class Labelled(Source):
+class Labeled(Source):
     """Examples with these labels."""
 
-    name = "labelled"
+    name = "labeled"
 
     def __init__(self, labels, classes):
         self.classes = tuple(map(str, range(classes)))
@@ -58,7 +58,7 @@ def test_a_part_has_as_many_of_each_class_and_is_part_of_every_larger_one():
 
 
 def test_small_classes_give_what_they_have_and_the_others_the_rest():
-    source = Labelled([0] * 2 + [1] * 50 + [2] * 9, 4)
+    source = Labeled([0] * 2 + [1] * 50 + [2] * 9, 4)
     assert class_sizes(first_of_each(source, 20, 0).labels(), 4).tolist() == [2, 9, 9, 0]
     assert class_sizes(first_of_each(source, 40, 0).labels(), 4).tolist() == [2, 29, 9, 0]
 
@@ -83,5 +83,5 @@ def test_another_seed_chooses_others():
 
 
 def test_more_than_there_are_is_refused():
-    with pytest.raises(ConfigError, match="pictures=62: labelled has 61 pictures to train on"):
-        first_of_each(Labelled([0] * 2 + [1] * 50 + [2] * 9, 3), 62, 0)
+    with pytest.raises(ConfigError, match="images=62: labeled has 61 images to train on"):
+        first_of_each(Labeled([0] * 2 + [1] * 50 + [2] * 9, 3), 62, 0)

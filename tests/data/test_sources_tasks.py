@@ -81,7 +81,7 @@ def test_pets_are_read_from_the_release_in_its_order_of_classes(root):
         ("images/american_bulldog_9.jpg", "american_bulldog"),
         ("images/Bengal_2.jpg", "Bengal"),
     ]
-    assert "pets: 3 pictures in train, the release has 3,680" in data.notes
+    assert "pets: 3 images in train, the release has 3,680" in data.notes
     assert "pets: 3 classes, the release has 37" in data.notes
 
 
@@ -130,7 +130,7 @@ def test_imagenet_has_the_published_order_of_classes_sorted_or_flat(root, flat):
     assert sorted(data.train.labels().tolist()) == [0, 2]
 
 
-def test_flat_validation_pictures_need_the_development_kit(root):
+def test_flat_validation_images_need_the_development_kit(root):
     make_imagenet(root, flat=True)
     (root / "imagenet" / "ILSVRC2012_devkit_t12" / "data" / "meta.mat").unlink()
     with pytest.raises(DataError, match=r"lie in one folder, so .*ground_truth\.txt and .*meta\.mat are needed"):
@@ -193,7 +193,7 @@ def test_vizwiz_takes_the_first_label_that_is_a_category(root):
 def test_vizwiz_without_labels_says_who_has_them(root):
     make_vizwiz(root, labels=False)
     with pytest.raises(
-        DataError, match="lists 3 pictures without labels, as the public file does; the evaluation server"
+        DataError, match="lists 3 images without labels, as the public file does; the evaluation server"
     ):
         open_source("vizwiz")
 
@@ -231,11 +231,11 @@ def test_every_vtab_task_is_read_from_its_lists(root, name):
     assert level_of(data.train.read(3)) == 3
 
 
-def test_a_list_whose_pictures_are_elsewhere_says_so(root):
+def test_a_list_whose_images_are_elsewhere_says_so(root):
     make_vtab(root)
     path = root / "vtab-1k" / "kitti" / "test.txt"
-    path.write_text("pictures/1.jpg 0\n")
-    with pytest.raises(DataError, match=r"test\.txt: its first picture, pictures/1\.jpg, is not in"):
+    path.write_text("images/1.jpg 0\n")
+    with pytest.raises(DataError, match=r"test\.txt: its first image, images/1\.jpg, is not in"):
         open_source("vtab-kitti")
     path.write_text("../../../secret.jpg 0\n")
     with pytest.raises(DataError, match=r"the path \.\./\.\./\.\./secret\.jpg leads out of"):

@@ -71,16 +71,16 @@ def test_the_fitted_temperature_undoes_a_factor_of_the_logits(factor):
     assert all(reliability(whole, other * found).loss > loss for other in (0.99, 1.01))
 
 
-def test_no_temperature_is_given_where_all_answers_are_right_or_pictures_few():
+def test_no_temperature_is_given_where_all_answers_are_right_or_images_few():
     logits, labels = honest(60)
     right = calibration(answers(logits, logits.argmax(axis=1)), 1.0, None, "", seed=0)
     assert (right.temperature, right.before) == (None, None)
-    assert right.obstacle == "none from 0.01 to 100 is best for a random part of 30 of the 60 pictures"
+    assert right.obstacle == "none from 0.01 to 100 is best for a random part of 30 of the 60 images"
     few = calibration(answers(logits[:20], labels[:20]), 1.0, None, "", seed=0)
-    assert (few.temperature, few.obstacle) == (None, "10 pictures to fit it on are too few, wanted 20")
+    assert (few.temperature, few.obstacle) == (None, "10 images to fit it on are too few, wanted 20")
 
 
-def test_a_temperature_is_judged_on_pictures_that_it_was_not_fitted_on():
+def test_a_temperature_is_judged_on_images_that_it_was_not_fitted_on():
     logits, labels = honest(400)
     found = calibration(answers(3 * logits, labels), 1.0, None, "", seed=0)
     assert found.now.count == 400
@@ -88,7 +88,7 @@ def test_a_temperature_is_judged_on_pictures_that_it_was_not_fitted_on():
     assert found.after.error < found.before.error
     dev = answers(3 * honest(300, seed=1)[0], honest(300, seed=1)[1])
     other = calibration(answers(3 * logits, labels), 1.0, dev, "the split 'val'", seed=0)
-    assert (other.before.count, other.fitted_on) == (400, "300 pictures of the split 'val'")
+    assert (other.before.count, other.fitted_on) == (400, "300 images of the split 'val'")
 
 
 def test_the_models_own_temperature_is_the_state_before():

@@ -1,4 +1,4 @@
-"""Evaluations: every picture counted, numbers that repeat, and what is printed and written."""
+"""Evaluations: every image counted, numbers that repeat, and what is printed and written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import typer
-from colours import make_colours, tiny_model
+from colors import make_colors, tiny_model
 from mappings import make_mappings
 from PIL import Image
 from typer.testing import CliRunner
@@ -36,7 +36,7 @@ def vit_evaluate(*words):
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
-def colour_model(**changes):
+def color_model(**changes):
     model = tiny_model(**changes)
     model.labels = ("red", "green", "blue")
     return model
@@ -44,18 +44,18 @@ def colour_model(**changes):
 
 @pytest.fixture
 def weights(tmp_path):
-    save(colour_model(), tmp_path / "weights")
+    save(color_model(), tmp_path / "weights")
     return tmp_path / "weights"
 
 
 @pytest.fixture
 def photos(tmp_path):
-    return make_colours(tmp_path / "photos", {"train": 2, "test": 17}, noise=60.0)
+    return make_colors(tmp_path / "photos", {"train": 2, "test": 17}, noise=60.0)
 
 
-def test_every_picture_is_counted_once_and_as_predictions_have_it(photos):
-    classifier, source = Classifier(colour_model()), open_source(photos).splits["test"]
-    found = evaluate(photos, classifier, Options(batch=16))  # 51 pictures: the last batch is short
+def test_every_image_is_counted_once_and_as_predictions_have_it(photos):
+    classifier, source = Classifier(color_model()), open_source(photos).splits["test"]
+    found = evaluate(photos, classifier, Options(batch=16))  # 51 images: the last batch is short
     answers = classifier.predict([source.read(i) for i in range(51)], top=3)
     truth = [source.classes[source.label(i)] for i in range(51)]
     right = [ranked[0].label == label for ranked, label in zip(answers, truth)]
@@ -68,25 +68,23 @@ def test_every_picture_is_counted_once_and_as_predictions_have_it(photos):
 
 
 def test_two_evaluations_agree_to_the_last_digit_and_another_seed_changes_only_intervals(photos):
-    one, same, other = (
-        evaluate(photos, Classifier(colour_model()), Options(seed=seed)).to_json() for seed in (0, 0, 1)
-    )
+    one, same, other = (evaluate(photos, Classifier(color_model()), Options(seed=seed)).to_json() for seed in (0, 0, 1))
     assert json.dumps(one) == json.dumps(same)
     assert one["intervals"] != other["intervals"]
     assert one["loss"] == other["loss"]
 
 
 def test_numbers_lie_inside_their_intervals(photos):
-    found = evaluate(photos, Classifier(colour_model()), Options()).to_json()
+    found = evaluate(photos, Classifier(color_model()), Options()).to_json()
     for name in ("top1", "top5", "mean_per_class", "top1_among_all_outputs"):
         low, high = found["intervals"][name]
         assert low <= found[name] <= high
 
 
 def test_the_split_is_test_then_val_then_what_there_is_or_the_one_named(tmp_path):
-    classifier = Classifier(colour_model())
+    classifier = Classifier(color_model())
     for splits, wanted in ((("train", "val", "test"), "test"), (("train", "val"), "val"), (("train",), "train")):
-        folder = make_colours(tmp_path / wanted, dict.fromkeys(splits, 1))
+        folder = make_colors(tmp_path / wanted, dict.fromkeys(splits, 1))
         assert evaluate(folder, classifier, Options()).split == wanted
     assert evaluate(tmp_path / "test", classifier, Options(split="dev")).split == "val"
     with pytest.raises(DataError, match="there is no split 'holdout', only train, val, test"):
@@ -94,21 +92,21 @@ def test_the_split_is_test_then_val_then_what_there_is_or_the_one_named(tmp_path
 
 
 def test_a_temperature_is_fitted_on_the_split_val_where_test_is_evaluated(tmp_path):
-    folder = make_colours(tmp_path / "photos", {"val": 10, "test": 12}, noise=60.0)
-    found = evaluate(folder, Classifier(colour_model()), Options()).calibration
-    assert found.fitted_on == "30 pictures of the split 'val'"
+    folder = make_colors(tmp_path / "photos", {"val": 10, "test": 12}, noise=60.0)
+    found = evaluate(folder, Classifier(color_model()), Options()).calibration
+    assert found.fitted_on == "30 images of the split 'val'"
     assert found.before.count == found.now.count == 36
 
 
-def test_unreadable_pictures_are_listed_and_not_counted(photos):
+def test_unreadable_images_are_listed_and_not_counted(photos):
     (photos / "test" / "red" / "000.png").write_bytes(b"junk")
-    found = evaluate(photos, Classifier(colour_model()), Options())
+    found = evaluate(photos, Classifier(color_model()), Options())
     assert found.measures.count == 50
     assert list(found.unreadable) == ["test/red/000.png"]
     for path in (photos / "test").rglob("*.png"):
         path.write_bytes(b"")
-    with pytest.raises(DataError, match=r"not one picture can be read, such as test/blue/000.png: the file is empty"):
-        evaluate(photos, Classifier(colour_model()), Options())
+    with pytest.raises(DataError, match=r"not one image can be read, such as test/blue/000.png: the file is empty"):
+        evaluate(photos, Classifier(color_model()), Options())
 
 
 def test_classes_that_a_mapping_leaves_out_are_counted_as_left_out(photos):
@@ -119,19 +117,19 @@ def test_classes_that_a_mapping_leaves_out_are_counted_as_left_out(photos):
     assert found.restricted
 
 
-def test_broken_weights_name_the_picture(photos):
-    model = colour_model()
+def test_broken_weights_name_the_image(photos):
+    model = color_model()
     torch.nn.init.constant_(model.head.bias, float("nan"))
     with pytest.raises(VitruvianError, match=r"test/blue/000.png: the model's answer is not a finite number"):
         evaluate(photos, Classifier(model), Options())
 
 
-def test_real_labels_go_by_the_pictures_names_and_all_1000_classes(tmp_path):
+def test_real_labels_go_by_the_images_names_and_all_1000_classes(tmp_path):
     model = tiny_model(classes=1000)
     for number, name in enumerate(("7", "3", "3")):
         (tmp_path / "val" / name).mkdir(parents=True, exist_ok=True)
-        picture = Image.new("RGB", (16, 16), (50 * number, 100, 200 - 50 * number))
-        picture.save(tmp_path / "val" / name / f"ILSVRC2012_val_0000000{number + 1}.png")
+        image = Image.new("RGB", (16, 16), (50 * number, 100, 200 - 50 * number))
+        image.save(tmp_path / "val" / name / f"ILSVRC2012_val_0000000{number + 1}.png")
     classifier = Classifier(model)
     paths = sorted((tmp_path / "val").rglob("*.png"), key=lambda path: path.name)
     best = [ranked[0].index for ranked in classifier.predict(paths, top=1)]
@@ -139,16 +137,14 @@ def test_real_labels_go_by_the_pictures_names_and_all_1000_classes(tmp_path):
     found = evaluate(tmp_path, classifier, Options(real=real))
     assert (found.real, found.real_count, found.restricted) == (50.0, 2, True)
     with pytest.raises(DataError, match="ReaL labels are classes of ImageNet-1k, and the model does not have all"):
-        evaluate(make_colours(tmp_path / "p", {"": 1}), Classifier(colour_model()), Options(real=real))
+        evaluate(make_colors(tmp_path / "p", {"": 1}), Classifier(color_model()), Options(real=real))
 
 
 def test_the_table_has_numbers_with_intervals(weights, photos):
     ran = vit_evaluate(photos, "--model", weights)
     assert ran.exit_code == 0, ran.output
     first, _, top1, per_class, error, *_ = ran.stdout.splitlines()
-    assert first.startswith(
-        "51 pictures of the split 'test', 3 classes matched with the model's outputs by the model's"
-    )
+    assert first.startswith("51 images of the split 'test', 3 classes matched with the model's outputs by the model's")
     found = evaluate(photos, Classifier(weights), Options())
     assert top1.split()[:3] == ["top-1", "accuracy", f"{found.measures.top1:.2f}"]
     low, high = found.intervals["top1"]
@@ -161,7 +157,7 @@ def test_json_and_report_hold_every_number_and_escape_names(weights, photos, tmp
     (photos / "test" / "red" / "<b>.png").write_bytes(b"junk")
     ran = vit_evaluate(photos, "--model", weights, "--json", "--out", tmp_path / "out")
     assert ran.exit_code == 0, ran.output
-    assert "1 pictures could not be read and are not counted" in ran.stderr
+    assert "1 images could not be read and are not counted" in ran.stderr
     printed = json.loads(ran.stdout)
     assert printed == json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert sum(count for *_, count in printed["confusion"]) == printed["count"] == 51
@@ -172,8 +168,8 @@ def test_json_and_report_hold_every_number_and_escape_names(weights, photos, tmp
 
 
 def overconfident(folder, photos):
-    """A head that knows the colours and is ten times too sure of it."""
-    model = colour_model()
+    """A head that knows the colors and is ten times too sure of it."""
+    model = color_model()
     source = open_source(photos).splits["test"]
     model.labels = source.classes
     seen = features_of(Encoder(model), source, FeatureStore(None, 16))
@@ -187,7 +183,7 @@ def overconfident(folder, photos):
 
 
 def test_a_fitted_temperature_is_saved_with_the_model_and_used_by_predictions(tmp_path):
-    photos = make_colours(tmp_path / "photos", {"test": 40}, noise=300.0)
+    photos = make_colors(tmp_path / "photos", {"test": 40}, noise=300.0)
     ran = vit_evaluate(
         photos, "--model", overconfident(tmp_path / "sure", photos), "--calibrated", tmp_path / "calibrated"
     )
@@ -197,17 +193,17 @@ def test_a_fitted_temperature_is_saved_with_the_model_and_used_by_predictions(tm
     found = evaluate(photos, Classifier(after), Options())
     assert found.calibration.now.temperature == after.temperature
     assert found.calibration.now.loss < evaluate(photos, Classifier(before), Options()).calibration.now.loss
-    pictures = sorted(photos.rglob("*.png"))
-    sure, mild = ([best for (best,) in Classifier(model).predict(pictures, top=1)] for model in (before, after))
+    images = sorted(photos.rglob("*.png"))
+    sure, mild = ([best for (best,) in Classifier(model).predict(images, top=1)] for model in (before, after))
     assert [answer.index for answer in sure] == [answer.index for answer in mild]
     assert np.mean([answer.probability for answer in sure]) > 0.02 + np.mean([answer.probability for answer in mild])
 
 
 def test_a_temperature_that_could_not_be_fitted_is_not_saved(tmp_path):
-    save(colour_model(), tmp_path / "few")
-    few = make_colours(tmp_path / "little", {"test": 2})
+    save(color_model(), tmp_path / "few")
+    few = make_colors(tmp_path / "little", {"test": 2})
     ran = vit_evaluate(few, "--model", tmp_path / "few", "--calibrated", tmp_path / "out")
-    assert "not written, as no temperature was fitted: 3 pictures to fit it on are too few" in str(ran.exception)
+    assert "not written, as no temperature was fitted: 3 images to fit it on are too few" in str(ran.exception)
     assert not (tmp_path / "out").exists()
 
 
@@ -217,18 +213,18 @@ def test_a_head_for_other_classes_says_what_to_do(weights):
     assert "vit probe" in str(ran.exception)
 
 
-def test_a_temperature_that_makes_other_pictures_worse_is_not_saved(tmp_path, photos):
-    found = evaluate(photos, Classifier(colour_model()), Options())
+def test_a_temperature_that_makes_other_images_worse_is_not_saved(tmp_path, photos):
+    found = evaluate(photos, Classifier(color_model()), Options())
     before, after = (replace(found.calibration.now, loss=loss) for loss in (1.0, 1.25))
     worse = replace(found, calibration=Calibration(now=before, temperature=2.0, before=before, after=after))
     with pytest.raises(DataError, match=r"temperature 2.000 does not help: cross-entropy 1.0000 becomes 1.2500"):
-        save_calibrated(worse, colour_model(), tmp_path / "out")
+        save_calibrated(worse, color_model(), tmp_path / "out")
     better = replace(found, calibration=Calibration(now=before, temperature=2.0, before=after, after=before))
     four = replace(better, space=replace(found.space, total=4))
     with pytest.raises(DataError, match="fitted with 3 of the model's 4 outputs; evaluate on all its classes"):
-        save_calibrated(four, colour_model(), tmp_path / "out")
+        save_calibrated(four, color_model(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    save_calibrated(better, colour_model(), tmp_path / "out")
+    save_calibrated(better, color_model(), tmp_path / "out")
     assert load(tmp_path / "out").temperature == 2.0
 
 

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from colours import make_colours, tiny_model
+from colors import make_colors, tiny_model
 
 from vitruvian.data.decode import decode
 from vitruvian.data.preprocess import view
@@ -15,13 +15,13 @@ from vitruvian.data.sources import open_source
 from vitruvian.errors import ConfigError, DataError, VitruvianError
 from vitruvian.evaluation import store as store_module
 from vitruvian.evaluation.features import features_of
-from vitruvian.evaluation.store import FeatureStore, model_key, open_store, picture_key
+from vitruvian.evaluation.store import FeatureStore, image_key, model_key, open_store
 from vitruvian.predict import Encoder
 
 
 @pytest.fixture
 def photos(tmp_path):
-    return make_colours(tmp_path / "photos", {"train": 7})
+    return make_colors(tmp_path / "photos", {"train": 7})
 
 
 def found(encoder, folder, **options):
@@ -50,7 +50,7 @@ def test_a_second_time_nothing_is_computed_and_the_numbers_are_the_same(photos):
     assert np.array_equal(again.values, first.values)
 
 
-def test_pictures_are_known_by_their_content_wherever_they_lie(photos, tmp_path):
+def test_images_are_known_by_their_content_wherever_they_lie(photos, tmp_path):
     encoder = Encoder(tiny_model())
     found(encoder, photos)
     (photos / "train" / "red" / "000.png").rename(photos / "train" / "blue" / "renamed.png")
@@ -58,7 +58,7 @@ def test_pictures_are_known_by_their_content_wherever_they_lie(photos, tmp_path)
     photos.rename(moved)
     assert found(encoder, moved).computed == 0
     (moved / "train" / "red" / "001.png").write_bytes((moved / "train" / "red" / "002.png").read_bytes())
-    make_colours(tmp_path / "more", {"train": 1}, noise=5.0)
+    make_colors(tmp_path / "more", {"train": 1}, noise=5.0)
     (tmp_path / "more" / "train" / "red" / "000.png").replace(moved / "train" / "red" / "new.png")
     assert found(encoder, moved).computed == 1
 
@@ -75,7 +75,7 @@ def test_another_weight_view_or_size_is_another_model():
     assert len(keys) == 4
 
 
-def test_another_head_or_regulariser_is_not_another_model():
+def test_another_head_or_regularizer_is_not_another_model():
     plain, other = tiny_model(), tiny_model(classes=7, dropout=0.1, stochastic_depth=0.1)
     below = {name: tensor for name, tensor in plain.state_dict().items() if not name.startswith("head.")}
     other.load_state_dict(below, strict=False)
@@ -84,7 +84,7 @@ def test_another_head_or_regulariser_is_not_another_model():
 
 def test_pixels_and_shapes_are_content_too():
     pixels = np.arange(12, dtype=np.uint8)
-    keys = {picture_key(pixels.reshape(3, 4)), picture_key(pixels.reshape(4, 3)), picture_key(pixels.tobytes())}
+    keys = {image_key(pixels.reshape(3, 4)), image_key(pixels.reshape(4, 3)), image_key(pixels.tobytes())}
     assert len(keys) == 3
 
 
@@ -122,8 +122,8 @@ def test_a_broken_file_of_the_cache_is_removed_and_computed_anew(photos):
     assert np.array_equal(again.values, first.values)
 
 
-def test_unreadable_pictures_are_left_out_and_named(photos):
-    (photos / "train" / "green" / "003.png").write_bytes(b"not a picture")
+def test_unreadable_images_are_left_out_and_named(photos):
+    (photos / "train" / "green" / "003.png").write_bytes(b"not an image")
     (photos / "train" / "red" / "000.png").write_bytes(b"")
     seen = found(Encoder(tiny_model()), photos)
     assert len(seen) == len(seen.values) == 19
@@ -140,7 +140,7 @@ def test_nothing_readable_and_broken_weights_are_errors(photos):
         found(Encoder(model), photos)
     for path in photos.rglob("*.png"):
         path.write_bytes(b"")
-    with pytest.raises(DataError, match=r"not one picture can be read, such as train/blue/000.png: the file is empty"):
+    with pytest.raises(DataError, match=r"not one image can be read, such as train/blue/000.png: the file is empty"):
         found(Encoder(tiny_model()), photos)
 
 

@@ -1,4 +1,4 @@
-"""The linear probe against another optimiser, and its choice of regularisation."""
+"""The linear probe against another optimizer, and its choice of regularization."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import vitruvian.evaluation.linear as linear
 from vitruvian.evaluation.linear import chosen_l2, fit
 
 
-def case(pictures=90, width=6, classes=3, seed=0, noise=1.0):
+def case(images=90, width=6, classes=3, seed=0, noise=1.0):
     rng = np.random.default_rng(seed)
-    labels = np.arange(pictures) % classes
-    centres = np.random.default_rng(9).normal(size=(classes, width))
-    return (centres[labels] + noise * rng.normal(size=(pictures, width))).astype(np.float32), labels
+    labels = np.arange(images) % classes
+    centers = np.random.default_rng(9).normal(size=(classes, width))
+    return (centers[labels] + noise * rng.normal(size=(images, width))).astype(np.float32), labels
 
 
 def objective(flat, x, labels, l2):
@@ -45,12 +45,12 @@ def test_the_bias_is_free():
     assert shares.tolist() == pytest.approx([2 / 3, 1 / 3, 0.0], abs=1e-3)
 
 
-def test_pictures_taken_in_pieces_change_nothing(monkeypatch):
+def test_images_taken_in_pieces_change_nothing(monkeypatch):
     features, labels = case()
     whole = fit(features, labels, classes=3, l2=0.1)
     monkeypatch.setattr(linear, "PIECE", 7)
     pieces = fit(features, labels, classes=3, l2=0.1)
-    torch.testing.assert_close(pieces.weights, whole.weights, atol=1e-4, rtol=0)  # where the optimiser stops
+    torch.testing.assert_close(pieces.weights, whole.weights, atol=1e-4, rtol=0)  # where the optimizer stops
     assert pieces.predictions(features).tolist() == whole.predictions(features).tolist()
 
 
@@ -60,12 +60,12 @@ def test_two_fits_agree_to_the_last_digit():
     assert torch.equal(one, other)
 
 
-def test_the_regularisation_that_is_best_elsewhere_is_chosen_and_of_equal_ones_the_strongest():
-    train, dev = case(pictures=30, width=40, noise=3.0), case(pictures=300, width=40, seed=1, noise=3.0)
+def test_the_regularization_that_is_best_elsewhere_is_chosen_and_of_equal_ones_the_strongest():
+    train, dev = case(images=30, width=40, noise=3.0), case(images=300, width=40, seed=1, noise=3.0)
     best, shares = chosen_l2(train, dev, classes=3, candidates=(1e-6, 10.0))
     for l2, share in shares.items():
         found = fit(*train, classes=3, l2=l2).predictions(dev[0])
-        assert share == pytest.approx(100 * (found == dev[1]).mean(), abs=1.0)  # another start of the optimiser
+        assert share == pytest.approx(100 * (found == dev[1]).mean(), abs=1.0)  # another start of the optimizer
     assert shares[best] == max(shares.values())
     easy = case(noise=0.01)
     assert chosen_l2(easy, easy, classes=3, candidates=(0.001, 0.01))[0] == 0.01

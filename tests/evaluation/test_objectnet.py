@@ -1,4 +1,4 @@
-"""ObjectNet's classes from the files that come with its pictures."""
+"""ObjectNet's classes from the files that come with its images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_folders_get_the_numbers_of_all_their_classes_and_others_none(mappings):
     assert read_objectnet(mappings) == {"alarm_clock": (409, 530), "chair": (559,)}
 
 
-def test_mappings_are_found_beside_the_pictures(mappings, tmp_path):
+def test_mappings_are_found_beside_the_images(mappings, tmp_path):
     (tmp_path / "images").mkdir()
     assert mappings_beside(str(tmp_path / "images")) == mappings
     assert mappings_beside(str(tmp_path)) is None

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from vitruvian.evaluation.chart import MOST_POINTS, Line, labels, line_chart, ticks
-from vitruvian.evaluation.confusion import MOST_IN_TABLE, confused_pairs, confusion_view, picture
+from vitruvian.evaluation.confusion import MOST_IN_TABLE, confused_pairs, confusion_image, confusion_view
+from vitruvian.evaluation.images import thumbnail
 from vitruvian.evaluation.page import Html, duration, facts, number, page, percent_bar, section, table, text
-from vitruvian.evaluation.pictures import thumbnail
 
 NASTY = '<script>alert("x")</script>\u202e&'
 
@@ -137,10 +137,10 @@ def embedded_image(html):
 
 
 @pytest.mark.parametrize(("classes", "side"), [(MOST_IN_TABLE + 1, MOST_IN_TABLE + 1), (512, 512), (1000, 500)])
-def test_many_classes_become_a_picture_of_limited_size(classes, side):
+def test_many_classes_become_a_image_of_limited_size(classes, side):
     confusion = np.diag(np.full(classes, 4))
     confusion[0, -1] = 4
-    image = embedded_image(picture(confusion))
+    image = embedded_image(confusion_image(confusion))
     assert image.size == (side, side)
     assert image.getpixel((side // 2, side // 2)) == (0, 114, 178, 255)
     assert image.getpixel((side - 1, 0))[:3] == (213, 94, 0)
@@ -148,7 +148,7 @@ def test_many_classes_become_a_picture_of_limited_size(classes, side):
     assert "taken for" in confusion_view(confusion, list(map(str, range(classes))))
 
 
-def test_thumbnails_are_small_and_tiny_pictures_stay_exact():
+def test_thumbnails_are_small_and_tiny_images_stay_exact():
     buffer = io.BytesIO()
     Image.new("RGB", (900, 300), "red").save(buffer, "PNG")
     assert embedded_image(thumbnail(buffer.getvalue(), "red")).size == (240, 80)

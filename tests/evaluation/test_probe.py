@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import typer
-from colours import make_colours, tiny_model
+from colors import make_colors, tiny_model
 from typer.testing import CliRunner
 
 from vitruvian.cli.probe import probe as command
@@ -33,86 +33,86 @@ def weights(tmp_path):
     return tmp_path / "weights"
 
 
-def test_every_probe_tells_the_colours_apart_and_a_second_time_computes_nothing(tmp_path):
-    photos = make_colours(tmp_path / "photos", {"train": 12, "test": 5})
+def test_every_probe_tells_the_colors_apart_and_a_second_time_computes_nothing(tmp_path):
+    photos = make_colors(tmp_path / "photos", {"train": 12, "test": 5})
     first, again = (probe(photos, Encoder(tiny_model()), Wanted()) for _ in range(2))
-    assert (first.train_pictures, first.test_pictures, first.test_is) == (36, 15, "the split 'test'")
+    assert (first.train_images, first.test_images, first.test_is) == (36, 15, "the split 'test'")
     assert [(r.probe, r.setting.split()[0]) for r in first.results[:3]] == [
         ("few-shot", "1"),
         ("few-shot", "5"),
         ("few-shot", "10"),
     ]
-    assert [r.probe for r in first.results[3:]] == ["linear", "neighbours"]
+    assert [r.probe for r in first.results[3:]] == ["linear", "neighbors"]
     assert all(result.top1 == result.mean_per_class == 100.0 for result in first.results[1:])
-    assert first.notes == ("no few-shot accuracy for 25 shots: class 'blue' has 12 pictures to learn from",)
+    assert first.notes == ("no few-shot accuracy for 25 shots: class 'blue' has 12 images to learn from",)
     assert (first.computed, again.computed) == (51, 0)
     assert [r.runs for r in first.results] == [r.runs for r in again.results]
 
 
-def test_accuracies_are_counted_on_the_test_pictures(tmp_path):
-    photos = make_colours(tmp_path / "photos", {"train": 4, "test": 2})
+def test_accuracies_are_counted_on_the_test_images(tmp_path):
+    photos = make_colors(tmp_path / "photos", {"train": 4, "test": 2})
     (photos / "test" / "red" / "000.png").rename(photos / "test" / "blue" / "wrong.png")
-    (found,) = probe(photos, Encoder(tiny_model()), Wanted(only=("neighbours",), neighbours=3)).results
+    (found,) = probe(photos, Encoder(tiny_model()), Wanted(only=("neighbors",), neighbors=3)).results
     assert found.top1 == pytest.approx(100 * 5 / 6)
     assert found.mean_per_class == pytest.approx((100 * 2 / 3 + 100 + 100) / 3)
     assert (found.setting, found.tried, found.deviation) == ("3 nearest", {}, 0.0)
 
 
 def test_parts_are_the_splits_that_there_are_or_a_share_held_out(tmp_path):
-    three = parts_of(open_source(make_colours(tmp_path / "three", {"train": 4, "val": 2, "test": 3})))
+    three = parts_of(open_source(make_colors(tmp_path / "three", {"train": 4, "val": 2, "test": 3})))
     assert (len(three.train), len(three.dev), len(three.test)) == (12, 6, 9)
-    two = parts_of(open_source(make_colours(tmp_path / "two", {"train": 4, "val": 2})))
+    two = parts_of(open_source(make_colors(tmp_path / "two", {"train": 4, "val": 2})))
     assert (two.dev, len(two.test), two.test_is) == (None, 6, "the split 'val'")
-    one = parts_of(open_source(make_colours(tmp_path / "one", {"": 10})))
+    one = parts_of(open_source(make_colors(tmp_path / "one", {"": 10})))
     assert (len(one.train), len(one.test), one.test_is) == (24, 6, "20% of each class, held out")
 
 
 def test_a_dev_split_is_learned_from_at_the_end(tmp_path):
-    photos = make_colours(tmp_path / "photos", {"train": 4, "val": 2, "test": 3})
-    assert probe(photos, Encoder(tiny_model()), Wanted(only=("linear",))).train_pictures == 18
+    photos = make_colors(tmp_path / "photos", {"train": 4, "val": 2, "test": 3})
+    assert probe(photos, Encoder(tiny_model()), Wanted(only=("linear",))).train_images == 18
 
 
 def test_the_share_that_settings_are_chosen_by_has_some_of_each_class_and_never_all():
     labels = np.repeat([0, 1, 2], [10, 2, 1])
     held = held_numbers(labels, classes=3)
     assert np.bincount(labels[held], minlength=3).tolist() == [2, 1, 0]
-    with pytest.raises(DataError, match="no class has two pictures to learn from"):
+    with pytest.raises(DataError, match="no class has two images to learn from"):
         held_numbers(np.array([0, 1]), classes=2)
 
 
 def test_what_is_wanted_is_checked_before_anything_is_read():
     with pytest.raises(UnknownNameError, match=r"unknown probe 'lineal'; did you mean linear"):
         Wanted(only=("lineal",))
-    with pytest.raises(ConfigError, match="no probe is named; there are fewshot, linear, neighbours"):
+    with pytest.raises(ConfigError, match="no probe is named; there are fewshot, linear, neighbors"):
         Wanted(only=())
-    with pytest.raises(ConfigError, match="neighbours=0 is not at least 1"):
-        Wanted(neighbours=0)
+    with pytest.raises(ConfigError, match="neighbors=0 is not at least 1"):
+        Wanted(neighbors=0)
 
 
 def test_too_many_shots_are_refused_before_features_are_computed(tmp_path, cache):
-    photos = make_colours(tmp_path / "photos", {"train": 3, "test": 1})
-    with pytest.raises(DataError, match="class 'blue' has 3 pictures to learn from, where 5 shots want 5"):
+    photos = make_colors(tmp_path / "photos", {"train": 3, "test": 1})
+    with pytest.raises(DataError, match="class 'blue' has 3 images to learn from, where 5 shots want 5"):
         probe(photos, Encoder(tiny_model()), Wanted(shots=(1, 5)))
     assert not (cache / "features").exists()
 
 
 def test_the_table_names_probes_settings_and_percentages(weights, tmp_path):
-    photos = make_colours(tmp_path / "photos", {"": 10})
-    ran = vit_probe(photos, "--model", weights, "--only", "fewshot,neighbours", "--shots", "5", "--neighbours", 3)
+    photos = make_colors(tmp_path / "photos", {"": 10})
+    ran = vit_probe(photos, "--model", weights, "--only", "fewshot,neighbors", "--shots", "5", "--neighbors", 3)
     assert ran.exit_code == 0, ran.output
     first, heads, shot, near = ran.stdout.splitlines()
-    assert first == "24 pictures of 3 classes to learn from, 6 to test on: 20% of each class, held out"
+    assert first == "24 images of 3 classes to learn from, 6 to test on: 20% of each class, held out"
     assert heads.split() == ["probe", "setting", "top-1", "%", "mean", "per", "class", "%"]
     assert shot.split() == ["few-shot", "5", "a", "class", "100.00", "±", "0.00", "100.00"]
-    assert near.split() == ["neighbours", "3", "nearest", "100.00", "100.00"]
+    assert near.split() == ["neighbors", "3", "nearest", "100.00", "100.00"]
 
 
 def test_json_and_a_folder_with_the_report_hold_the_same_numbers(weights, tmp_path):
-    photos = make_colours(tmp_path / "<photos>", {"train": 6, "test": 2})
+    photos = make_colors(tmp_path / "<photos>", {"train": 6, "test": 2})
     (photos / "test" / "red" / "broken.png").write_bytes(b"x")
     ran = vit_probe(photos, "--model", weights, "--json", "--out", tmp_path / "out" / "report")
     assert ran.exit_code == 0, ran.output
-    assert ran.stderr.startswith("1 pictures could not be read and were left out\n")
+    assert ran.stderr.startswith("1 images could not be read and were left out\n")
     printed = json.loads(ran.stdout)
     assert printed == json.loads((tmp_path / "out" / "report" / "probe.json").read_text())
     assert printed["unreadable"] == {"test/red/broken.png": printed["unreadable"]["test/red/broken.png"]}
@@ -123,7 +123,7 @@ def test_json_and_a_folder_with_the_report_hold_the_same_numbers(weights, tmp_pa
 
 
 def test_a_page_of_one_probe_alone_is_whole(tmp_path):
-    photos = make_colours(tmp_path / "photos", {"train": 4, "test": 2})
+    photos = make_colors(tmp_path / "photos", {"train": 4, "test": 2})
     page = probe_page(probe(photos, Encoder(tiny_model()), Wanted(only=("fewshot",), shots=(2,))))
     assert "few-shot, 2 a class" in page
     assert "Shots and settings" not in page
@@ -143,8 +143,8 @@ def test_data_that_is_not_there_is_an_error(weights):
 
 
 @pytest.mark.slow
-def test_a_frozen_vit_ti_tells_most_pets_after_five_pictures_of_each(shared):
-    """Whole numbers are in docs/probe.md; here a part of the pictures, the same each time."""
+def test_a_frozen_vit_ti_tells_most_pets_after_five_images_of_each(shared):
+    """Whole numbers are in docs/probe.md; here a part of the images, the same each time."""
     from vitruvian.data.sources.subset import hold_out
     from vitruvian.evaluation.features import features_of
     from vitruvian.evaluation.fewshot import fewshot_predictions
@@ -157,10 +157,10 @@ def test_a_frozen_vit_ti_tells_most_pets_after_five_pictures_of_each(shared):
     assert (found == test.labels).mean() > 0.7
 
 
-def test_shots_that_unreadable_pictures_take_away_are_noted(tmp_path):
-    data = make_colours(tmp_path / "data", {"train": 6, "test": 2})
+def test_shots_that_unreadable_images_take_away_are_noted(tmp_path):
+    data = make_colors(tmp_path / "data", {"train": 6, "test": 2})
     for path in sorted((data / "train" / "red").iterdir())[:4]:
-        path.write_bytes(b"no picture")
+        path.write_bytes(b"no image")
     report = probe(data, Encoder(tiny_model()), Wanted(only=("fewshot",)))
     assert [result.setting for result in report.results] == ["1 a class"]
-    assert report.notes[-1] == "no few-shot accuracy for 5, 10, 25 shots: class 'red' has 2 pictures to learn from"
+    assert report.notes[-1] == "no few-shot accuracy for 5, 10, 25 shots: class 'red' has 2 images to learn from"

@@ -1,4 +1,4 @@
-"""ReaL labels: by the number in a picture's name, counted from 1."""
+"""ReaL labels: by the number in an image's name, counted from 1."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from vitruvian.errors import DataError
 from vitruvian.evaluation.real import read_real, real_answers
 
 
-def test_an_answer_is_right_if_it_is_one_of_the_labels_and_pictures_without_are_left_out():
+def test_an_answer_is_right_if_it_is_one_of_the_labels_and_images_without_are_left_out():
     keys = ["003/ILSVRC2012_val_00000002.JPEG", "a.jpg", "ILSVRC2012_val_00000001.jpg", "ILSVRC2012_val_00000003_x.jpg"]
     rows, right = real_answers(keys, np.array([7, 7, 7, 7]), [[], [5, 7], [8]])
     assert (rows.tolist(), right.tolist()) == ([0, 3], [True, False])
 
 
 def test_names_without_numbers_and_numbers_without_labels_are_said():
-    with pytest.raises(DataError, match="not one picture is called ILSVRC2012_val_ and 8 digits"):
+    with pytest.raises(DataError, match="not one image is called ILSVRC2012_val_ and 8 digits"):
         real_answers(["a.jpg"], np.array([0]), [[1]])
-    with pytest.raises(DataError, match="not one picture has a ReaL label"):
+    with pytest.raises(DataError, match="not one image has a ReaL label"):
         real_answers(["ILSVRC2012_val_00000001.jpg"], np.array([0]), [[]])
-    with pytest.raises(DataError, match="the ReaL labels end at picture 1"):
+    with pytest.raises(DataError, match="the ReaL labels end at image 1"):
         real_answers(["ILSVRC2012_val_00000002.jpg"], np.array([0]), [[1]])
 
 

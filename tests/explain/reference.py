@@ -44,8 +44,8 @@ def random_pixels(model: ViT, batch: int = 2) -> Tensor:
 
 
 def normed(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
-    centred = x - x.mean(-1, keepdim=True)
-    return centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * scale + shift
+    centered = x - x.mean(-1, keepdim=True)
+    return centered / (centered.square().mean(-1, keepdim=True) + eps).sqrt() * scale + shift
 
 
 def softmax(logits: Tensor) -> Tensor:

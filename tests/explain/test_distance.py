@@ -56,6 +56,6 @@ def test_a_models_distances_are_means_over_all_images_however_they_are_batched()
     torch.testing.assert_close(found, sums / 3, atol=1e-4, rtol=0)  # pixels, of float32 attention
 
 
-def test_no_pictures_are_an_error():
-    with pytest.raises(DataError, match="no picture to measure the attention distance on"):
+def test_no_images_are_an_error():
+    with pytest.raises(DataError, match="no image to measure the attention distance on"):
         attention_distance(random_model(), [])

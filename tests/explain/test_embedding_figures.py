@@ -41,7 +41,7 @@ def test_a_narrow_model_has_as_many_components_as_filters():
     assert filter_components(random_model())[0].shape == (16, 8, 8, 3)
 
 
-def test_zero_is_grey_and_the_strongest_value_full():
+def test_zero_is_gray_and_the_strongest_value_full():
     tile = np.zeros((1, 2, 2, 3), np.float32)
     tile[0, 0, 0] = [0.5, -0.5, 0.0]
     assert tinted(tile)[0, 0, 0].tolist() == [255, 0, 128]
@@ -56,13 +56,13 @@ def test_a_hybrid_shows_its_stems_filters_and_says_so():
     figure = filters_figure(build(config))
     assert figure.arrays["components"].shape == (28, 7, 7, 3)
     assert figure.title == "Filters of the stem"
-    assert "The patch embedding of a hybrid reads the stem's features, which have no colour" in figure.note
+    assert "The patch embedding of a hybrid reads the stem's features, which have no color" in figure.note
 
 
-def test_filters_of_many_channels_have_no_picture():
+def test_filters_of_many_channels_have_no_image():
     figure = filters_figure(random_model(channels=5))
     assert (figure.image, figure.arrays) == (None, {})
-    assert figure.note == "The filters read 5 channels, which are no colours to draw."
+    assert figure.note == "The filters read 5 channels, which are no colors to draw."
     assert filters_figure(random_model(channels=1)).image is not None
 
 
@@ -123,8 +123,8 @@ def low_frequencies(tiles):
 @pytest.mark.slow
 def test_a_trained_model_shows_what_the_paper_describes(shared, tmp_path):
     model = load(shared / "weights" / "vit_ti16_imagenet1k.safetensors")
-    pictures = [next(folder.iterdir()) for folder in sorted((shared / "data" / "imagenet-val-1000").iterdir())[::63]]
-    filters, positions, distance = (figure.arrays for figure, _ in draw_figures(model, pictures, tmp_path))
+    images = [next(folder.iterdir()) for folder in sorted((shared / "data" / "imagenet-val-1000").iterdir())[::63]]
+    filters, positions, distance = (figure.arrays for figure, _ in draw_figures(model, images, tmp_path))
     noise = np.random.default_rng(0).normal(size=(28, 16, 16, 3))
     assert low_frequencies(filters["components"]) > 0.45  # 0.49; of noise a fifth
     assert low_frequencies(noise) < 0.25

@@ -1,4 +1,4 @@
-"""A run over pictures: what is explained, and what stands in the folder afterwards."""
+"""A run over images: what is explained, and what stands in the folder afterwards."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from reference import random_model
 from vitruvian.config import ResNetConfig
 from vitruvian.data.preprocess import view
 from vitruvian.errors import ConfigError, UnknownNameError
-from vitruvian.explain import Explainer, Looks, attention_map, class_map, explain_pictures, rollout
+from vitruvian.explain import Explainer, Looks, attention_map, class_map, explain_images, rollout
 from vitruvian.explain.figures import filters_figure, positions_figure
 from vitruvian.explain.files import file_name
 from vitruvian.explain.run import evenly
@@ -24,7 +24,7 @@ GRIDS = {"timm_oblong.safetensors": (4, 8)}
 """What the file does not tell."""
 
 
-def picture(size=(60, 40), seed=0):
+def make_image(size=(60, 40), seed=0):
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
 
 
@@ -36,8 +36,8 @@ def named(**changes):
 
 def test_maps_are_those_of_the_functions_for_the_models_own_answer():
     model = named()
-    explained = Explainer(model).explain(picture())
-    pixels = view(picture(), model.preprocess)[None]
+    explained = Explainer(model).explain(make_image())
+    pixels = view(make_image(), model.preprocess)[None]
     best = explained.answers[0]
     assert best.index == int(model(pixels).argmax())
     maps = {each.name: each for each in explained.maps}
@@ -50,12 +50,12 @@ def test_maps_are_those_of_the_functions_for_the_models_own_answer():
 
 @pytest.mark.parametrize("target", ["dog", "3"])
 def test_a_class_can_be_asked_for_by_label_or_number(target):
-    explained = Explainer(named(), Looks(methods=("class",), target=target)).explain(picture())
+    explained = Explainer(named(), Looks(methods=("class",), target=target)).explain(make_image())
     assert [each.index for each in explained.maps] == [3]
 
 
 def test_several_answers_get_a_class_map_each():
-    explained = Explainer(named(), Looks(methods=("class",), top=2)).explain(picture())
+    explained = Explainer(named(), Looks(methods=("class",), top=2)).explain(make_image())
     assert [each.name for each in explained.maps] == ["class", "class-2"]
     assert [each.index for each in explained.maps] == [answer.index for answer in explained.answers[:2]]
 
@@ -73,12 +73,12 @@ def test_several_answers_get_a_class_map_each():
     ],
 )
 def test_attention_says_where_it_was_taken(changes, looks, title):
-    (found,) = Explainer(named(**changes), looks).explain(picture()).maps
+    (found,) = Explainer(named(**changes), looks).explain(make_image()).maps
     assert found.title == title
 
 
 def test_a_model_without_head_still_shows_its_attention():
-    explained = Explainer(random_model(classes=0)).explain(picture())
+    explained = Explainer(random_model(classes=0)).explain(make_image())
     assert explained.answers == ()
     assert [each.name for each in explained.maps] == ["rollout", "attention"]
     for looks in (Looks(methods=("class",)), Looks(occlusion=True), Looks(target="1")):
@@ -86,7 +86,7 @@ def test_a_model_without_head_still_shows_its_attention():
             Explainer(random_model(classes=0), looks)
 
 
-def test_what_cannot_be_explained_is_said_before_any_picture_is_read():
+def test_what_cannot_be_explained_is_said_before_any_image_is_read():
     with pytest.raises(ConfigError, match="this model is a BiT ResNet"):
         Explainer(build(ResNetConfig(image_size=32, stages=(1,), width=32, classes=2)))
     with pytest.raises(UnknownNameError, match="unknown class 'doge'; did you mean Dog"):
@@ -102,7 +102,7 @@ def test_what_cannot_be_explained_is_said_before_any_picture_is_read():
 
 
 def test_the_occlusion_check_scores_what_is_about_the_answer():
-    explained = Explainer(named(), Looks(top=2, occlusion=True)).explain(picture())
+    explained = Explainer(named(), Looks(top=2, occlusion=True)).explain(make_image())
     assert list(explained.curves) == ["class", "rollout", "attention", "random"]
 
 
@@ -110,22 +110,22 @@ def test_an_answer_that_is_not_a_number_is_an_error():
     model = named()
     with torch.no_grad():
         model.head.bias.fill_(float("nan"))
-    assert Explainer(model).explain(picture()).error == "picture: the model's answer is not a finite number"
+    assert Explainer(model).explain(make_image()).error == "image: the model's answer is not a finite number"
 
 
 def test_a_run_writes_overlays_arrays_and_a_page(tmp_path):
-    source = tmp_path / "wide <b> picture.png"
-    picture((90, 30)).save(source)
+    source = tmp_path / "wide <b> image.png"
+    make_image((90, 30)).save(source)
     broken = tmp_path / "broken.jpg"
     broken.write_text("hello")
     out = tmp_path / "new" / "folder"
-    first, second = explain_pictures(Explainer(named(), Looks(occlusion=True)), [source, broken], out)
-    stem = "1-wide-b-picture"
+    first, second = explain_images(Explainer(named(), Looks(occlusion=True)), [source, broken], out)
+    stem = "1-wide-b-image"
     names = sorted(path.name for path in out.iterdir())
     assert names == sorted([*(f"{stem}-{k}.png" for k in first.images), f"{stem}.npz", "explain.html"])
-    assert list(first.images) == ["picture", "class", "rollout", "attention"]
+    assert list(first.images) == ["image", "class", "rollout", "attention"]
     with Image.open(first.images["class"]) as shown:
-        assert shown.size == (270, 90)  # three times as wide as high, as the picture
+        assert shown.size == (270, 90)  # three times as wide as high, as the image
     with np.load(first.arrays, allow_pickle=False) as arrays:
         assert arrays["class"].shape == arrays["rollout"].shape == (2, 3)
         assert arrays["size"].tolist() == [30, 90]
@@ -133,17 +133,17 @@ def test_a_run_writes_overlays_arrays_and_a_page(tmp_path):
         np.testing.assert_array_equal(arrays["occlusion_class"], first.explained.curves["class"].probability)
     assert second.images == {}
     page = (out / "explain.html").read_text(encoding="utf-8")
-    assert "wide &lt;b&gt; picture.png" in page
-    assert "broken.jpg: not a picture" in page
-    assert "1 of 2 pictures could not be read." in page
+    assert "wide &lt;b&gt; image.png" in page
+    assert "broken.jpg: not an image" in page
+    assert "1 of 2 images could not be read." in page
     assert "http" not in page.replace("http-equiv", "")
 
 
-def test_the_page_shows_the_first_pictures_and_says_so(tmp_path, monkeypatch):
+def test_the_page_shows_the_first_images_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("vitruvian.explain.run.MOST_ON_PAGE", 2)
     monkeypatch.setattr("vitruvian.explain.page.MOST_ON_PAGE", 2)
     explainer = Explainer(named(), Looks(methods=("rollout",)))
-    assert len(list(explain_pictures(explainer, [picture(seed=i) for i in range(3)], tmp_path))) == 3
+    assert len(list(explain_images(explainer, [make_image(seed=i) for i in range(3)], tmp_path))) == 3
     page = (tmp_path / "explain.html").read_text(encoding="utf-8")
     assert "The first 2 are on this page; the files beside it are of all 3." in page
     assert page.count("<section>") == 2
@@ -151,11 +151,11 @@ def test_the_page_shows_the_first_pictures_and_says_so(tmp_path, monkeypatch):
 
 def test_file_names_are_plain():
     assert file_name("a b/ü\n.x") == "a-b-.x"
-    assert file_name("...") == "picture"
+    assert file_name("...") == "image"
     assert len(file_name("x" * 500)) == 60
 
 
-def test_pictures_for_a_mean_are_chosen_evenly():
+def test_images_for_a_mean_are_chosen_evenly():
     assert evenly(list(range(10)), 4) == [0, 2, 5, 7]
     assert evenly([1, 2], 4) == [1, 2]
 

@@ -1,4 +1,4 @@
-"""The occlusion check: what is removed, what is measured, and that class maps beat chance on real pictures."""
+"""The occlusion check: what is removed, what is measured, and that class maps beat chance on real images."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def test_the_highest_patch_goes_first_and_equal_ones_in_reading_order():
     assert by_rank(torch.tensor([[0.1, 0.9, 0.1], [0.5, 0.9, 0.0]])).tolist() == [1, 4, 3, 0, 2, 5]
 
 
-def test_removed_patches_have_the_views_mean_colour_and_others_stay():
+def test_removed_patches_have_the_views_mean_color_and_others_stay():
     pixels = torch.rand(3, 16, 24, generator=torch.Generator().manual_seed(0))
     found = covered(pixels, np.array([4]), (2, 3))
     mean = pixels.mean(dim=(1, 2))
@@ -58,7 +58,7 @@ def test_random_orders_depend_on_the_seed_alone():
 def test_maps_of_different_grids_are_refused():
     model = random_model()
     maps = {"a": torch.zeros(2, 3), "b": torch.zeros(3, 2)}
-    with pytest.raises(ConfigError, match="maps of one picture have one shape"):
+    with pytest.raises(ConfigError, match="maps of one image have one shape"):
         occlusion_curves(Classifier(model), random_pixels(model)[0], maps, 0)
 
 

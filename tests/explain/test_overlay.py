@@ -1,12 +1,12 @@
-"""Overlays: colours in even steps, maps in their place, the crop marked."""
+"""Overlays: colors in even steps, maps in their place, the crop marked."""
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from vitruvian.config import Preprocess
-from vitruvian.explain import overlay, picture_with_crop, seen_box
-from vitruvian.explain.colour import coloured, palette, stretched
+from vitruvian.explain import image_with_crop, overlay, seen_box
+from vitruvian.explain.color import colored, palette, stretched
 from vitruvian.explain.draw import grid_of_grids, scatter, tiled
 
 CROP = Preprocess(image_size=224, fit="crop", scaled_size=256)
@@ -14,7 +14,7 @@ SQUASH = Preprocess(image_size=224, fit="squash")
 
 
 def lightness(rgb):
-    """CIE L* of sRGB colours."""
+    """CIE L* of sRGB colors."""
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     return 116 * np.cbrt(linear @ [0.2126, 0.7152, 0.0722]) - 16
 
@@ -34,39 +34,39 @@ def test_lightness_rises_in_even_steps():
 
 
 @pytest.mark.parametrize("matrix", BLINDNESS.values(), ids=BLINDNESS)
-def test_lightness_rises_for_colour_blind_eyes_too(matrix):
-    colours = palette()[::15] / 255.0
-    linear = np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
+def test_lightness_rises_for_color_blind_eyes_too(matrix):
+    colors = palette()[::15] / 255.0
+    linear = np.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4)
     seen = (linear @ np.array(matrix).T).clip(0, 1)
     assert np.diff(116 * np.cbrt(seen @ [0.2126, 0.7152, 0.0722])).min() > 0
 
 
-def test_values_are_stretched_to_all_colours_and_a_flat_map_takes_the_lowest():
+def test_values_are_stretched_to_all_colors_and_a_flat_map_takes_the_lowest():
     assert stretched(np.array([2.0, 3.0, 6.0])).tolist() == [0, 0.25, 1]
     assert stretched(np.full((2, 2), 5.0)).tolist() == [[0, 0], [0, 0]]
-    ends = coloured(np.array([-9.0, 0.0, 1.0, 9.0]))
+    ends = colored(np.array([-9.0, 0.0, 1.0, 9.0]))
     assert ends.tolist() == [palette()[0].tolist()] * 2 + [palette()[255].tolist()] * 2
 
 
-def test_the_seen_box_is_the_crop_in_the_pictures_own_pixels():
-    assert seen_box((512, 1024), CROP) == (288, 32, 736, 480)  # 7/8 of the height, centred
+def test_the_seen_box_is_the_crop_in_the_images_own_pixels():
+    assert seen_box((512, 1024), CROP) == (288, 32, 736, 480)  # 7/8 of the height, centered
     assert seen_box((1024, 512), CROP) == (32, 288, 480, 736)
     assert seen_box((300, 700), SQUASH) == (0, 0, 700, 300)
 
 
 @pytest.mark.parametrize("size", [(640, 320), (320, 640), (400, 300), (1, 600)])
-def test_overlays_keep_the_pictures_size(size):
-    image = Image.new("RGB", size, "grey")
+def test_overlays_keep_the_images_size(size):
+    image = Image.new("RGB", size, "gray")
     assert overlay(image, np.eye(4), CROP).size == size
-    assert picture_with_crop(image, CROP).size == size
+    assert image_with_crop(image, CROP).size == size
 
 
-def test_large_pictures_are_reduced_and_tiny_ones_enlarged_at_their_aspect_ratio():
+def test_large_images_are_reduced_and_tiny_ones_enlarged_at_their_aspect_ratio():
     assert overlay(Image.new("RGB", (6400, 3200)), np.eye(4), CROP).size == (640, 320)
     assert overlay(Image.new("RGB", (8, 4)), np.eye(4), CROP).size == (256, 128)
 
 
-def test_the_top_patch_is_bright_in_its_place_and_nothing_is_coloured_outside_the_crop():
+def test_the_top_patch_is_bright_in_its_place_and_nothing_is_colored_outside_the_crop():
     values = np.zeros((14, 14))
     values[3, 10] = 1
     image = Image.new("RGB", (600, 400), (200, 120, 60))
@@ -84,10 +84,10 @@ def test_the_top_patch_is_bright_in_its_place_and_nothing_is_coloured_outside_th
 
 def test_the_crop_is_framed_and_a_whole_view_is_not():
     image = Image.new("RGB", (400, 400), (90, 90, 90))
-    framed = np.asarray(picture_with_crop(image, CROP))
+    framed = np.asarray(image_with_crop(image, CROP))
     assert framed[25, 200].tolist() == [255, 255, 255]
     assert framed[200, 200].tolist() == [90, 90, 90]
-    assert (np.asarray(picture_with_crop(image, SQUASH)) == 90).all()
+    assert (np.asarray(image_with_crop(image, SQUASH)) == 90).all()
 
 
 def test_the_patch_a_map_looks_from_is_framed():

@@ -1,4 +1,4 @@
-"""Laws of the standardised-convolution ResNets."""
+"""Laws of the standardized-convolution ResNets."""
 
 import pytest
 import torch
@@ -10,9 +10,9 @@ from vitruvian.model.resnet import StdConv, Stem, pad_same
 
 
 @pytest.mark.parametrize("style", ["hybrid", "timm", "bit"])
-def test_standardised_kernels_have_mean_zero_and_deviation_one(style):
+def test_standardized_kernels_have_mean_zero_and_deviation_one(style):
     conv = StdConv(4, 6, 3, style=style)
-    kernel = conv.standardised().flatten(1)
+    kernel = conv.standardized().flatten(1)
     torch.testing.assert_close(kernel.mean(1), torch.zeros(6), atol=1e-6, rtol=0)
     torch.testing.assert_close(kernel.std(1, unbiased=False), torch.ones(6), atol=1e-3, rtol=0)
 
@@ -38,10 +38,10 @@ def test_a_new_resnet_answers_zero_and_learns():
     images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     assert (model(images) == 0).all()
     labels = torch.tensor([0, 1, 2, 0])
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     first = F.cross_entropy(model(images), labels)
     for _ in range(10):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         F.cross_entropy(model(images), labels).backward()
-        optimiser.step()
+        optimizer.step()
     assert F.cross_entropy(model(images), labels) < first / 2

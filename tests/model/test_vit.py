@@ -24,7 +24,7 @@ SHAPES = {
     "distilled": {"distillation": True},
     "registers and layer scale": {"registers": 3, "layer_scale": True, "class_position": False},
     "gated": {"mlp": "swiglu", "qkv_bias": False},
-    "grey": {"channels": 1},
+    "gray": {"channels": 1},
     "non-square": {"image_size": (16, 40)},
 }
 

@@ -36,8 +36,8 @@ def test_the_families_train_alike_and_cost_about_the_same():
 def test_cells_are_every_family_at_every_size_with_equal_steps(tmp_path):
     study = small_study(tmp_path / "study")
     names = [cell.folder.name for cell in study.cells]
-    assert names == [f"{f}-{n}-pictures-2-steps" for n in (50, "all") for f in ("vit", "resnet")]
-    assert [cell.pictures for cell in study.cells] == [50, 50, 1438, 1438]
+    assert names == [f"{f}-{n}-images-2-steps" for n in (50, "all") for f in ("vit", "resnet")]
+    assert [cell.images for cell in study.cells] == [50, 50, 1438, 1438]
     vit = study.cells[0]
     assert vit.multiply_adds == 3 * multiply_adds(config_of(vit.recipe, 10)) * 2 * 16
     assert study.cells[2].multiply_adds == vit.multiply_adds
@@ -70,19 +70,17 @@ class StopAt(Listener):
 
 def test_a_study_goes_on_where_it_stopped_and_repeats_nothing(tmp_path):
     study = small_study(tmp_path / "study")
-    with pytest.raises(
-        Interrupted, match="stopped in resnet-50-pictures-2-steps, cell 2 of 4; the same command goes on"
-    ):
+    with pytest.raises(Interrupted, match="stopped in resnet-50-images-2-steps, cell 2 of 4; the same command goes on"):
         carry_out(study, listeners=[StopAt(3)], said=lambda text: None, after=write_page)
     assert [cell.state for cell in study.cells] == ["done", "begun", "waiting", "waiting"]
     first = (study.cells[0].folder / "model" / "model.safetensors").stat().st_mtime_ns
     heard = []
     carry_out(small_study(tmp_path / "study"), said=heard.append, after=write_page)
     assert [text.rpartition(": ")[2] for text in heard] == [
-        "vit-50-pictures-2-steps (done before)",
-        "resnet-50-pictures-2-steps (goes on)",
-        "vit-all-pictures-2-steps",
-        "resnet-all-pictures-2-steps",
+        "vit-50-images-2-steps (done before)",
+        "resnet-50-images-2-steps (goes on)",
+        "vit-all-images-2-steps",
+        "resnet-all-images-2-steps",
     ]
     assert (study.cells[0].folder / "model" / "model.safetensors").stat().st_mtime_ns == first
     record = json.loads((tmp_path / "study" / "study.json").read_text())
@@ -111,7 +109,7 @@ def test_two_processes_share_the_cells_and_one_speaks(tmp_path):
         command = [sys.executable, "-m", *before, "vitruvian.cli", *words, "--out", str(tmp_path / name), "--json"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
-        assert done.stderr.count("cell 1 of 1: vit-50-pictures-2-steps") == 1
+        assert done.stderr.count("cell 1 of 1: vit-50-images-2-steps") == 1
         printed.append(json.loads(done.stdout))
     one, two = printed
     assert two["loss"] == pytest.approx(one["loss"], rel=2e-4)  # sums in another order
@@ -125,4 +123,4 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
 
 
 def test_a_plot_of_one_point_can_be_drawn():
-    assert line_plot("accuracy", {"vit": [(1000.0, 50.0)], "resnet": []}, across="pictures").size == (760, 460)
+    assert line_plot("accuracy", {"vit": [(1000.0, 50.0)], "resnet": []}, across="images").size == (760, 460)

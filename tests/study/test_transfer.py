@@ -24,7 +24,7 @@ def weights(tmp_path):
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """A folder of tasks in which CIFAR-10 is present, ten pictures a split."""
+    """A folder of tasks in which CIFAR-10 is present, ten images a split."""
     import numpy as np
 
     folder = tmp_path / "data" / "cifar10" / "cifar-10-batches-bin"

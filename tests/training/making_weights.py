@@ -20,7 +20,7 @@ TINY_RECIPE = (
 
 
 def tiny_weights(folder):
-    """A native model for 8 x 8 grey pictures of 3 classes, so that digits need a new head."""
+    """A native model for 8 x 8 gray images of 3 classes, so that digits need a new head."""
     config = ViTConfig(
         image_size=(8, 8), patch_size=4, channels=1, layers=1, width=16, mlp_width=16, heads=2, classes=3
     )

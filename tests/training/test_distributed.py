@@ -41,8 +41,8 @@ def test_two_processes_with_half_the_batch_each_learn_what_one_learns(tmp_path, 
         assert found[name].sub(tensor).abs().max() < 2e-3, name
 
 
-def test_two_processes_count_every_validation_picture_once(tmp_path, alone):
-    run = started(tmp_path / "run", "evaluate_batch_size=50", processes=2)  # 359 pictures: the last batch has 9
+def test_two_processes_count_every_validation_image_once(tmp_path, alone):
+    run = started(tmp_path / "run", "evaluate_batch_size=50", processes=2)  # 359 images: the last batch has 9
     assert [line["count"] for line in lines(run) if line["split"] == "val"] == [359, 359, 359]
 
 

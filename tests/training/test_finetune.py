@@ -15,7 +15,7 @@ from vitruvian.errors import ConfigError, TrainingError
 from vitruvian.tasks import task_named
 from vitruvian.training import Interrupted, Listener, read_recipe
 from vitruvian.training.finetune import finetune, protocol_for
-from vitruvian.training.pictures import pictures_for
+from vitruvian.training.images import images_for
 from vitruvian.training.run import Run
 from vitruvian.training.sweep import Protocol, spread
 from vitruvian.training.train import train
@@ -32,7 +32,7 @@ def protocol(weights):
 
 
 def folders(root, splits):
-    """Pictures of two classes; `splits` say how many a class."""
+    """Images of two classes; `splits` say how many a class."""
     from PIL import Image
 
     for split, count in splits.items():
@@ -65,13 +65,13 @@ def test_a_recipe_that_learns_no_labels_is_refused(weights):
 def test_dev_never_sees_the_test_split_and_test_learns_from_all_else(tmp_path, splits, dev, test):
     folders(tmp_path / "data", splits)
     recipe = read_recipe("finetune-small")
-    first = pictures_for(tmp_path / "data", recipe.replace(validation="dev"))
-    second = pictures_for(tmp_path / "data", recipe.replace(validation="test"))
+    first = images_for(tmp_path / "data", recipe.replace(validation="dev"))
+    second = images_for(tmp_path / "data", recipe.replace(validation="test"))
     assert (len(first.train), len(first.validation)) == dev
     assert (len(second.train), len(second.validation)) == test
     assert keys(first.train) | keys(first.validation) == keys(second.train)
     assert not keys(second.train) & keys(second.validation)
-    again = pictures_for(tmp_path / "data", recipe.replace(validation="test", seed=7))
+    again = images_for(tmp_path / "data", recipe.replace(validation="test", seed=7))
     assert keys(again.validation) == keys(second.validation)
 
 
@@ -90,7 +90,7 @@ def test_the_recipe_of_a_task_is_the_papers_table_4(weights, name, steps, rates,
     found = protocol_for(name, weights)
     recipe = found.recipe
     assert (recipe.steps, found.rates, recipe.hold_out, recipe.warmup) == (steps, rates, dev, warmup)
-    assert (recipe.optimiser, recipe.momentum, recipe.batch_size, recipe.image_size) == ("sgd", 0.9, 512, 384)
+    assert (recipe.optimizer, recipe.momentum, recipe.batch_size, recipe.image_size) == ("sgd", 0.9, 512, 384)
     assert (recipe.schedule, recipe.weight_decay, recipe.clip, recipe.head_init) == ("cosine", 0.0, 1.0, "zero")
     assert (recipe.view["fit"], found.seeds) == ("squash", 3)
 
@@ -102,7 +102,7 @@ def test_table_2_adds_pixels_and_averaged_weights(weights):
 
 def test_other_data_has_the_small_recipe_or_a_tasks(weights, tmp_path):
     folders(tmp_path / "data", {"train": 2})
-    assert protocol_for(tmp_path / "data", weights).recipe.optimiser == "adamw"
+    assert protocol_for(tmp_path / "data", weights).recipe.optimizer == "adamw"
     found = protocol_for(tmp_path / "data", weights, task=task_named("mafw"))
     assert (found.recipe.steps, found.metric) == (500, "mean_per_class")
 
@@ -126,8 +126,8 @@ def test_a_whole_sweep_chooses_on_dev_and_averages_on_test(protocol, tmp_path):
     digits = open_source("digits")
     assert [trial.measures["count"] for trial in sweep.test] == [len(digits.splits["test"])] * 2
     facts = Run(sweep.test[0].folder).facts
-    assert facts["training_pictures"] == len(digits.train)
-    assert Run(sweep.dev[0].folder).facts["training_pictures"] < len(digits.train)
+    assert facts["training_images"] == len(digits.train)
+    assert Run(sweep.dev[0].folder).facts["training_images"] < len(digits.train)
     assert len(Run(sweep.test[0].folder).metrics("val")) == 1  # the test split is measured once
     page = (tmp_path / "sweep" / "report.html").read_text()
     assert all(trial.name in page for trial in sweep.trials)
@@ -232,7 +232,7 @@ def test_a_setting_of_a_table_is_named_alone(protocol, weights, tmp_path):
     ("length", "seen", "advice"),
     [
         (["steps=4000"], "128,000", "more than N, --recipe finetune-small is made for such machines"),
-        (["steps=0", "epochs=100"], "143,800", "--set pictures=N trains on no more than N"),
+        (["steps=0", "epochs=100"], "143,800", "--set images=N trains on no more than N"),
     ],
 )
 def test_a_recipe_for_gpus_is_questioned_without_one(weights, tmp_path, length, seen, advice):
@@ -240,7 +240,7 @@ def test_a_recipe_for_gpus_is_questioned_without_one(weights, tmp_path, length, 
     long = protocol_for("digits", weights, settings=[*TINY_RECIPE, *length, "device=cpu"]).quickly()
     with pytest.raises(Interrupted):
         finetune(long, tmp_path / "sweep", listeners=[StopAt("test-rate-0.0003-seed-0", 1)], said=said.append)
-    assert said[0].startswith(f"note: each trial goes through {seen} pictures, and there is no GPU: this may take days")
+    assert said[0].startswith(f"note: each trial goes through {seen} images, and there is no GPU: this may take days")
     assert said[0].endswith(advice)
 
 
@@ -338,7 +338,5 @@ def test_a_rate_whose_last_step_spoils_the_weights_is_left_out(weights, tmp_path
 def test_a_class_that_only_the_measured_split_has_is_noted(tmp_path):
     data = folders(tmp_path / "data", {"train": 20, "test": 5})
     (data / "test" / "light").rename(data / "test" / "unheard")
-    notes = pictures_for(data, read_recipe("finetune-small").replace(validation="test")).notes
-    assert (
-        notes[-1] == "1 class has pictures to measure and none to learn from: 'unheard'; all its answers will be wrong"
-    )
+    notes = images_for(data, read_recipe("finetune-small").replace(validation="test")).notes
+    assert notes[-1] == "1 class has images to measure and none to learn from: 'unheard'; all its answers will be wrong"

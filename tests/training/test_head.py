@@ -19,16 +19,16 @@ from vitruvian.training.recipes import changed
 def clouds(count=60, classes=3, width=8, seed=0, spread=1.5):
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % classes
-    centres = spread * torch.randn(classes, width, generator=generator)
-    return centres[labels] + torch.randn(count, width, generator=generator) + 5, labels
+    centers = spread * torch.randn(classes, width, generator=generator)
+    return centers[labels] + torch.randn(count, width, generator=generator) + 5, labels
 
 
 def ridge(x, y, strength, unit):
-    """Written out: centred features, one solve; answers to new features."""
-    centre, mean = x.mean(0), y.mean(0)
-    x = x - centre
+    """Written out: centered features, one solve; answers to new features."""
+    center, mean = x.mean(0), y.mean(0)
+    x = x - center
     weight = np.linalg.solve(x.T @ x + strength * unit * np.eye(x.shape[1]), x.T @ (y - mean))
-    return lambda new: (new - centre) @ weight + mean
+    return lambda new: (new - center) @ weight + mean
 
 
 def test_the_head_is_ridge_regression_times_a_scale():
@@ -41,13 +41,13 @@ def test_the_head_is_ridge_regression_times_a_scale():
     np.testing.assert_allclose(found, expected, atol=1e-4)  # float32 against float64
 
 
-def test_strength_and_scale_are_those_of_answers_without_the_picture_itself():
+def test_strength_and_scale_are_those_of_answers_without_the_image_itself():
     features, labels = clouds(count=24, spread=0.5)
     head = least_squares(features, labels, 3, smoothing=0.1)
     x, y = features.double().numpy(), np.eye(3)[labels.numpy()]
     unit = ((x - x.mean(0)) ** 2).sum() / x.shape[1]
 
-    def left_out(strength):  # 24 fits, each without one picture
+    def left_out(strength):  # 24 fits, each without one image
         return np.stack([ridge(np.delete(x, i, 0), np.delete(y, i, 0), strength, unit)(x[i]) for i in range(len(x))])
 
     errors = [((left_out(strength) - y) ** 2).mean() for strength in STRENGTHS]
@@ -75,7 +75,7 @@ def test_a_feature_that_never_changes_does_no_harm():
     assert ((features @ head.weight + head.bias).argmax(1) == labels).float().mean() > 0.8
 
 
-def test_many_pictures_are_thinned_evenly():
+def test_many_images_are_thinned_evenly():
     source = open_source("digits").train
     some = thinned(source, 10)
     assert len(some) == 10
@@ -125,7 +125,7 @@ def test_a_run_begins_where_the_probe_ends(tmp_path, kind):
     settings = ["steps=1", "rate=1e-9", "warmup=0", "average=none", "architecture.pool=mean"]
     heard = Heard()
     run = train("digits", out=tmp_path / "run", settings=[*settings, f"head_init={kind}"], listeners=[heard])
-    assert "fitting the head to 1,438 pictures" in heard.texts
+    assert "fitting the head to 1,438 images" in heard.texts
     assert run.metrics("val")[-1]["top1"] > 70  # random features, ten classes
     zero = train("digits", out=tmp_path / "zero", settings=settings)
     assert zero.metrics("val")[-1]["top1"] < 20
@@ -136,7 +136,7 @@ def test_a_sigmoid_loss_has_no_such_head():
         changed(read_recipe("finetune-small"), ["loss=sigmoid"])
 
 
-def test_one_picture_a_class_leaves_nothing_to_choose_by_and_gets_the_strongest_regularisation():
+def test_one_image_a_class_leaves_nothing_to_choose_by_and_gets_the_strongest_regularization():
     features, labels = clouds(count=3)
     found = FeatureSet(
         values=features.numpy(), labels=labels.numpy(), classes=("a", "b", "c"), unreadable={}, computed=0

@@ -1,11 +1,11 @@
-"""Losses and the weight of each picture, against PyTorch's own and by hand."""
+"""Losses and the weight of each image, against PyTorch's own and by hand."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from vitruvian.data.sources import open_source
-from vitruvian.training.losses import balanced_weights, losses, picture_weights, right
+from vitruvian.training.losses import balanced_weights, image_weights, losses, right
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.0, 3.0, 1.0]])
 LABELS = torch.tensor([0, 2])
@@ -45,8 +45,8 @@ def test_balanced_weights_make_classes_count_alike_and_are_one_in_the_mean():
     torch.testing.assert_close(sums, sums.mean().expand(10))
 
 
-def test_a_mixed_picture_counts_as_its_classes_do():
+def test_a_mixed_image_counts_as_its_classes_do():
     classes, own = torch.tensor([1.0, 3.0, 0.0]), torch.tensor([1.0, 2.0])
-    assert picture_weights(torch.tensor([1, 0]), own, classes).tolist() == [3.0, 2.0]
-    assert picture_weights(torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]), own, classes).tolist() == [2.0, 0.0]
-    assert picture_weights(LABELS, own, None) is own
+    assert image_weights(torch.tensor([1, 0]), own, classes).tolist() == [3.0, 2.0]
+    assert image_weights(torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]), own, classes).tolist() == [2.0, 0.0]
+    assert image_weights(LABELS, own, None) is own

@@ -12,10 +12,10 @@ from vitruvian.model.resnet import ResNet
 from vitruvian.predict import Classifier, Encoder
 from vitruvian.training import Interrupted, read_recipe, resume, train
 from vitruvian.training.checkpoint import Checkpoints
-from vitruvian.training.corruption import colours_of, corrupted, corruption_of, draws_for, shown_colour
+from vitruvian.training.corruption import colors_of, corrupted, corruption_of, draws_for, shown_color
 from vitruvian.training.finetune import finetune, protocol_for
 from vitruvian.training.journal import Listener
-from vitruvian.training.masked import Colours, Example, MaskedViT
+from vitruvian.training.masked import Colors, Example, MaskedViT
 from vitruvian.training.masked_report import three_views
 from vitruvian.training.recipe import Recipe
 from vitruvian.weights.load import load
@@ -54,15 +54,13 @@ def test_a_corrupted_patch_is_the_mask_or_the_patch_it_is_taken_from():
     patches, mask = torch.arange(32.0).view(2, 16, 1), torch.tensor([[[-1.0]]])
     corruption = corruption_of(draws_for([4, 5], 16, seed=0))
     found = corrupted(patches, mask, corruption)
-    for picture in range(2):
+    for image in range(2):
         for place in range(16):
-            expected = (
-                -1.0 if corruption.masked[picture, place] else 16 * picture + corruption.taken_from[picture, place]
-            )
-            assert found[picture, place] == expected
+            expected = -1.0 if corruption.masked[image, place] else 16 * image + corruption.taken_from[image, place]
+            assert found[image, place] == expected
 
 
-def test_draws_depend_on_the_picture_and_not_on_its_batch():
+def test_draws_depend_on_the_image_and_not_on_its_batch():
     together, alone = draws_for([3, 8], 16, 0, 5), draws_for([8], 16, 0, 5)
     assert torch.equal(together[1], alone[0])
     assert not torch.equal(together[0], together[1])
@@ -70,50 +68,50 @@ def test_draws_depend_on_the_picture_and_not_on_its_batch():
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_colours_are_three_bits_of_each_channels_mean_level(channels):
+def test_colors_are_three_bits_of_each_channels_mean_level(channels):
     levels = np.random.default_rng(0).integers(0, 256, (2, channels, 8, 12))
     levels[0, :, :4, :4] = 255
     mean, std = (0.3, 0.5, 0.7)[:channels], (0.2, 0.25, 0.3)[:channels]
     view = Preprocess(image_size=(8, 12), mean=mean, std=std)
     shape = (-1, 1, 1)
-    normalised = (levels / 255 - np.reshape(mean, shape)) / np.reshape(std, shape)
-    found = colours_of(torch.from_numpy(normalised).float(), 4, view)
-    for picture in range(2):
+    normalized = (levels / 255 - np.reshape(mean, shape)) / np.reshape(std, shape)
+    found = colors_of(torch.from_numpy(normalized).float(), 4, view)
+    for image in range(2):
         for row in range(2):
             for column in range(3):
                 expected = 0
                 for channel in range(channels):
-                    patch = levels[picture, channel, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
+                    patch = levels[image, channel, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
                     expected = 8 * expected + int(patch.mean()) // 32
-                assert found[picture, 3 * row + column] == expected
+                assert found[image, 3 * row + column] == expected
     assert found[0, 0] == 8**channels - 1
 
 
-def test_a_colour_is_shown_in_the_middle_of_its_class():
-    assert shown_colour(0, 3) == (16, 16, 16)
-    assert shown_colour(7 * 64 + 1, 3) == (240, 16, 48)
+def test_a_color_is_shown_in_the_middle_of_its_class():
+    assert shown_color(0, 3) == (16, 16, 16)
+    assert shown_color(7 * 64 + 1, 3) == (240, 16, 48)
 
 
 def test_the_loss_counts_corrupted_patches_alone():
     model, (pixels, draws) = small_model(), pixels_and_draws()
     with torch.no_grad():
-        model.colours.weight.normal_(generator=torch.Generator().manual_seed(2))
-    objective = Colours(Recipe(steps=1, objective="masked"), model)
+        model.colors.weight.normal_(generator=torch.Generator().manual_seed(2))
+    objective = Colors(Recipe(steps=1, objective="masked"), model)
     losses, _ = objective.judged(model, pixels, draws, torch.no_grad)
     corruption = corruption_of(draws)
     seen = corrupted(model.embed.patches(pixels), model.mask_embedding, corruption)
     tokens = model.contextual(model.embed.placed(seen, (2, 2)))[:, 1:]
-    scores = model.colours(tokens).log_softmax(dim=-1)
-    colours = colours_of(pixels, 4, model.preprocess)
-    for picture in range(3):
-        places = corruption.chosen[picture].nonzero()[:, 0].tolist()
-        expected = -sum(scores[picture, place, colours[picture, place]] for place in places) / len(places)
-        assert losses[picture].item() == pytest.approx(expected.item(), rel=1e-5)
+    scores = model.colors(tokens).log_softmax(dim=-1)
+    colors = colors_of(pixels, 4, model.preprocess)
+    for image in range(3):
+        places = corruption.chosen[image].nonzero()[:, 0].tolist()
+        expected = -sum(scores[image, place, colors[image, place]] for place in places) / len(places)
+        assert losses[image].item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_what_is_masked_is_not_seen():
     model, (pixels, draws) = small_model(), pixels_and_draws(1)
-    torch.nn.init.normal_(model.colours.weight)
+    torch.nn.init.normal_(model.colors.weight)
     draws[:, 1] = 0.0  # all corrupted ones are masked
     hidden = corruption_of(draws).chosen[0].view(2, 2).repeat_interleave(4, 0).repeat_interleave(4, 1)
     other = torch.where(hidden, torch.full_like(pixels, 0.9), pixels)
@@ -125,7 +123,7 @@ def test_what_is_masked_is_not_seen():
     ("change", "text"),
     [
         ({"loss": "sigmoid"}, "loss cannot be set with objective='masked'"),
-        ({"smoothing": 0.1}, "smoothing cannot be set with objective='masked', which learns colours and no labels"),
+        ({"smoothing": 0.1}, "smoothing cannot be set with objective='masked', which learns colors and no labels"),
         ({"drop_tokens": 0.5}, "drop_tokens cannot be set"),
         ({"final": "best"}, "final cannot be set"),
         ({"validation": "test"}, "validation cannot be set"),
@@ -191,7 +189,7 @@ def checkpoint_names(run):
         return list(file.keys())
 
 
-def test_it_learns_and_says_how_well_on_held_out_pictures(pretrained):
+def test_it_learns_and_says_how_well_on_held_out_images(pretrained):
     measured = pretrained.metrics("val")
     assert measured[-1]["loss"] < measured[0]["loss"]
     assert measured[-1]["count"] == 359
@@ -221,28 +219,28 @@ def test_training_and_fine_tuning_start_from_it(tmp_path, pretrained):
     assert finetune(protocol, tmp_path / "sweep").values()[0] > 10  # chance
 
 
-def test_the_report_shows_predicted_colours_and_no_classes(pretrained):
+def test_the_report_shows_predicted_colors_and_no_classes(pretrained):
     page = (pretrained.folder / "report.html").read_text()
-    assert "Predicted colours" in page
-    assert "colours right" in page
+    assert "Predicted colors" in page
+    assert "colors right" in page
     assert 'alt="as the model saw it"' in page
     assert "Confusion matrix" not in page
     assert "Classes</h2>" not in page
 
 
-def test_the_three_views_of_an_example_are_picture_corruption_and_prediction():
+def test_the_three_views_of_an_example_are_image_corruption_and_prediction():
     levels = np.arange(4, dtype=np.uint8).repeat(4).reshape(1, 4, 4) * 60  # rows 0, 60, 120, 180
     draws = np.array([[0.9, 0.1, 0.2, 0.8], [0.0, 0.0, 0.85, 0.0], [0.0, 0.0, 0.0, 0.0]], np.float32)
     pixels = (levels / 255 - 0.5).astype(np.float32) / np.float32(0.5)
     view = Preprocess(image_size=(4, 4), mean=(0.5,), std=(0.5,))
     example = Example(index=0, pixels=pixels, draws=draws, predicted=np.array([7, 0]))
-    picture, seen, said = three_views(example, view, side=2)
-    assert np.array_equal(picture, levels[0])
+    image, seen, said = three_views(example, view, side=2)
+    assert np.array_equal(image, levels[0])
     assert (seen[:2, 2:] == 128).all()  # patch 1 is masked
-    assert np.array_equal(seen[2:, :2], picture[2:, 2:])  # patch 2 is patch 3
+    assert np.array_equal(seen[2:, :2], image[2:, 2:])  # patch 2 is patch 3
     assert (said[:2, 2:] == 240).all()
     assert (said[2:, :2] == 16).all()
-    assert np.array_equal(said[2:, 2:], picture[2:, 2:])
+    assert np.array_equal(said[2:, 2:], image[2:, 2:])
 
 
 def test_the_papers_recipe_has_the_papers_numbers():

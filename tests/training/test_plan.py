@@ -23,8 +23,8 @@ def planned(**changes):
 
 def test_a_plan_counts_steps_work_and_evaluations():
     found = planned()
-    assert (found.training_pictures, found.validation_pictures, found.classes) == (1438, 359, 10)
-    assert found.epochs == pytest.approx(50 / 44)  # 44 whole batches of 32 pictures
+    assert (found.training_images, found.validation_images, found.classes) == (1438, 359, 10)
+    assert found.epochs == pytest.approx(50 / 44)  # 44 whole batches of 32 images
     assert found.evaluations == 2  # after the epoch, and at the end
     assert found.run_multiply_adds == 3 * found.multiply_adds * 50 * 32
     assert found.seconds == found.training_seconds + found.evaluation_seconds
@@ -33,7 +33,7 @@ def test_a_plan_counts_steps_work_and_evaluations():
 
 
 def test_memory_is_that_of_weights_moments_mean_and_a_step():
-    plain, averaged, sgd = planned(), planned(average="ema"), planned(optimiser="sgd")
+    plain, averaged, sgd = planned(), planned(average="ema"), planned(optimizer="sgd")
     assert plain.weight_bytes == 4 * 3 * plain.parameters
     assert averaged.weight_bytes == 4 * 4 * plain.parameters
     assert sgd.weight_bytes == 4 * 2 * plain.parameters
@@ -67,7 +67,7 @@ def found_config():
 
 def test_the_lines_of_a_plan_name_everything_that_is_asked_for():
     shown = "\n".join(plan_lines(planned(freeze=("embed.*",))))
-    for words in ("parameters", "frozen", "multiply-adds", "50 of 32 pictures", "memory", "about", "time", "on cpu"):
+    for words in ("parameters", "frozen", "multiply-adds", "50 of 32 images", "memory", "about", "time", "on cpu"):
         assert words in shown
 
 

@@ -122,7 +122,7 @@ def test_a_change_is_read_in_the_type_of_its_setting():
         ("compile=1", "compile=1 is not true or false"),
         ("architecture.layers=two", "architecture.layers='two' is not a whole number"),
         ("augment.crop=big", "augment.crop='big' is not one of inception, resized"),
-        ("optimiser=lion", "optimiser='lion' is not one of adam, adamw, sgd"),
+        ("optimizer=lion", "optimizer='lion' is not one of adam, adamw, sgd"),
         ("augment=3", "augment=3 is not a table of settings; write augment.KEY=VALUE"),
         ("augment.mean=[1]", "augment.mean follows from view.mean: set that"),
         ("betas=[0.9]", r"betas=\[0.9\] does not have 2 values"),
@@ -156,8 +156,8 @@ def test_a_broken_recipe_file_is_named(tmp_path):
 
 
 def test_decay_that_does_not_follow_the_rate_is_for_adamw():
-    with pytest.raises(ConfigError, match="decay_times_rate=false is for optimiser='adamw', not for 'sgd'"):
-        Recipe(epochs=1, optimiser="sgd", decay_times_rate=False)
+    with pytest.raises(ConfigError, match="decay_times_rate=false is for optimizer='adamw', not for 'sgd'"):
+        Recipe(epochs=1, optimizer="sgd", decay_times_rate=False)
 
 
 def test_the_head_bias_starts_where_the_recipe_says():

@@ -18,7 +18,7 @@ from vitruvian.training.run import create
 
 
 class Squares(Source):
-    """Grey squares of two classes; the picture with number 3 is broken."""
+    """Gray squares of two classes; the image with number 3 is broken."""
 
     name = "squares"
 
@@ -82,7 +82,7 @@ def test_a_report_has_every_part_and_nothing_that_is_interpreted(run):
         "cut &lt;short&gt;",
         "left out: 3 &lt;files&gt;",
         "<dt>threads</dt><dd>77</dd>",
-        "fewer than 5 pictures in train",
+        "fewer than 5 images in train",
     ):
         assert words in page, words
     assert "<dog>" not in page
@@ -94,24 +94,24 @@ def test_mistakes_are_shown_worst_first_with_label_prediction_and_probability(ru
     page = write_report(run, Outcome(train=squares, held_out=squares, measures=measures())).read_text()
     first, second = page.split("<figure>")[1:]
     assert "data:image/png;base64" in first
-    assert "<b>cat</b> 98.2&nbsp;%<br>labelled <b>&lt;dog&gt;</b>" in first
+    assert "<b>cat</b> 98.2&nbsp;%<br>labeled <b>&lt;dog&gt;</b>" in first
     assert "&lt;2&gt;.jpg" in first
-    assert "no picture" in second
+    assert "no image" in second
 
 
-def test_a_run_without_lines_or_held_out_pictures_still_has_a_report(tmp_path):
+def test_a_run_without_lines_or_held_out_images_still_has_a_report(tmp_path):
     run = create(tmp_path / "run", Recipe(epochs=1), {})
     page = write_report(run, Outcome(train=Squares([0, 1] * 30), stopped="the <disk> is full")).read_text()
     assert "no step is on record" in page
     assert "its accuracy is not known" in page
     assert "The run ended early: the &lt;disk&gt; is full" in page
-    assert "Every picture could be read" in page
+    assert "Every image could be read" in page
     assert "<h2>Curves</h2>" not in page
 
 
 def test_an_unbalanced_training_set_is_named(run):
     page = write_report(run, Outcome(train=Squares([0] * 400 + [1] * 20))).read_text()
-    assert "train is unbalanced: cat has 20 times the pictures of &lt;dog&gt;" in page
+    assert "train is unbalanced: cat has 20 times the images of &lt;dog&gt;" in page
 
 
 def test_a_report_for_which_the_disk_is_too_small_leaves_the_old_one(run, monkeypatch):

@@ -57,8 +57,8 @@ def test_a_run_that_is_stopped_and_continued_equals_an_unbroken_one(tmp_path, st
     assert lines(continued.folder) == lines(expected.folder)
 
 
-@pytest.mark.parametrize("choice", ["optimiser=sgd", "optimiser=adam", "average=polyak", "precision=float16"])
-def test_every_optimiser_average_and_the_scaler_continue_exactly(tmp_path, choice):
+@pytest.mark.parametrize("choice", ["optimizer=sgd", "optimizer=adam", "average=polyak", "precision=float16"])
+def test_every_optimizer_average_and_the_scaler_continue_exactly(tmp_path, choice):
     expected = whole(tmp_path, choice)
     with pytest.raises(Interrupted):
         train("digits", out=tmp_path / "run", settings=[*TINY, choice], listeners=[StopAt(7)])
@@ -205,8 +205,8 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path):
     with pytest.raises(Interrupted):
         train("digits", out=tmp_path / "run", settings=TINY, listeners=[StopAt(2)])
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
-    (tmp_path / "run" / "run.json").write_text(json.dumps(facts | {"training_pictures": 99}))
-    with pytest.raises(TrainingError, match="the training pictures were 99 and are 1438; put them back"):
+    (tmp_path / "run" / "run.json").write_text(json.dumps(facts | {"training_images": 99}))
+    with pytest.raises(TrainingError, match="the training images were 99 and are 1438; put them back"):
         resume(tmp_path / "run")
 
 

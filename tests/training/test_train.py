@@ -17,7 +17,7 @@ from vitruvian.model.vit import ViT
 from vitruvian.predict import Classifier
 from vitruvian.training import Listener, read_recipe, train
 from vitruvian.training.distributed import Processes
-from vitruvian.training.pictures import TrainingBatches, pictures_for
+from vitruvian.training.images import TrainingBatches, images_for
 from vitruvian.training.prepare import augment_of, model_for
 from vitruvian.training.recipes import changed
 from vitruvian.weights.save import save
@@ -88,9 +88,9 @@ def test_frozen_weights_stay(tmp_path):
 
 def test_the_resolution_changes_at_its_share_of_the_run():
     recipe = changed(read_recipe("digits"), [*TINY, "resolutions=[[0, 4], [0.5, 12]]"])
-    pictures = pictures_for("digits", recipe)
-    augment = augment_of(recipe, model_for(recipe, pictures.classes))
-    batches = TrainingBatches(pictures.train, recipe, augment, Processes())
+    images = images_for("digits", recipe)
+    augment = augment_of(recipe, model_for(recipe, images.classes))
+    batches = TrainingBatches(images.train, recipe, augment, Processes())
     assert [batch.pixels.shape[-1] for batch in batches.from_step(4)] == [4, 4, *[12] * 6]
 
 
@@ -104,20 +104,20 @@ def test_the_resolution_changes_at_its_share_of_the_run():
         (("enlarge=2", "train_scale=0.75", "resolutions=[[0, 8]]"), 8, 16),
     ],
 )
-def test_a_model_is_measured_and_saved_for_larger_pictures_than_it_learns_from(tmp_path, settings, trained, measured):
+def test_a_model_is_measured_and_saved_for_larger_images_than_it_learns_from(tmp_path, settings, trained, measured):
     weights = tiny_weights(tmp_path / "weights")
     recipe = read_recipe("digits").replace(weights=str(weights), architecture={}, image_size=0)
     recipe = changed(recipe, [*TINY[5:], *settings])
-    pictures = pictures_for("digits", recipe)
-    model = model_for(recipe, pictures.classes)
+    images = images_for("digits", recipe)
+    model = model_for(recipe, images.classes)
     assert model.config.image_size == model.preprocess.image_size == (measured, measured)
-    batches = TrainingBatches(pictures.train, recipe, augment_of(recipe, model), Processes())
+    batches = TrainingBatches(images.train, recipe, augment_of(recipe, model), Processes())
     assert batches.stages[0].size == (trained, trained)
     run = train("digits", recipe=recipe, out=tmp_path / "run", settings=["steps=2"])
     assert Classifier(run.folder).model.config.image_size == (measured, measured)
 
 
-def test_with_weights_a_recipe_regularises_and_leaves_their_shape(tmp_path):
+def test_with_weights_a_recipe_regularizes_and_leaves_their_shape(tmp_path):
     recipe = read_recipe("digits").replace(architecture={"layers": 5, "stochastic_depth": 0.2})
     settings = ["steps=1", "workers=0"]
     run = train("digits", recipe=recipe, weights=tiny_weights(tmp_path / "w"), out=tmp_path / "run", settings=settings)
@@ -125,7 +125,7 @@ def test_with_weights_a_recipe_regularises_and_leaves_their_shape(tmp_path):
     assert (run.model().config.layers, run.model().config.stochastic_depth) == (1, 0.2)
 
 
-def test_regularisers_of_a_vit_say_nothing_about_a_resnet(tmp_path):
+def test_regularizers_of_a_vit_say_nothing_about_a_resnet(tmp_path):
     resnet = build(ResNetConfig(image_size=32, classes=2, stages=(1, 1), width=32))
     resnet.preprocess = Preprocess(image_size=(32, 32))
     save(resnet, tmp_path / "w")
@@ -229,7 +229,7 @@ def test_a_line_of_metrics_has_the_usual_names(tmp_path):
 
 
 def folder_of(path, **classes):
-    """A folder with so many pictures of each class."""
+    """A folder with so many images of each class."""
     rng = np.random.default_rng(0)
     for name, count in classes.items():
         (path / name).mkdir(parents=True)
@@ -243,19 +243,19 @@ def on_folder(tmp_path, folder, *settings):
     return train(folder, recipe="digits", out=tmp_path / "run", settings=changes)
 
 
-def test_a_few_pictures_make_smaller_batches_and_unreadable_ones_are_listed(tmp_path):
-    folder = folder_of(tmp_path / "pictures", cat=8, dog=8)
+def test_a_few_images_make_smaller_batches_and_unreadable_ones_are_listed(tmp_path):
+    folder = folder_of(tmp_path / "images", cat=8, dog=8)
     (folder / "cat" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
     run = on_folder(tmp_path, folder, "hold_out=0.2", "steps=4")
-    assert run.recipe.batch_size == run.facts["training_pictures"] < 32
-    assert f"batch_size is {run.recipe.batch_size}, not 32: there are no more pictures" in run.facts["notes"][-1]
+    assert run.recipe.batch_size == run.facts["training_images"] < 32
+    assert f"batch_size is {run.recipe.batch_size}, not 32: there are no more images" in run.facts["notes"][-1]
     assert [key.rpartition("/")[2] for key in run.unreadable] == ["broken.png"]
     assert json.loads((run.folder / "run.json").read_text())["classes"] == ["cat", "dog"]
 
 
 @pytest.mark.parametrize("classes", [{}, {"cat": 4}])
 def test_data_that_cannot_be_learnt_from_is_one_line(tmp_path, classes):
-    folder = tmp_path / "pictures"
+    folder = tmp_path / "images"
     folder.mkdir()
     folder_of(folder, **classes)
     with pytest.raises(DataError) as caught:
@@ -282,6 +282,6 @@ def test_wrong_options_are_one_line_and_leave_nothing_behind(tmp_path, options, 
     assert not (tmp_path / "run").exists()
 
 
-def test_pictures_of_ones_own_need_weights_or_a_recipe(tmp_path):
+def test_images_of_ones_own_need_weights_or_a_recipe(tmp_path):
     with pytest.raises(TrainingError, match=r"give weights to start from \(--from\)"):
-        train(folder_of(tmp_path / "pictures", cat=3, dog=3), out=tmp_path / "run")
+        train(folder_of(tmp_path / "images", cat=3, dog=3), out=tmp_path / "run")

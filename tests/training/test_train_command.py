@@ -23,9 +23,9 @@ def test_a_run_says_how_good_its_model_is_and_where(tmp_path):
     done = vit_train("digits", "--out", tmp_path / "run", *small())
     assert done.exit_code == 0
     accuracy, report, model = done.stdout.splitlines()
-    assert "% of 359 pictures right (the split 'test'), in" in accuracy
+    assert "% of 359 images right (the split 'test'), in" in accuracy
     assert report == f"the report is {tmp_path / 'run' / 'report.html'}"
-    assert model.endswith(f"vit predict PICTURES --model {tmp_path / 'run'}")
+    assert model.endswith(f"vit predict IMAGES --model {tmp_path / 'run'}")
     assert "val loss" in done.stderr
     assert (tmp_path / "run" / "report.html").is_file()
 
@@ -34,7 +34,7 @@ def test_a_plan_leaves_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = vit_train("digits", "--plan", *small())
     assert done.exit_code == 0
-    assert "12 of 32 pictures" in done.stdout
+    assert "12 of 32 images" in done.stdout
     assert not list(tmp_path.iterdir())
 
 

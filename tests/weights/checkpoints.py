@@ -40,7 +40,7 @@ def is_weights(path: Path) -> bool:
 
 
 def expected(name: str) -> list[tuple[Tensor, Tensor]]:
-    """Pairs of normalised pixels (B, 3, H, W) and the answers of the family's own implementation."""
+    """Pairs of normalized pixels (B, 3, H, W) and the answers of the family's own implementation."""
     folder = FIXTURES if name in FIXTURE_NAMES else PEERS
     file = next(folder.glob(f"{name}.expected.*"))
     if file.suffix == ".npz":  # Google's and big_vision's inputs are NHWC

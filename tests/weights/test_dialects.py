@@ -50,11 +50,11 @@ class TestGoogle:
         model = same_answers(write_npz(tmp_path / "w.npz", arrays), "google_vit")
         assert model.origin == "google weights from w.npz"
 
-    def test_optimiser_state_and_text_tower_are_left_out_by_name_and_recorded(self, tmp_path):
+    def test_optimizer_state_and_text_tower_are_left_out_by_name_and_recorded(self, tmp_path):
         arrays = {"params/img/" + name: array for name, array in arrays_of("google_vit").items()}
         extra = {"opt/state/step": np.ones(1), "params/txt/head/kernel": np.ones((2, 2)), "params/t": np.ones(1)}
         model = same_answers(write_npz(tmp_path / "w.npz", arrays | extra), "google_vit")
-        assert "opt/state/step (optimiser state)" in model.origin
+        assert "opt/state/step (optimizer state)" in model.origin
         assert "params/txt/head/kernel (text tower)" in model.origin
 
     def test_group_norm_arrays_may_be_four_dimensional(self, tmp_path):
@@ -172,7 +172,7 @@ class TestTimm:
     @pytest.mark.parametrize(
         ("name", "reason"),
         [
-            ("blocks.0.attn.q_norm.weight", "normalised queries and keys"),
+            ("blocks.0.attn.q_norm.weight", "normalized queries and keys"),
             ("norm_pre.weight", "a norm before the blocks"),
         ],
     )
@@ -187,7 +187,7 @@ class TestTimm:
         with pytest.raises(CheckpointError, match="both 'norm' and 'fc_norm'"):
             load(tmp_path / "w.safetensors", heads=4)
 
-    def test_a_folder_from_the_hub_says_how_to_prepare_pictures(self, tmp_path):
+    def test_a_folder_from_the_hub_says_how_to_prepare_images(self, tmp_path):
         save_file(timm_tensors(), tmp_path / "model.safetensors")
         cfg = {"mean": [0.4] * 3, "std": [0.2] * 3, "interpolation": "bilinear", "crop_pct": 0.5, "crop_mode": "center"}
         (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit", "pretrained_cfg": cfg}))

@@ -187,7 +187,7 @@ def test_a_page_in_place_of_weights_is_refused(server, path):
         ("a.pt", npz()),
     ],
 )
-def test_every_kind_of_weights_is_recognised(server, tmp_path, name, content):
+def test_every_kind_of_weights_is_recognized(server, tmp_path, name, content):
     server.content = content
     assert fetch(f"https://example.org/{name}", tmp_path / name).read_bytes() == content
 

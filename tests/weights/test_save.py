@@ -142,7 +142,7 @@ class TestNative:
             ({"architecture": {"image_size": 10**12}}, "is larger than 16384 pixels a side"),
             ({"architecture": {"numerics": None}}, "numerics=None is not an object"),
             ({"kind": ["vit"]}, r"kind \['vit'\] is not one of"),
-            ({"preprocess": {"mean": "grey"}}, "mean"),
+            ({"preprocess": {"mean": "gray"}}, "mean"),
         ],
     )
     def test_a_description_that_cannot_be_is_one_line(self, changes, text, model, tmp_path):
@@ -266,11 +266,11 @@ class TestExpression:
             ({"pool": "map"}, "google", r"google has no attention pooling \(MAP\)"),
             ({"pool": "map"}, "torchvision", r"torchvision has no attention pooling \(MAP\)"),
             ({"pool": "map"}, "huggingface", r"huggingface has no attention pooling \(MAP\)"),
-            ({"pool": "map", "norm_after_pool": True}, "timm", "normalises the tokens before attention pooling"),
+            ({"pool": "map", "norm_after_pool": True}, "timm", "normalizes the tokens before attention pooling"),
             ({"pool": "mean"}, "google", "no class token where the mean of the patches is read"),
             ({"pool": "mean"}, "torchvision", "always reads a class token"),
             ({"pool": "mean"}, "huggingface", "no model that reads the mean"),
-            ({"pool": "mean", "norm_after_pool": True}, "google", "normalises every token before the mean"),
+            ({"pool": "mean", "norm_after_pool": True}, "google", "normalizes every token before the mean"),
             ({"pool": "token_mean"}, "timm", "no head on class token and mean side by side"),
             ({"pool": "token_mean"}, "google", "no head on class token and mean side by side"),
             ({"pool": "token_mean"}, "huggingface", "only with LayerScale"),

@@ -32,7 +32,7 @@ VIEWS = [
 
 
 @pytest.mark.parametrize(("family", "member", "changes", "view"), VIEWS)
-def test_each_family_prepares_pictures_as_its_evaluation_does(family, member, changes, view):
+def test_each_family_prepares_images_as_its_evaluation_does(family, member, changes, view):
     config = ViTConfig(**changes)
     checkpoint = Checkpoint(path=Path("weights"), format="safetensors", tensors={})
     fit = "crop" if "scaled_size" in view else "squash"

@@ -1,4 +1,4 @@
-"""`vit demo`: train a ViT on the built-in digits from nothing, evaluate it, and read digits it has not seen."""
+"""`vit demo`: train a ViT on the built-in digits from scratch, evaluate it, and read digits it has not seen."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def demo(
         from vitruvian.training import train
         from vitruvian.training.progress import progress
 
-    say("training a Vision Transformer on 1,438 handwritten digits from nothing: vit train digits")
+    say("training a Vision Transformer on 1,438 handwritten digits from scratch: vit train digits")
     with exit_when_stopped():
         run = train("digits", recipe="digits", out=out, settings=settings or (), listeners=[progress()])
     say("evaluating it on the 359 digits that were held out")
     print(indented(evaluated(run)))
     say(f"reading {SHOWN} of them: vit predict digit.png --model {run.folder}")
     print(indented(read_aloud(run)))
-    print(f"\nDone in {time.monotonic() - started:.0f} seconds. Curves, confusions and mistakes as pictures:")
+    print(f"\nDone in {time.monotonic() - started:.0f} seconds. Curves, confusions and mistakes as images:")
     print(f"  {run.folder / 'report.html'}")
-    print("With pictures of your own, a folder for each kind:")
+    print("With images of your own, a folder for each kind:")
     print("  vit train photos/ --from google/vit-base-patch16-224-in21k")
 
 
@@ -75,8 +75,8 @@ def read_aloud(run: Run) -> str:
 
     held = open_source("digits").splits["test"]
     places = [int(np.flatnonzero(held.labels() == digit)[0]) for digit in range(SHOWN)]
-    pictures = [held.read(place) for place in places]
-    arrays = [picture for picture in pictures if not isinstance(picture, bytes)]
+    images = [held.read(place) for place in places]
+    arrays = [image for image in images if not isinstance(image, bytes)]
     answers = Classifier(run.folder).predict([Image.fromarray(array) for array in arrays], top=1)
     said = [f"{answer.label}, {100 * answer.probability:.0f}%" for (answer,) in answers]
     return beside([drawing(array) for array in arrays], said)

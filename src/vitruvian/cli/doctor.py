@@ -1,4 +1,4 @@
-"""`vit doctor`: what is wrong with these pictures, before a model learns from them?"""
+"""`vit doctor`: what is wrong with these images, before a model learns from them?"""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from vitruvian.cli.progress import track
 if TYPE_CHECKING:
     from vitruvian.data.doctor import Diagnosis
 
-COLOURS = {"hurts": "red", "look": "yellow", "fine": "green"}
+COLORS = {"hurts": "red", "look": "yellow", "fine": "green"}
 
 
 def doctor(
     data: Annotated[str, typer.Argument(metavar="SRC", help="A folder, a manifest, shards, or a built-in name.")],
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with the pictures, as HTML.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with the images, as HTML.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the report.")] = False,
-    workers: Annotated[int, typer.Option(min=0, metavar="N", help="Processes that read pictures.")] = 2,
+    workers: Annotated[int, typer.Option(min=0, metavar="N", help="Processes that read images.")] = 2,
 ) -> None:
     """Examine a data set before training.
 
-    Finds files that cannot be read, copies, pictures in two splits or under two labels, missing and unbalanced
-    classes, odd pictures and doubtful labels. The exit code is 1 if training would suffer.
+    Finds files that cannot be read, copies, images in two splits or under two labels, missing and unbalanced
+    classes, odd images and doubtful labels. The exit code is 1 if training would suffer.
     """
     from vitruvian.data.doctor import diagnose
     from vitruvian.data.doctor.page import page
@@ -41,14 +41,14 @@ def doctor(
         show(diagnosis)
     if out is not None:
         out.write_text(page(diagnosis, opened), encoding="utf-8")
-        print(f"the pictures are in {out}", file=sys.stderr)
+        print(f"the images are in {out}", file=sys.stderr)
     if not diagnosis.healthy:
         raise typer.Exit(1)
 
 
 def show(diagnosis: Diagnosis) -> None:
-    """The report on stdout, coloured if that is a terminal."""
+    """The report on stdout, colored if that is a terminal."""
     from vitruvian.data.doctor.report import report
 
     for level, line in report(diagnosis):
-        typer.secho(line, fg=COLOURS[level] if level else None)
+        typer.secho(line, fg=COLORS[level] if level else None)

@@ -1,4 +1,4 @@
-"""`vit evaluate`: how good is a model on these pictures?"""
+"""`vit evaluate`: how good is a model on these images?"""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def evaluate(
 ) -> None:
     """Measure a model: accuracy with intervals, ReaL, calibration, confusions.
 
-    Every picture counts, also those of a short last batch. Classes and outputs are matched by their names.
+    Every image counts, also those of a short last batch. Classes and outputs are matched by their names.
     """
     with quick_imports():
         from vitruvian.data.sources import open_source
@@ -79,7 +79,7 @@ def evaluate(
         batch=batch,
     )
     opened = open_source(data)
-    found = run_evaluation(opened, classifier, options, model=model, track=partial(track, label="pictures"))
+    found = run_evaluation(opened, classifier, options, model=model, track=partial(track, label="images"))
     print(json.dumps(found.to_json()) if as_json else as_table(found))
     complain(found)
     if out is not None:
@@ -103,7 +103,7 @@ def as_table(found: Evaluation) -> str:
         rows.append((NAMES[name], f"{value:.2f}", f"{low:.2f} to {high:.2f}"))
     lines = [summary(found), table(("", ">percent", f"{LEVEL:g}% interval"), rows)]
     if found.real is not None:
-        lines.append(f"ReaL: {found.real_count:,} pictures have labels")
+        lines.append(f"ReaL: {found.real_count:,} images have labels")
     fitted = found.calibration
     if fitted.before is not None and fitted.after is not None:
         lines.append(
@@ -120,8 +120,8 @@ def complain(found: Evaluation) -> None:
     for key, why in list(found.unreadable.items())[:SHOWN_UNREADABLE]:
         print(f"not read: {key}: {why}", file=sys.stderr)
     if found.unreadable:
-        print(f"{len(found.unreadable):,} pictures could not be read and are not counted", file=sys.stderr)
+        print(f"{len(found.unreadable):,} images could not be read and are not counted", file=sys.stderr)
     if found.left_out:
-        print(f"{found.left_out:,} pictures of classes that the model does not have are not counted", file=sys.stderr)
+        print(f"{found.left_out:,} images of classes that the model does not have are not counted", file=sys.stderr)
     for note in found.notes:
         print(f"note: {note}", file=sys.stderr)

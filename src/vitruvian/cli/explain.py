@@ -66,7 +66,7 @@ Figures = Annotated[
 def explain(
     model: ModelName,
     paths: Annotated[
-        list[str] | None, typer.Argument(metavar="PICTURES", help="Pictures, or folders of them.", show_default=False)
+        list[str] | None, typer.Argument(metavar="IMAGES", help="Images, or folders of them.", show_default=False)
     ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write into.")] = Path("explained"),
     maps: Maps = None,
@@ -79,8 +79,8 @@ def explain(
         bool, typer.Option("--occlusion", help="Score the maps by removing their top patches.")
     ] = False,
     figures: Figures = False,
-    count: Annotated[int, typer.Option(min=1, metavar="N", help="Pictures for the attention distance.")] = 128,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line for each picture or figure.")] = False,
+    count: Annotated[int, typer.Option(min=1, metavar="N", help="Images for the attention distance.")] = 128,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line for each image or figure.")] = False,
     heads: Heads = None,
     image_size: ImageSize = None,
     device: Device = "cpu",
@@ -88,15 +88,13 @@ def explain(
     """Show what a model looks at: overlays, arrays and a page for each run.
 
     With --figures, what the model has learnt, as in the paper's Figure 7; attention distance is then taken
-    over the pictures, or over the built-in digits.
+    over the images, or over the built-in digits.
     """
     if not paths and not figures:
-        raise typer.BadParameter("give pictures to explain, or --figures for the model itself", param_hint="PICTURES")
+        raise typer.BadParameter("give images to explain, or --figures for the model itself", param_hint="IMAGES")
     if figures and (maps or target or occlusion or any(v is not None for v in (layer, head, patch))):
-        about_pictures = "--map, --class, --layer, --head, --patch and --occlusion"
-        raise typer.BadParameter(
-            f"this is about the model, and {about_pictures} about pictures", param_hint="--figures"
-        )
+        about_images = "--map, --class, --layer, --head, --patch and --occlusion"
+        raise typer.BadParameter(f"this is about the model, and {about_images} about images", param_hint="--figures")
     with quick_imports():
         from vitruvian.data.find import find_images
         from vitruvian.explain import Looks
@@ -111,7 +109,7 @@ def explain(
     if figures:
         show_figures(loaded, images, out, count=count, device=device, as_json=as_json)
     else:
-        show_pictures(loaded, looks, images, out, device=device, as_json=as_json)
+        show_images(loaded, looks, images, out, device=device, as_json=as_json)
 
 
 def show_figures(model: Model, images: list[str], out: Path, *, count: int, device: str, as_json: bool) -> None:
@@ -134,21 +132,21 @@ def show_figures(model: Model, images: list[str], out: Path, *, count: int, devi
         raise typer.Exit(1)
 
 
-def show_pictures(model: Model, looks: Looks, images: list[str], out: Path, *, device: str, as_json: bool) -> None:
-    """Explain the pictures and tell of each what was answered and where its files are."""
+def show_images(model: Model, looks: Looks, images: list[str], out: Path, *, device: str, as_json: bool) -> None:
+    """Explain the images and tell of each what was answered and where its files are."""
     from vitruvian.explain.explainer import Explainer
-    from vitruvian.explain.run import PAGE, explain_pictures
+    from vitruvian.explain.run import PAGE, explain_images
 
     explainer = Explainer(model, looks, device=device)
     failed = 0
-    for written in track(explain_pictures(explainer, images, out), len(images), "pictures"):
+    for written in track(explain_images(explainer, images, out), len(images), "images"):
         failed += bool(written.explained.error)
         show(written, as_json=as_json)
     if not as_json and failed < len(images):
         print(f"page: {out / PAGE}")
     if failed:
         if len(images) > 1:
-            print(f"{failed} of {len(images)} pictures could not be read", file=sys.stderr)
+            print(f"{failed} of {len(images)} images could not be read", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -171,7 +169,7 @@ def show(written: Written, *, as_json: bool) -> None:
 
 
 def as_object(written: Written) -> dict[str, object]:
-    """What `--json` tells of a picture."""
+    """What `--json` tells of an image."""
     explained = written.explained
     if explained.error:
         return {"path": explained.path, "error": explained.error}

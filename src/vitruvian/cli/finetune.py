@@ -54,7 +54,7 @@ def finetune(
     data_root: DataRoot = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
-    """Fine-tune weights on pictures as the paper does it.
+    """Fine-tune weights on images as the paper does it.
 
     Tries the rates of the recipe on a dev split, trains with the best one on everything, with several seeds, and
     gives mean and deviation on the test split. The same command goes on after an interruption.
@@ -86,7 +86,7 @@ def finetune(
         print(json.dumps(sweep.to_json())) if as_json else show(sweep)
         if sweep.unreadable:
             count = len(sweep.unreadable)
-            tell(f"{count:,} pictures could not be read; unreadable.json in the folders of {sweep.folder} names them")
+            tell(f"{count:,} images could not be read; unreadable.json in the folders of {sweep.folder} names them")
 
 
 def show(sweep: Sweep) -> None:
@@ -103,7 +103,7 @@ def show(sweep: Sweep) -> None:
     )
     best = next(trial for trial in sweep.test if trial.state == "done")
     print(f"the report is {sweep.folder / 'report.html'}")
-    print(f"a model is in {best.folder}: vit predict PICTURES --model {best.folder}")
+    print(f"a model is in {best.folder}: vit predict IMAGES --model {best.folder}")
 
 
 def row(sweep: Sweep, trial: Trial) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ ImageSize = Annotated[
     InputSize | None,
     typer.Option(parser=parse_size, metavar="SIZE", help="Input size, 384 or ROWSxCOLUMNS; else the weights' own."),
 ]
-Batch = Annotated[int, typer.Option(min=1, metavar="N", help="How many pictures the model takes at a time.")]
+Batch = Annotated[int, typer.Option(min=1, metavar="N", help="How many images the model takes at a time.")]
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")
 ]

@@ -1,4 +1,4 @@
-"""`vit pack`: the same pictures, smaller and quicker to read."""
+"""`vit pack`: the same images, smaller and quicker to read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vitruvian.cli.progress import track
 
 
 class Form(StrEnum):
-    """How pictures are stored."""
+    """How images are stored."""
 
     AUTO = "auto"
     JPEG = "jpeg"
@@ -24,14 +24,14 @@ class Form(StrEnum):
 def pack(
     data: Annotated[str, typer.Argument(metavar="SRC", help="A folder, a manifest, shards, or a built-in name.")],
     folder: Annotated[Path, typer.Argument(metavar="DST", help="Where the shards go: a new folder.")],
-    side: Annotated[int, typer.Option(metavar="PIXELS", help="The shorter side; smaller pictures stay.")] = 256,
+    side: Annotated[int, typer.Option(metavar="PIXELS", help="The shorter side; smaller images stay.")] = 256,
     form: Annotated[
         Form,
         typer.Option("--format", help="pixels: raw, the quickest; jpeg: a tenth as large; auto: pixels up to 8 GB."),
     ] = Form.AUTO,
     quality: Annotated[int, typer.Option(metavar="N", help="Of JPEG, 1 to 100.")] = 90,
     shard_mb: Annotated[int, typer.Option(metavar="MB", help="Most megabytes of a shard.")] = 256,
-    workers: Annotated[int, typer.Option(min=0, metavar="N", help="Processes that encode pictures.")] = 2,
+    workers: Annotated[int, typer.Option(min=0, metavar="N", help="Processes that encode images.")] = 2,
 ) -> None:
     """Resize and repack a data set into shards that read several times faster.
 
@@ -45,9 +45,7 @@ def pack(
     state = pack_data(data, folder, settings, workers=workers, track=partial(track, label="packing"))
     for name, split in state.splits.items():
         shards = "1 shard" if len(split.shards) == 1 else f"{len(split.shards):,} shards"
-        print(
-            f"{name}: {split.pictures:,} pictures in {shards}, {split.bytes / 1e6:,.1f} MB as {state.settings.format}"
-        )
+        print(f"{name}: {split.images:,} images in {shards}, {split.bytes / 1e6:,.1f} MB as {state.settings.format}")
     skipped = sum(len(split.skipped) for split in state.splits.values())
     if skipped:
         print(f"left out because they cannot be read: {skipped:,}, listed in {folder / 'pack.json'}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`vit predict`: what is in these pictures?"""
+"""`vit predict`: what is in these images?"""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 def predict(
-    paths: Annotated[list[str], typer.Argument(metavar="FILES_OR_FOLDERS", help="Pictures, or folders of them.")],
+    paths: Annotated[list[str], typer.Argument(metavar="FILES_OR_FOLDERS", help="Images, or folders of them.")],
     model: ModelName,
-    top: Annotated[int, typer.Option(min=1, metavar="N", help="How many answers a picture.")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line for each picture.")] = False,
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="How many answers an image.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line for each image.")] = False,
     batch: Batch = BATCH,
     heads: Heads = None,
     image_size: ImageSize = None,
     device: Device = "cpu",
 ) -> None:
-    """Name what is in pictures, with probabilities.
+    """Name what is in images, with probabilities.
 
-    A picture that cannot be read is reported, the others are still answered, and the exit code is 1.
+    An image that cannot be read is reported, the others are still answered, and the exit code is 1.
     """
     with quick_imports():
         from vitruvian.data.find import find_images
@@ -39,17 +39,17 @@ def predict(
     images = find_images(paths)
     classifier = Classifier(model, heads=heads, image_size=image_size, device=device)
     failed = 0
-    for prediction in track(classifier.stream(images, top=top, batch=batch), len(images), "pictures"):
+    for prediction in track(classifier.stream(images, top=top, batch=batch), len(images), "images"):
         failed += bool(prediction.error)
         show(prediction, as_json=as_json)
     if failed:
         if len(images) > 1:
-            print(f"{failed} of {len(images)} pictures could not be read", file=sys.stderr)
+            print(f"{failed} of {len(images)} images could not be read", file=sys.stderr)
         raise typer.Exit(1)
 
 
 def show(prediction: Prediction, *, as_json: bool) -> None:
-    """A picture's answers on stdout; without JSON, an error goes to stderr."""
+    """An image's answers on stdout; without JSON, an error goes to stderr."""
     if as_json:
         print(as_line(prediction), flush=True)
     elif prediction.error:

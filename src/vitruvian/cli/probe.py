@@ -1,4 +1,4 @@
-"""`vit probe`: how much does a model already know of these pictures?"""
+"""`vit probe`: how much does a model already know of these images?"""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def probe(
     model: ModelName,
     only: Annotated[
         str, typer.Option(metavar="NAMES", help="Which probes, separated by commas.")
-    ] = "fewshot,linear,neighbours",
+    ] = "fewshot,linear,neighbors",
     shots: Annotated[
-        str | None, typer.Option(metavar="N,N,...", help="Pictures a class of the few-shot probe; else 1,5,10,25.")
+        str | None, typer.Option(metavar="N,N,...", help="Images a class of the few-shot probe; else 1,5,10,25.")
     ] = None,
-    neighbours: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="How many neighbours vote; else chosen.")
+    neighbors: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="How many neighbors vote; else chosen.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the table.")] = False,
     out: ReportFolder = None,
@@ -46,7 +46,7 @@ def probe(
     image_size: ImageSize = None,
     device: Device = "cpu",
 ) -> None:
-    """Measure frozen features: few-shot least squares, a linear probe, nearest neighbours.
+    """Measure frozen features: few-shot least squares, a linear probe, nearest neighbors.
 
     Features are computed once and kept in the cache folder ($VITRUVIAN_CACHE); probing again takes seconds.
     """
@@ -59,13 +59,13 @@ def probe(
         from vitruvian.predict import Encoder
 
     quiet_pillow()
-    wanted = Wanted(only=tuple(names_in(only)), shots=wanted_shots, neighbours=neighbours)
+    wanted = Wanted(only=tuple(names_in(only)), shots=wanted_shots, neighbors=neighbors)
     encoder = Encoder(model, heads=heads, image_size=image_size, device=device)
     encoder.model.preprocess = encoder.model.preprocess.changed(view_for(data))
     report = run_probe(data, encoder, wanted, model=model, batch=batch, track=partial(track, label="features"))
     print(json.dumps(report.to_json()) if as_json else as_table(report))
     if report.unreadable:
-        print(f"{len(report.unreadable)} pictures could not be read and were left out", file=sys.stderr)
+        print(f"{len(report.unreadable)} images could not be read and were left out", file=sys.stderr)
     if out is not None:
         path = write_report(out, name="probe.json", numbers=report.to_json(), page=probe_page(report))
         print(f"the report is {path}", file=sys.stderr)

@@ -14,7 +14,7 @@ def quick_imports() -> Iterator[None]:
     """Import inside this block without garbage collection, now and when the process ends.
 
     torch brings a million objects that stay; looking through them again and again takes a quarter of the time
-    of `vit predict` for one picture.
+    of `vit predict` for one image.
     """
     gc.disable()
     try:
@@ -25,7 +25,7 @@ def quick_imports() -> Iterator[None]:
 
 
 def quiet_pillow() -> None:
-    """No warnings and log lines about odd metadata: a picture decodes all the same or gives an error of ours."""
+    """No warnings and log lines about odd metadata: an image decodes all the same or gives an error of ours."""
     import logging
 
     warnings.filterwarnings("ignore", module=r"PIL\.")

@@ -60,7 +60,7 @@ def table5(
 ) -> None:
     """Fine-tune models on tasks and print the paper's Table 5 beside what was measured.
 
-    A task whose pictures are missing leaves its cell empty and says why; the others run.
+    A task whose images are missing leaves its cell empty and says why; the others run.
     """
     from vitruvian.study.published import TABLE5_TASKS
     from vitruvian.study.transfer import Setup, tasks_named
@@ -102,7 +102,7 @@ def vtab(
 @study.command("data-size")
 def data_size(
     data: Data,
-    sizes: Annotated[str, typer.Option(metavar="N,N,...", help="Pictures to train on; `all` for all.")] = "",
+    sizes: Annotated[str, typer.Option(metavar="N,N,...", help="Images to train on; `all` for all.")] = "",
     steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Steps of each training.")] = None,
     families: Families = "",
     out: Out = None,
@@ -110,7 +110,7 @@ def data_size(
     plan: PlanOnly = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train ViT, hybrid and ResNet on growing parts of the pictures, for equally many steps (Figures 3 and 4)."""
+    """Train ViT, hybrid and ResNet on growing parts of the images, for equally many steps (Figures 3 and 4)."""
     from vitruvian.study.growth import SIZE_STEPS, SIZES, study_of
 
     found = study_of(
@@ -129,7 +129,7 @@ def data_size(
 def compute(
     data: Data,
     steps: Annotated[str, typer.Option(metavar="N,N,...", help="Steps of the trainings.")] = "",
-    pictures: Annotated[int, typer.Option(min=0, metavar="N", help="Pictures to train on; 0 for all.")] = 0,
+    images: Annotated[int, typer.Option(min=0, metavar="N", help="Images to train on; 0 for all.")] = 0,
     families: Families = "",
     out: Out = None,
     settings: Changes = None,
@@ -142,7 +142,7 @@ def compute(
     found = study_of(
         "compute",
         data,
-        sizes=[pictures],
+        sizes=[images],
         steps=parse_numbers(steps) if steps else list(COMPUTE_STEPS),
         families=listed(families),
         settings=settings or [],
@@ -248,8 +248,8 @@ def show_plan(study: Study) -> None:
         total += seconds
         work = f"{cell.multiply_adds:.3g}"
         time = duration(seconds) if seconds else "-"
-        rows.append((cell.folder.name, f"{cell.pictures:,}", f"{cell.recipe.steps:,}", work, time, cell.state))
-    print(table(("cell", ">pictures", ">steps", ">multiply-adds", ">about", "state"), rows))
+        rows.append((cell.folder.name, f"{cell.images:,}", f"{cell.recipe.steps:,}", work, time, cell.state))
+    print(table(("cell", ">images", ">steps", ">multiply-adds", ">about", "state"), rows))
     print(f"\n{len(rows)} cells in {study.folder}, about {duration(total)} in all, as measured now on a few steps")
 
 
@@ -260,7 +260,7 @@ def show_growth(study: Study) -> None:
     rows = []
     for cell in study.cells:
         values = cell.to_json()
-        numbers = [f"{values['pictures']:,}", f"{values['steps']:,}", f"{values['multiply_adds']:.3g}"]
+        numbers = [f"{values['images']:,}", f"{values['steps']:,}", f"{values['multiply_adds']:.3g}"]
         rows.append((family_name(cell.family), *numbers, f"{values['top1']:.2f}%", f"{values['seconds']:.0f} s"))
-    print(table(("family", ">pictures", ">steps", ">multiply-adds", ">top-1", ">time"), rows))
+    print(table(("family", ">images", ">steps", ">multiply-adds", ">top-1", ">time"), rows))
     print(f"\nthe page is {study.folder / 'report.html'}, the plot {study.folder / 'study.png'}")

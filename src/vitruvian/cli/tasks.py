@@ -1,4 +1,4 @@
-"""`vit tasks`: the tasks that papers report, and whether their pictures are here."""
+"""`vit tasks`: the tasks that papers report, and whether their images are here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tasks(
     data_root: DataRoot = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line for each task.")] = False,
 ) -> None:
-    """List tasks with their classes, splits, metric, and whether their pictures are here.
+    """List tasks with their classes, splits, metric, and whether their images are here.
 
     With a NAME, also what to download and where to put it. Commands that take DATA take these names.
     """
@@ -41,10 +41,10 @@ def tasks(
         print("\n".join(described(found[0], root)))
     else:
         print(table(HEADINGS, [row(task, root) for task in found]))
-        print(f"\nPictures belong into {root}. `vit tasks NAME` tells what to download and where to put it.")
+        print(f"\nImages belong into {root}. `vit tasks NAME` tells what to download and where to put it.")
 
 
-HEADINGS = ("task", "title", ">classes", ">train", ">val", ">test", "metric", "pictures")
+HEADINGS = ("task", "title", ">classes", ">train", ">val", ">test", "metric", "images")
 
 
 def row(task: Task, root: Path) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ def described(task: Task, root: Path) -> list[str]:
         "note": task.note,
         "folder": str(task.place(root)),
         "holds": ", ".join(map(in_words, task.wanted)),
-        "pictures": f"missing: {missing}" if missing else "present",
+        "images": f"missing: {missing}" if missing else "present",
         "download": task.download,
     }
     return [f"{name:10}{fact}" for name, fact in facts.items() if fact]

@@ -1,4 +1,4 @@
-"""`vit train`: from pictures to a model, continued where it was interrupted."""
+"""`vit train`: from images to a model, continued where it was interrupted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def train(
     recipe: Annotated[
         str | None, typer.Option(metavar="NAME", help="A recipe or a TOML file; else one that suits the data.")
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="A model to train from nothing.")] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="A model to train from scratch.")] = None,
     weights: Annotated[
         str | None, typer.Option("--from", metavar="WEIGHTS", help="Weights to start from: file, folder or name.")
     ] = None,
@@ -33,7 +33,7 @@ def train(
     plan: Annotated[bool, typer.Option("--plan", help="Say what would run, how long and in how much memory.")] = False,
     recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes and exit.")] = False,
 ) -> None:
-    """Train a model on pictures, from nothing or from weights.
+    """Train a model on images, from scratch or from weights.
 
     Stopped anywhere, `vit train --resume RUN` goes on as if nothing had happened. Under torchrun, all processes
     share the work.
@@ -77,14 +77,12 @@ def show(run: Run) -> None:
     last = run.metrics("val")[-1]
     facts = run.facts
     masked = run.recipe.objective == "masked"
-    what = f"the colours of {last.get('patches')} hidden patches in {last['count']}" if masked else str(last["count"])
-    print(f"{last['top1']:.2f}% of {what} pictures right ({facts['validation']}), in {last['seconds']:.0f} s")
+    what = f"the colors of {last.get('patches')} hidden patches in {last['count']}" if masked else str(last["count"])
+    print(f"{last['top1']:.2f}% of {what} images right ({facts['validation']}), in {last['seconds']:.0f} s")
     if run.unreadable:
-        print(
-            f"{len(run.unreadable)} pictures could not be read, see {run.folder / 'unreadable.json'}", file=sys.stderr
-        )
+        print(f"{len(run.unreadable)} images could not be read, see {run.folder / 'unreadable.json'}", file=sys.stderr)
     print(f"the report is {run.folder / 'report.html'}")
-    use = f"vit finetune DATA --from {run.folder}" if masked else f"vit predict PICTURES --model {run.folder}"
+    use = f"vit finetune DATA --from {run.folder}" if masked else f"vit predict IMAGES --model {run.folder}"
     print(f"the model is in {run.folder}: {use}")
 
 

@@ -1,1 +1,1 @@
-"""Pictures: files decoded to upright RGB, and the view of them that a model asks for."""
+"""Images: files decoded to upright RGB, and the view of them that a model asks for."""

@@ -1,4 +1,4 @@
-"""A picture's file or bytes as an upright RGB image, or one line that says why not."""
+"""An image's file or bytes as an upright RGB image, or one line that says why not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vitruvian.errors import ImageError
 Source = str | os.PathLike[str] | bytes | BinaryIO | Image.Image
 
 MAX_PIXELS = 2 * 89_478_485
-"""Pixels of the largest picture that is decoded: where Pillow itself stops, about 700 MB in memory."""
+"""Pixels of the largest image that is decoded: where Pillow itself stops, about 700 MB in memory."""
 
 MAX_STREAM_BYTES = 2**30
 """Bytes taken from what cannot seek, such as a pipe."""
@@ -38,14 +38,14 @@ READERS = {
 }
 
 EXTENSIONS = frozenset(ending for _, endings in READERS.values() for ending in endings.split())
-"""Endings, in lower case, by which a picture is known in a folder."""
+"""Endings, in lower case, by which an image is known in a folder."""
 
 STRANGERS = {
-    # bytes near the start (in lower case) of files that people take for pictures: what such a file is
+    # bytes near the start (in lower case) of files that people take for images: what such a file is
     b"ftyphei": "a HEIC photograph, which Pillow does not read: convert it to JPEG",
     b"ftypmif1": "a HEIC photograph, which Pillow does not read: convert it to JPEG",
-    b"<html": "a web page, perhaps saved in place of the picture",
-    b"<!doctype html": "a web page, perhaps saved in place of the picture",
+    b"<html": "a web page, perhaps saved in place of the image",
+    b"<!doctype html": "a web page, perhaps saved in place of the image",
     b"<svg": "an SVG drawing, which has no pixels: convert it to PNG",
     b"%pdf": "a PDF document: convert its pages to PNG",
 }
@@ -63,10 +63,10 @@ UPRIGHT = {
 
 
 def decode(source: Source, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """The picture as upright RGB, from a path, bytes, an open binary file or a Pillow image.
+    """The image as upright RGB, from a path, bytes, an open binary file or a Pillow image.
 
     Transparent parts become white, as a browser shows them; an animation gives its first frame;
-    values of more than 8 bits are scaled, not clipped. ImageError names the picture and the reason.
+    values of more than 8 bits are scaled, not clipped. ImageError names the image and the reason.
     """
     try:
         if isinstance(source, Image.Image):
@@ -82,13 +82,13 @@ def decode(source: Source, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
 
 
 def name_of(source: Source) -> str:
-    """What to call a picture in a line of text."""
+    """What to call an image in a line of text."""
     if isinstance(source, bytes):
-        return f"picture of {len(source)} bytes"
+        return f"image of {len(source)} bytes"
     if isinstance(source, str | os.PathLike):
         return printable(os.fspath(source))
     name = getattr(source, "filename", "") or getattr(source, "name", "")
-    return printable(name) if isinstance(name, str) and name else "picture"
+    return printable(name) if isinstance(name, str) and name else "image"
 
 
 def printable(text: str) -> str:
@@ -97,26 +97,26 @@ def printable(text: str) -> str:
 
 
 def reason(error: Exception) -> str:
-    """Why a picture could not be decoded, in one line."""
+    """Why an image could not be decoded, in one line."""
     match error:
         case ImageError():
             return str(error)
         case FileNotFoundError():
             return "no such file"
         case IsADirectoryError():
-            return "this is a folder, not a picture"
+            return "this is a folder, not an image"
         case PermissionError():
             return "no permission to read this file"
         case MemoryError():
-            return "not enough memory for a picture of this size"
+            return "not enough memory for an image of this size"
         case OSError(strerror=str(text)):
             return text.lower()
         case _:
-            return f"broken picture: {printable(str(error)) or type(error).__name__}"
+            return f"broken image: {printable(str(error)) or type(error).__name__}"
 
 
 def read(file: BinaryIO, max_pixels: int) -> Image.Image:
-    """The picture in an open file as upright RGB."""
+    """The image in an open file as upright RGB."""
     image = identify(file if file.seekable() else drained(file))
     columns, rows = image.size
     if columns * rows > max_pixels:
@@ -135,9 +135,9 @@ def drained(file: BinaryIO) -> io.BytesIO:
 
 
 def identify(file: BinaryIO) -> Image.Image:
-    """The picture with its header read and its pixels not yet.
+    """The image with its header read and its pixels not yet.
 
-    In place of Image.open, which knows formats we do not want and warns about large pictures; that
+    In place of Image.open, which knows formats we do not want and warns about large images; that
     warning could be silenced only for all threads of the process at once.
     """
     file.seek(0)
@@ -156,18 +156,18 @@ def identify(file: BinaryIO) -> Image.Image:
             continue
         except (SyntaxError, IndexError, TypeError, struct.error) as error:  # how a reader says "not mine"
             cut_short = isinstance(error, struct.error) or isinstance(error.__cause__, struct.error)
-            problem = f"broken {name} picture: {'its header is cut short' if cut_short else printable(str(error))}"
+            problem = f"broken {name} image: {'its header is cut short' if cut_short else printable(str(error))}"
     stranger = next((what for mark, what in STRANGERS.items() if mark in start.lower()), "")
     if stranger:
         raise ImageError(f"this is {stranger}")
-    raise ImageError(problem or f"not a picture ({', '.join(READERS)})")
+    raise ImageError(problem or f"not an image ({', '.join(READERS)})")
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Any Pillow image as upright 8-bit RGB, transparent parts white."""
     flat = image
     if image.mode == "F" or image.mode.startswith("I"):
-        flat = deep_to_grey(image)
+        flat = deep_to_gray(image)
     if flat.has_transparency_data:
         layer = flat if flat.mode == "RGBA" else flat.convert("RGBA")
         flat = Image.new("RGB", layer.size, "white")
@@ -179,15 +179,15 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def orientation(image: Image.Image) -> int:
-    """EXIF's word on how the picture was held: 1 is upright."""
+    """EXIF's word on how the image was held: 1 is upright."""
     try:
         return int(image.getexif().get(ORIENTATION, 1))
     except Exception:  # a broken EXIF block says nothing about the pixels
         return 1
 
 
-def deep_to_grey(image: Image.Image) -> Image.Image:
-    """16-bit, 32-bit and float grey as 8-bit grey; Pillow's own conversion clips.
+def deep_to_gray(image: Image.Image) -> Image.Image:
+    """16-bit, 32-bit and float gray as 8-bit gray; Pillow's own conversion clips.
 
     16-bit values mean 0 to 65535, integers of 32 bits the same if they fit, floats 0 to 1 or 0 to 255 if
     they fit; anything else is stretched from its least to its greatest finite value.
@@ -196,11 +196,11 @@ def deep_to_grey(image: Image.Image) -> Image.Image:
     low, high = 0.0, 65535.0
     if not image.mode.startswith("I;16"):
         low, high = value_range(values, (1.0, 255.0) if image.mode == "F" else (65535.0,))
-    grey = np.empty(values.shape, np.uint8)
+    gray = np.empty(values.shape, np.uint8)
     for top in range(0, len(values), 256):  # in strips, for the memory
         strip = np.nan_to_num(values[top : top + 256].astype(np.float64), nan=low, posinf=high, neginf=low)
-        grey[top : top + 256] = np.rint((strip - low) * (255.0 / (high - low)))
-    flat = Image.fromarray(grey)
+        gray[top : top + 256] = np.rint((strip - low) * (255.0 / (high - low)))
+    flat = Image.fromarray(gray)
     transparent = image.info.get("transparency")
     if isinstance(transparent, int):
         flat.putalpha(Image.fromarray((values != transparent).astype(np.uint8) * np.uint8(255)))

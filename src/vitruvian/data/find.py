@@ -1,4 +1,4 @@
-"""The picture files that a list of files and folders means."""
+"""The image files that a list of files and folders means."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from vitruvian.errors import DataError
 
 
 def find_images(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """The files as they are given, and the pictures in each folder and below it, sorted.
+    """The files as they are given, and the images in each folder and below it, sorted.
 
-    In folders, a picture is known by its ending, and what is hidden (a name that starts with a dot) is left out.
+    In folders, an image is known by its ending, and what is hidden (a name that starts with a dot) is left out.
     """
     found: list[str] = []
     for given in paths:
@@ -20,16 +20,16 @@ def find_images(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
         if not os.path.isdir(path):
             found.append(path)
             continue
-        pictures = sorted(pictures_below(path))
-        if not pictures:
+        images = sorted(images_below(path))
+        if not images:
             endings = " ".join(sorted(EXTENSIONS))
-            raise DataError(f"{printable(path)}: no pictures in this folder or below it (looked for {endings})")
-        found += pictures
+            raise DataError(f"{printable(path)}: no images in this folder or below it (looked for {endings})")
+        found += images
     return found
 
 
-def pictures_below(folder: str) -> Iterator[str]:
-    """Picture files of a folder and its subfolders, links followed, each folder once."""
+def images_below(folder: str) -> Iterator[str]:
+    """Image files of a folder and its subfolders, links followed, each folder once."""
 
     def refuse(error: OSError) -> None:
         raise DataError(f"{printable(str(error.filename))}: cannot list this folder ({error.strerror})")

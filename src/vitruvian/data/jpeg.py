@@ -1,6 +1,6 @@
 """Part of a JPEG as pixels, decoding little more of the file than that part needs.
 
-Three savings, none of which changes what a picture shows: libjpeg-turbo called directly (simplejpeg); decoding at
+Three savings, none of which changes what an image shows: libjpeg-turbo called directly (simplejpeg); decoding at
 half, quarter or eighth size where the part is that much larger than what is made of it; and, in files with a
 restart marker after every block (`vit pack` writes them), leaving out all blocks that the part does not touch.
 """
@@ -21,15 +21,15 @@ from vitruvian.data.opencv import opencv
 from vitruvian.errors import require
 
 Levels = NDArray[np.uint8]
-"""Pixel values of 0 to 255: (rows, columns, 3) RGB, or (rows, columns) grey."""
+"""Pixel values of 0 to 255: (rows, columns, 3) RGB, or (rows, columns) gray."""
 
 SEQUENTIAL, PROGRESSIVE = (0xFFC0, 0xFFC1), 0xFFC2  # frames with Huffman codes
 SCAN, INTERVAL, APP1 = 0xFFDA, 0xFFDD, 0xFFE1
 RESTART, END = 0xD0, 0xD9  # behind a byte 0xFF
 TWO_WORDS, FRAME = struct.Struct(">HH").unpack_from, struct.Struct(">BHHB").unpack_from
 
-NEIGHBOURS = 2
-"""Pixels around a part that its own colours depend on: coarse chroma is interpolated while decoding."""
+NEIGHBORS = 2
+"""Pixels around a part that its own colors depend on: coarse chroma is interpolated while decoding."""
 
 TURNS = {
     # EXIF orientation: whether rows and columns change places, then what is mirrored, as cv2.flip counts it
@@ -44,7 +44,7 @@ TURNS = {
 
 
 class Box(NamedTuple):
-    """Part of an upright picture, in pixels."""
+    """Part of an upright image, in pixels."""
 
     top: int
     left: int
@@ -63,7 +63,7 @@ class Header(NamedTuple):
     block: Size
     """Rows and columns of pixels in one coded block (an MCU)."""
     separable: bool
-    """Every block of an upright picture is coded on its own, so that some can be left out."""
+    """Every block of an upright image is coded on its own, so that some can be left out."""
     frame: int
     """Where in the file the frame header begins."""
     scan: int
@@ -71,13 +71,13 @@ class Header(NamedTuple):
 
     @property
     def size(self) -> Size:
-        """Rows and columns of the upright picture."""
+        """Rows and columns of the upright image."""
         rows, columns = self.stored
         return (columns, rows) if self.orientation > 4 else (rows, columns)
 
 
 def read_header(data: bytes) -> Header | None:
-    """The header of an ordinary 8-bit grey or colour JPEG; None for whatever else `decode` should look at."""
+    """The header of an ordinary 8-bit gray or color JPEG; None for whatever else `decode` should look at."""
     try:
         return _header(data)
     except Exception:  # what broken bytes lead to; `decode` knows how to say what is wrong with them
@@ -163,8 +163,8 @@ def cut(data: bytes, header: Header, box: Box) -> tuple[Any, Box, Size]:
         return data, box, header.stored
     edges[1:] = found
     starts, ends = edges[:-1].reshape(rows, columns), edges[1:].reshape(rows, columns)
-    upper, lower = max(0, (box.top - NEIGHBOURS) // tall), min(rows, (box.top + box.rows + 1) // tall + 1)
-    left, right = max(0, (box.left - NEIGHBOURS) // wide), min(columns, (box.left + box.columns + 1) // wide + 1)
+    upper, lower = max(0, (box.top - NEIGHBORS) // tall), min(rows, (box.top + box.rows + 1) // tall + 1)
+    left, right = max(0, (box.left - NEIGHBORS) // wide), min(columns, (box.left + box.columns + 1) // wide + 1)
     starts, ends = starts[upper:lower, left:right], ends[upper:lower, left:right]
     size = (min(height, lower * tall) - upper * tall, min(width, right * wide) - left * wide)
 

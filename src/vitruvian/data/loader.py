@@ -17,21 +17,21 @@ from vitruvian.config import check_range
 from vitruvian.data.decode import printable
 from vitruvian.data.order import IndexArray, generator_for
 from vitruvian.data.sampling import Plan, Sampling
-from vitruvian.data.sources.base import Picture, Source
+from vitruvian.data.sources.base import RawImage, Source
 from vitruvian.data.workers import Workers, one_line
 from vitruvian.errors import ConfigError, DataError, ImageError, VitruvianError
 
-View = Callable[[Picture, np.random.Generator], Tensor]
-"""From what a source reads to a tensor of one shape; ImageError where the picture is broken."""
+View = Callable[[RawImage, np.random.Generator], Tensor]
+"""From what a source reads to a tensor of one shape; ImageError where the image is broken."""
 
 Unreadable = tuple[str, str]
 """An example's key, and why it cannot be read."""
 
 FEW = 10
-"""So many unreadable pictures are let pass, whatever their share."""
+"""So many unreadable images are let pass, whatever their share."""
 
 MAX_REPLACEMENTS = 100
-"""Unreadable pictures in a row that end a run."""
+"""Unreadable images in a row that end a run."""
 
 LOOK_AHEAD = 16
 """Batches by which a slow source learns beforehand what is read."""
@@ -50,7 +50,7 @@ class Batch:
     weights: Tensor
     """float32 (B,)"""
     unreadable: list[Unreadable]
-    """Pictures met on the way that are not in the batch."""
+    """Images met on the way that are not in the batch."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -78,7 +78,7 @@ class Rows:
                 f"{printable(source.key(index))}: a view of shape {tuple(view.shape)} "
                 f"in a batch of {tuple(self.pixels.shape[1:])}"
             )
-        self.pixels.numpy()[row] = view.numpy()  # PyTorch would wake its threads for each picture
+        self.pixels.numpy()[row] = view.numpy()  # PyTorch would wake its threads for each image
         self.labels.append(source.label(index))
         self.indices.append(index)
         self.weights.append(source.weight(index))
@@ -131,7 +131,7 @@ class Maker:
                 return
         if self.plan.training:
             key, why = rows.unreadable[-1]
-            raise DataError(f"{source.name}: {attempt + 1} pictures in a row cannot be read, such as {key}: {why}")
+            raise DataError(f"{source.name}: {attempt + 1} images in a row cannot be read, such as {key}: {why}")
 
     def _view(self, index: int, generator: np.random.Generator) -> Tensor:
         try:
@@ -140,7 +140,7 @@ class Maker:
             raise
         except Exception as error:
             key = printable(self.plan.source.key(index))
-            raise DataError(f"{key}: no view of this picture: {type(error).__name__}: {one_line(error)}") from error
+            raise DataError(f"{key}: no view of this image: {type(error).__name__}: {one_line(error)}") from error
 
 
 def reason(error: ImageError | OSError) -> str:
@@ -170,7 +170,7 @@ class Loader:
         """`batch_size` counts over all `world` processes; see `Plan` for the order.
 
         A short last batch is dropped while training, unless `drop_last` says otherwise, and never in an
-        evaluation. Where more than the share `max_unreadable` of the pictures, and more than a few, cannot be
+        evaluation. Where more than the share `max_unreadable` of the images, and more than a few, cannot be
         read, DataError; until then, training takes the next readable one instead, and an evaluation leaves them out.
         """
         check_range("workers", workers, 0)
@@ -215,7 +215,7 @@ class Loader:
             self._count(rows)
             yield rows.batch()
         if not read and self._failed:
-            raise DataError(f"{self.source.name}: not one picture could be read, {self._examples()}")
+            raise DataError(f"{self.source.name}: not one image could be read, {self._examples()}")
 
     def _count(self, rows: Rows) -> None:
         self._seen += rows.count
@@ -224,7 +224,7 @@ class Loader:
         allowed = max(self.max_unreadable * self._seen, FEW if self.max_unreadable else 0)
         if self._failed > allowed:
             raise DataError(
-                f"{self.source.name}: {self._failed} of {self._seen} pictures could not be read, {self._examples()}; "
+                f"{self.source.name}: {self._failed} of {self._seen} images could not be read, {self._examples()}; "
                 f"more than {self.max_unreadable:.1%} are not let pass"
             )
 

@@ -79,7 +79,7 @@ def exchanged(values: KeyArray, ends: KeyArray, salts: KeyArray, keys: KeyArray)
 
 
 def scrambled(values: KeyArray) -> KeyArray:
-    """Each word with all its bits mixed: the finaliser of SplitMix64."""
+    """Each word with all its bits mixed: the finalizer of SplitMix64."""
     mixed = values + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

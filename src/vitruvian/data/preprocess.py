@@ -1,4 +1,4 @@
-"""The view of a picture that a model asks for: resized, cut and normalised, as its family does it."""
+"""The view of an image that a model asks for: resized, cut and normalized, as its family does it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILTERS = {
 }
 
 LARGEST_RESIZE = 2**27
-"""Pixels a picture is resized to before its centre is cut; a longer one is cut while it is resized."""
+"""Pixels an image is resized to before its center is cut; a longer one is cut while it is resized."""
 
 Box = tuple[int, int, int, int]
 """Left, top, right, bottom."""
@@ -33,7 +33,7 @@ IndexArray = NDArray[np.intp]
 
 
 def view(image: Image.Image, preprocess: Preprocess) -> Tensor:
-    """Normalised float32 pixels (channels, rows, columns) of an upright RGB picture.
+    """Normalized float32 pixels (channels, rows, columns) of an upright RGB image.
 
     Resized with Pillow to 8 bits and cut like torchvision and timm, bit for bit. Without antialias, sampled like
     TensorFlow and kept in float.
@@ -41,7 +41,7 @@ def view(image: Image.Image, preprocess: Preprocess) -> Tensor:
     if len(preprocess.mean) == 1:
         image = image.convert("L")
     elif len(preprocess.mean) != 3:
-        raise ConfigError(f"a picture has 1 or 3 channels, and the model wants {len(preprocess.mean)}")
+        raise ConfigError(f"an image has 1 or 3 channels, and the model wants {len(preprocess.mean)}")
     scaled, box = geometry((image.height, image.width), preprocess)
     if preprocess.antialias or preprocess.interpolation == "nearest":
         levels: NDArray[Any] = np.asarray(resized(image, scaled, box, FILTERS[preprocess.interpolation]))
@@ -49,11 +49,11 @@ def view(image: Image.Image, preprocess: Preprocess) -> Tensor:
         levels = sampled(image, scaled, box)
     else:
         raise ConfigError(f"antialias=False is known for bilinear and nearest, not for {preprocess.interpolation}")
-    return normalised(levels.reshape(*preprocess.image_size, -1), preprocess.mean, preprocess.std)
+    return normalized(levels.reshape(*preprocess.image_size, -1), preprocess.mean, preprocess.std)
 
 
 def geometry(size: Size, preprocess: Preprocess) -> tuple[Size, Box]:
-    """The size the whole picture is scaled to, and the part of it that is kept."""
+    """The size the whole image is scaled to, and the part of it that is kept."""
     rows, columns = preprocess.image_size
     if preprocess.fit == "squash":
         return (rows, columns), (0, 0, columns, rows)
@@ -76,7 +76,7 @@ def covering(size: Size, target: Size) -> Size:
 
 
 def resized(image: Image.Image, scaled: Size, box: Box, resample: Image.Resampling) -> Image.Image:
-    """The part `box` of the picture scaled to `scaled`."""
+    """The part `box` of the image scaled to `scaled`."""
     rows, columns = scaled
     if max(rows, image.height) * columns > LARGEST_RESIZE:
         return resized_part(image, scaled, box, resample)
@@ -86,9 +86,9 @@ def resized(image: Image.Image, scaled: Size, box: Box, resample: Image.Resampli
 
 
 def resized_part(image: Image.Image, scaled: Size, box: Box, resample: Image.Resampling) -> Image.Image:
-    """The same without making more of the scaled picture than is kept, shrinking the longer side first.
+    """The same without making more of the scaled image than is kept, shrinking the longer side first.
 
-    For pictures so long that the rest would take gigabytes. A value may differ by rounding.
+    For images so long that the rest would take gigabytes. A value may differ by rounding.
     """
     left, top, right, bottom = box
     if image.height > image.width:  # Pillow resizes along rows first
@@ -103,8 +103,8 @@ def resized_part(image: Image.Image, scaled: Size, box: Box, resample: Image.Res
 def sampled(image: Image.Image, scaled: Size, box: Box) -> FloatArray:
     """The same part, float, bilinear between the four nearest pixels however far apart the samples are."""
     left, top, right, bottom = box
-    above, below, down = neighbours(image.height, scaled[0], top, bottom)
-    before, after, across = neighbours(image.width, scaled[1], left, right)
+    above, below, down = neighbors(image.height, scaled[0], top, bottom)
+    before, after, across = neighbors(image.width, scaled[1], left, right)
     levels = np.asarray(image).reshape(image.height, image.width, -1)
 
     def between(rows: IndexArray) -> FloatArray:
@@ -115,16 +115,16 @@ def sampled(image: Image.Image, scaled: Size, box: Box) -> FloatArray:
     return upper + (between(below) - upper) * down[:, None, None]
 
 
-def neighbours(length: int, scaled: int, start: int, stop: int) -> tuple[IndexArray, IndexArray, FloatArray]:
+def neighbors(length: int, scaled: int, start: int, stop: int) -> tuple[IndexArray, IndexArray, FloatArray]:
     """Of samples start..stop of `scaled`: the pixels on both sides, and how far towards the second they lie."""
     step, half = np.float32(length / scaled), np.float32(0.5)
-    place = (np.arange(start, stop, dtype=np.float32) + half) * step - half  # centres of pixels lie at halves
+    place = (np.arange(start, stop, dtype=np.float32) + half) * step - half  # centers of pixels lie at halves
     first = np.floor(place)
     last = length - 1
     return first.clip(0, last).astype(np.intp), (first + 1).clip(0, last).astype(np.intp), place - first
 
 
-def normalised(levels: NDArray[Any], mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+def normalized(levels: NDArray[Any], mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """Values of 0 to 255 (rows, columns, channels) as (v / 255 - mean) / std, channels first."""
     rows, columns, channels = levels.shape
     pixels = np.empty((channels, rows, columns), np.float32)
@@ -141,6 +141,6 @@ def normalised(levels: NDArray[Any], mean: tuple[float, ...], std: tuple[float, 
 
 @lru_cache(maxsize=64)
 def tables(mean: tuple[float, ...], std: tuple[float, ...]) -> FloatArray:
-    """The normalised value of each of the 256 levels, a row for each channel."""
+    """The normalized value of each of the 256 levels, a row for each channel."""
     levels = np.arange(256, dtype=np.float32)[None] / np.float32(255)
     return (levels - np.asarray(mean, np.float32)[:, None]) / np.asarray(std, np.float32)[:, None]

@@ -1,4 +1,4 @@
-"""A model's answers to all pictures of a source, kept on disk, so that any number of pictures can be measured."""
+"""A model's answers to all images of a source, kept on disk, so that any number of images can be measured."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from vitruvian.data.sources.base import Source
 from vitruvian.data.sources.cache import scratch_folder
 from vitruvian.errors import DataError, VitruvianError
 from vitruvian.evaluation.label_spaces import LabelSpace
-from vitruvian.evaluation.vectors import Unreadable, nothing_readable, pictures_of, reasons, vectors
+from vitruvian.evaluation.vectors import Unreadable, images_of, nothing_readable, reasons, vectors
 from vitruvian.predict import Classifier
 
-# n pictures that could be read, C classes of the label space, K outputs of the model
+# n images that could be read, C classes of the label space, K outputs of the model
 
 PIECE = 1024
-"""Pictures whose logits are in memory at a time."""
+"""Images whose logits are in memory at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Answers:
-    """What the model said of each picture that could be read."""
+    """What the model said of each image that could be read."""
 
     numbers: NDArray[np.int64]
-    """(n,) The pictures' numbers in the source."""
+    """(n,) The images' numbers in the source."""
     labels: NDArray[np.int64]
     """(n,) Their classes in the label space."""
     logits: NDArray[np.float32]
@@ -41,9 +41,9 @@ class Answers:
     imagenet: NDArray[np.int64]
     """(n,) The best class of ImageNet-1k, by number; empty for models that do not have all of them."""
     unreadable: dict[str, str]
-    """Why a picture is missing, by key."""
+    """Why an image is missing, by key."""
     left_out: int
-    """Pictures of classes that the label space does not have."""
+    """Images of classes that the label space does not have."""
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -59,18 +59,18 @@ class Answers:
 def answers_of(
     classifier: Classifier, source: Source, space: LabelSpace, *, batch: int = BATCH, track: Track = untracked
 ) -> Answers:
-    """Ask about every picture of the label space's classes."""
+    """Ask about every image of the label space's classes."""
     truth = space.labels[np.asarray(source.labels())]
     wanted = np.flatnonzero(truth >= 0)
     if not len(wanted):
-        raise DataError(f"{source.name}: not one picture is of a class that the model knows")
+        raise DataError(f"{source.name}: not one image is of a class that the model knows")
     stored = np.memmap(scratch_folder() / "logits.f32", np.float32, "w+", shape=(len(wanted), len(space.classes)))
     unreadable: Unreadable = {}
-    pictures = track(pictures_of(source, wanted, unreadable), len(wanted))
+    images = track(images_of(source, wanted, unreadable), len(wanted))
     done: list[int] = []
     among_all: list[NDArray[np.bool_]] = []
     imagenet: list[NDArray[np.int64]] = []
-    for numbers, logits in vectors(classifier, classifier.logits, pictures, unreadable=unreadable, batch=batch):
+    for numbers, logits in vectors(classifier, classifier.logits, images, unreadable=unreadable, batch=batch):
         check_finite(source, numbers, logits)
         stored[len(done) : len(done) + len(numbers)] = space.project(logits).numpy()
         among_all.append(space.right_among_all(logits, truth[numbers]))

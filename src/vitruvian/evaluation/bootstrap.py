@@ -1,4 +1,4 @@
-"""Confidence intervals: how far an accuracy might be off because other pictures could have been drawn."""
+"""Confidence intervals: how far an accuracy might be off because other images could have been drawn."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-# n pictures
+# n images
 
 RESAMPLES = 1000
 LEVEL = 95.0
@@ -15,15 +15,15 @@ LEVEL = 95.0
 
 Weights = NDArray[np.float64]
 Statistic = Callable[[Weights], float]
-"""A number from how often each picture was drawn (n,)."""
+"""A number from how often each image was drawn (n,)."""
 
 
 def intervals(
     statistics: Mapping[str, Statistic], count: int, *, seed: int, resamples: int = RESAMPLES
 ) -> dict[str, tuple[float, float]]:
-    """For each statistic the middle LEVEL percent of its values when `count` pictures are drawn with replacement.
+    """For each statistic the middle LEVEL percent of its values when `count` images are drawn with replacement.
 
-    The same seed draws the same pictures. A statistic that a draw leaves without pictures skips that draw.
+    The same seed draws the same images. A statistic that a draw leaves without images skips that draw.
     """
     generator = np.random.default_rng(seed)
     values: dict[str, list[float]] = {name: [] for name in statistics}
@@ -46,7 +46,7 @@ def share(right: NDArray[np.bool_]) -> Statistic:
 
 
 def share_among(rows: NDArray[np.int64], right: NDArray[np.bool_]) -> Statistic:
-    """Percent of right answers among some of the pictures."""
+    """Percent of right answers among some of the images."""
     inner = share(right)
     return lambda drawn: inner(drawn[rows]) if drawn[rows].any() else float("nan")
 

@@ -20,7 +20,7 @@ def save_calibrated(evaluation: Evaluation, model: Model, folder: Path) -> None:
     if fitted.after.loss >= fitted.before.loss:
         raise DataError(
             f"{folder}: not written, as temperature {fitted.temperature:.3f} does not help: cross-entropy "
-            f"{fitted.before.loss:.4f} becomes {fitted.after.loss:.4f} on the pictures that it was not fitted on"
+            f"{fitted.before.loss:.4f} becomes {fitted.after.loss:.4f} on the images that it was not fitted on"
         )
     if evaluation.restricted:
         raise DataError(

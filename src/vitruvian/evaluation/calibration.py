@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 from vitruvian.evaluation.answers import Answers
 
-# n pictures
+# n images
 
 BINS = 15
 FEWEST = 20
-"""Pictures that a temperature is fitted on, at least."""
+"""Images that a temperature is fitted on, at least."""
 MOST = 5000
-"""Pictures that a temperature is fitted on, at most: more do not change it."""
+"""Images that a temperature is fitted on, at most: more do not change it."""
 SHARE = 0.5
-"""Of the pictures, where there is no split to fit on."""
+"""Of the images, where there is no split to fit on."""
 HOTTEST = 100.0
 """Temperatures are looked for from 1 / HOTTEST to HOTTEST."""
 STEPS = 60
@@ -30,7 +30,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bin:
-    """Pictures whose best answer has about the same probability; shares in percent."""
+    """Images whose best answer has about the same probability; shares in percent."""
 
     count: int
     confidence: float
@@ -40,12 +40,12 @@ class Bin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reliability:
-    """How probabilities and accuracy agree over a set of pictures."""
+    """How probabilities and accuracy agree over a set of images."""
 
     count: int
     temperature: float
     error: float
-    """Expected calibration error in percent: the bins' |accuracy - confidence|, weighted by their pictures."""
+    """Expected calibration error in percent: the bins' |accuracy - confidence|, weighted by their images."""
     loss: float
     """Mean cross-entropy."""
     bins: tuple[Bin, ...]
@@ -54,31 +54,31 @@ class Reliability:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """The model as it is, and what a fitted temperature would do, on pictures that it was not fitted on."""
+    """The model as it is, and what a fitted temperature would do, on images that it was not fitted on."""
 
     now: Reliability
-    """Over all pictures."""
+    """Over all images."""
     temperature: float | None = None
     """Fitted; None where that was not possible."""
     fitted_on: str = ""
-    """Which pictures, in words."""
+    """Which images, in words."""
     obstacle: str = ""
     """Why no temperature was fitted."""
     before: Reliability | None = None
     after: Reliability | None = None
-    """Over the pictures that the temperature was not fitted on."""
+    """Over the images that the temperature was not fitted on."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 class Confidences(NamedTuple):
-    """The best answer to each picture."""
+    """The best answer to each image."""
 
     probability: NDArray[np.float64]
     right: NDArray[np.bool_]
     loss: float
-    """Mean cross-entropy over the pictures."""
+    """Mean cross-entropy over the images."""
 
 
 def confidences(answers: Answers, temperature: float, rows: Rows | None = None) -> Confidences:
@@ -100,7 +100,7 @@ def bin_numbers(confidence: NDArray[np.float64]) -> Rows:
 
 
 def calibration_error(bins: Rows, confidence: NDArray[np.float64], right: NDArray[np.float64]) -> float:
-    """In percent; `right` may be 0 and 1, or any weights that `confidence` carries too, for each picture."""
+    """In percent; `right` may be 0 and 1, or any weights that `confidence` carries too, for each image."""
     gaps = np.bincount(bins, right - confidence, minlength=BINS)
     return 100.0 * float(np.abs(gaps).sum())
 
@@ -163,12 +163,12 @@ def calibration(answers: Answers, temperature: float, dev: Answers | None, dev_i
     if dev is None:
         fit_rows = np.sort(shuffled[: round(SHARE * len(answers))][:MOST])
         rest = np.setdiff1d(np.arange(len(answers)), fit_rows)
-        dev, dev_is = answers, f"a random part of {len(fit_rows):,} of the {len(answers):,} pictures"
+        dev, dev_is = answers, f"a random part of {len(fit_rows):,} of the {len(answers):,} images"
     else:
         fit_rows, rest = np.sort(shuffled[:MOST]), np.arange(len(answers))
-        dev_is = f"{len(fit_rows):,} pictures of {dev_is}"
+        dev_is = f"{len(fit_rows):,} images of {dev_is}"
     if len(fit_rows) < FEWEST:
-        return Calibration(now=now, obstacle=f"{len(fit_rows)} pictures to fit it on are too few, wanted {FEWEST}")
+        return Calibration(now=now, obstacle=f"{len(fit_rows)} images to fit it on are too few, wanted {FEWEST}")
     fitted = fitted_temperature(dev, fit_rows)
     if fitted is None:
         return Calibration(now=now, obstacle=f"none from {1 / HOTTEST:g} to {HOTTEST:g} is best for {dev_is}")

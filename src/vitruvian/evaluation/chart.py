@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from vitruvian.evaluation.page import Html, text
-from vitruvian.evaluation.style import COLOURS
+from vitruvian.evaluation.style import COLORS
 
 WIDTH, HEIGHT = 480, 280
 LEFT, RIGHT, TOP, BOTTOM = 60, 14, 12, 46
@@ -45,7 +45,7 @@ class Axes:
 
 def line_chart(title: str, lines: Sequence[Line], *, across: str, least: float | None = None) -> Html:
     """The lines over a common axis `across`; the upright axis shows what they span, and `least` where given."""
-    assert len(lines) <= len(COLOURS), "there are no more colours"
+    assert len(lines) <= len(COLORS), "there are no more colors"
     drawn = [thinned(line.name, finite(line.points)) for line in lines]
     points = [point for line in drawn for point in line.points]
     if not points:
@@ -65,7 +65,7 @@ def finite(points: Sequence[Point]) -> list[Point]:
 
 
 def thinned(name: str, points: list[Point]) -> Line:
-    """At most MOST_POINTS: means of equally many neighbours, the ends kept where they are."""
+    """At most MOST_POINTS: means of equally many neighbors, the ends kept where they are."""
     if len(points) <= MOST_POINTS:
         return Line(name, points)
     size = -(-len(points) // (MOST_POINTS - 2))

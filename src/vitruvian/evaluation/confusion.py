@@ -1,4 +1,4 @@
-"""What is taken for what: the confusion matrix as a table, or as a picture and a list where classes are many."""
+"""What is taken for what: the confusion matrix as a table, or as an image and a list where classes are many."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageColor
 
+from vitruvian.evaluation.images import embedded
 from vitruvian.evaluation.metrics import Counts
 from vitruvian.evaluation.page import Html, columns, table, text
-from vitruvian.evaluation.pictures import embedded
-from vitruvian.evaluation.style import COLOURS
+from vitruvian.evaluation.style import COLORS
 
 # K classes; rows are labels, columns predictions
 
@@ -21,8 +21,8 @@ SHORT = 3
 """Letters of class names up to which they need not be turned over the columns."""
 MOST_PAIRS = 20
 MAP_SIDE = 512
-"""Pixels of the picture's side; of more classes, each pixel shows the largest of several shares."""
-RIGHT, WRONG = (ImageColor.getrgb(colour) for colour in COLOURS[:2])
+"""Pixels of the image's side; of more classes, each pixel shows the largest of several shares."""
+RIGHT, WRONG = (ImageColor.getrgb(color) for color in COLORS[:2])
 """Blue for right answers, vermilion for wrong ones; visible on white and on black."""
 
 
@@ -32,7 +32,7 @@ def confusion_view(confusion: Counts, classes: Sequence[str]) -> Html:
         return matrix(confusion, classes)
     pairs = list(confused_pairs(confusion, classes))
     listed = table(["true class", "taken for", "examples", "share"], pairs) if pairs else Html("")
-    return columns(picture(confusion), listed)
+    return columns(confusion_image(confusion), listed)
 
 
 def shares(confusion: Counts) -> NDArray[np.float64]:
@@ -41,7 +41,7 @@ def shares(confusion: Counts) -> NDArray[np.float64]:
 
 
 def matrix(confusion: Counts, classes: Sequence[str]) -> Html:
-    """A table with the numbers, coloured by their share of the true class."""
+    """A table with the numbers, colored by their share of the true class."""
     head = "".join(f"<th>{name(label)}</th>" for label in classes)
     rows = "\n".join(
         f'<tr><th scope="row">{name(label)}</th>{"".join(cells(number, counts, part))}</tr>'
@@ -64,14 +64,14 @@ def cells(row: int, counts: list[int], part: list[float]) -> Iterator[str]:
         if not count:
             yield '<td class="none">·</td>'
             continue
-        colour = "--right" if row == column else "--wrong"
+        color = "--right" if row == column else "--wrong"
         opacity = float(strength(np.array(share)))
         strong = ' class="strong"' if opacity > 0.6 else ""
-        yield f'<td{strong} style="background:rgb(var({colour}) / {opacity:.2f})">{count}</td>'
+        yield f'<td{strong} style="background:rgb(var({color}) / {opacity:.2f})">{count}</td>'
 
 
 def strength(share: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Opacity of a colour for a share: a few mistakes among many right answers should still be seen."""
+    """Opacity of a color for a share: a few mistakes among many right answers should still be seen."""
     return np.where(share > 0, 0.15 + 0.85 * np.sqrt(share), 0.0)
 
 
@@ -86,7 +86,7 @@ def confused_pairs(confusion: Counts, classes: Sequence[str]) -> Iterator[tuple[
             yield classes[row], classes[column], int(wrong[row, column]), Html(f"{100 * part[row, column]:.0f}&nbsp;%")
 
 
-def picture(confusion: Counts) -> Html:
+def confusion_image(confusion: Counts) -> Html:
     """A pixel for each pair of classes, or for several pairs; transparent where there are no examples."""
     part = shares(confusion)
     step = -(-len(part) // MAP_SIDE)

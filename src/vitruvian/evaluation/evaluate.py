@@ -1,4 +1,4 @@
-"""Evaluate a model on a data set: every picture counted, with intervals, calibration and ReaL labels."""
+"""Evaluate a model on a data set: every image counted, with intervals, calibration and ReaL labels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vitruvian.evaluation.real import RealLabels, real_answers
 from vitruvian.evaluation.sections import SHOWN_MISTAKES
 from vitruvian.predict import Classifier
 
-# n pictures, C classes of the label space
+# n images, C classes of the label space
 
 SPLITS = ("test", "val")
 """What is evaluated unless a split is named: the first of these, or else the first that there is."""
@@ -36,19 +36,19 @@ class Options:
 
     split: str | None = None
     real: RealLabels | None = None
-    """ReaL labels of ImageNet's validation pictures."""
+    """ReaL labels of ImageNet's validation images."""
     ids: Sequence[str] | None = None
     """WordNet id of each output, for models whose labels do not tell."""
     groups: Mapping[str, Sequence[int]] | None = None
     """Numbers in ImageNet-1k that each class means (ObjectNet)."""
     seed: int = 0
-    """Of the bootstrap, and of the pictures that a temperature is fitted on."""
+    """Of the bootstrap, and of the images that a temperature is fitted on."""
     batch: int = BATCH
 
 
 @dataclass(frozen=True, slots=True)
 class Real:
-    """Answers to the pictures that have a ReaL label."""
+    """Answers to the images that have a ReaL label."""
 
     rows: NDArray[np.int64]
     right: NDArray[np.bool_]

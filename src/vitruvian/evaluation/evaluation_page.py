@@ -23,7 +23,7 @@ NAMES = MEASURE_NAMES | {
 
 
 def evaluation_page(evaluation: Evaluation, source: Source) -> str:
-    """A whole page; mistakes are shown with their pictures from `source`."""
+    """A whole page; mistakes are shown with their images from `source`."""
     title = f"{Path(evaluation.model).name or 'a model'} on {Path(evaluation.data).name}"
     return page(title, sections(title, evaluation, source))
 
@@ -36,25 +36,25 @@ def sections(title: str, evaluation: Evaluation, source: Source) -> Iterator[Htm
     values[NAMES["calibration_error"]] = f"{evaluation.calibration.now.error:.2f} %"
     yield tiles(values)
     if evaluation.unreadable:
-        yield notice(f"{len(evaluation.unreadable):,} pictures could not be read and are not counted.")
+        yield notice(f"{len(evaluation.unreadable):,} images could not be read and are not counted.")
     if evaluation.left_out:
-        yield notice(f"{evaluation.left_out:,} pictures are of classes that the model does not have, and not counted.")
+        yield notice(f"{evaluation.left_out:,} images are of classes that the model does not have, and not counted.")
     yield section(
         "Accuracy",
         table(["", "percent", f"{LEVEL:g} % interval"], interval_rows(evaluation)),
-        note=f"Intervals by {RESAMPLES:,} bootstrap resamples: what chance in the choice of pictures can do.",
+        note=f"Intervals by {RESAMPLES:,} bootstrap resamples: what chance in the choice of images can do.",
     )
     yield section("Calibration", *calibration_parts(evaluation.calibration))
     yield from measure_sections(evaluation.measures, evaluation.space.classes, source)
     if evaluation.unreadable:
-        yield section("Pictures that could not be read", *unreadable_parts(evaluation.unreadable))
+        yield section("Images that could not be read", *unreadable_parts(evaluation.unreadable))
     if evaluation.notes:
         yield section("Data", *map(paragraph, evaluation.notes))
 
 
 def summary(evaluation: Evaluation) -> str:
     space, count = evaluation.space, evaluation.measures.count
-    line = f"{count:,} pictures of {evaluation.part}, {len(space.classes):,} classes"
+    line = f"{count:,} images of {evaluation.part}, {len(space.classes):,} classes"
     line += f" matched with the model's outputs by {space.about}"
     if evaluation.restricted:
         line += f"; {space.competing:,} of the model's {space.total:,} outputs compete"
@@ -87,7 +87,7 @@ def calibration_parts(found: Calibration) -> Iterator[Html]:
         lines.append(curve("with the fitted temperature", found.after))
     chart = line_chart("Reliability: accuracy against probability, in percent", lines, across="probability", least=0.0)
     note = (
-        f"Pictures are put into {BINS} bins by the probability of the best answer. Below the diagonal the model is "
+        f"Images are put into {BINS} bins by the probability of the best answer. Below the diagonal the model is "
         "too sure of itself, above it not sure enough."
     )
     yield remark(note)
@@ -103,7 +103,7 @@ def curve(name: str, found: Reliability) -> Line:
 
 
 def calibration_rows(found: Calibration) -> Iterator[tuple[object, ...]]:
-    stages = {"all pictures": found.now, "not fitted on, now": found.before, "not fitted on, fitted": found.after}
+    stages = {"all images": found.now, "not fitted on, now": found.before, "not fitted on, fitted": found.after}
     for name, stage in stages.items():
         if stage is not None:
             yield name, stage.temperature, stage.error, stage.loss

@@ -1,4 +1,4 @@
-"""What a frozen model sees in each picture of a source: computed once, then taken from the store."""
+"""What a frozen model sees in each image of a source: computed once, then taken from the store."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 
 from vitruvian.config import BATCH
 from vitruvian.data.parallel import Track, untracked
-from vitruvian.data.sources.base import Picture, Source
+from vitruvian.data.sources.base import RawImage, Source
 from vitruvian.errors import VitruvianError
-from vitruvian.evaluation.store import Features, FeatureStore, picture_key
-from vitruvian.evaluation.vectors import Unreadable, nothing_readable, pictures_of, reasons, vectors
+from vitruvian.evaluation.store import Features, FeatureStore, image_key
+from vitruvian.evaluation.vectors import Unreadable, images_of, nothing_readable, reasons, vectors
 from vitruvian.predict import Encoder
 
-# n pictures that can be read, F features
+# n images that can be read, F features
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FeatureSet:
-    """The features of one split, of the pictures that could be read."""
+    """The features of one split, of the images that could be read."""
 
     values: Features
     """(n, F)"""
@@ -29,7 +29,7 @@ class FeatureSet:
     """(n,)"""
     classes: tuple[str, ...]
     unreadable: dict[str, str]
-    """Why a picture cannot be used, by key."""
+    """Why an image cannot be used, by key."""
     computed: int
     """How many were not in the store."""
 
@@ -44,19 +44,19 @@ class FeatureSet:
 def features_of(
     encoder: Encoder, source: Source, store: FeatureStore, *, batch: int = BATCH, track: Track = untracked
 ) -> FeatureSet:
-    """The features of all pictures of a source; new ones are in the store afterwards, and every so often before."""
+    """The features of all images of a source; new ones are in the store afterwards, and every so often before."""
     values = np.zeros((len(source), encoder.model.config.feature_width), np.float32)
     unreadable: Unreadable = {}
     waiting: dict[int, bytes] = {}
 
-    def unknown() -> Iterator[tuple[int, Picture | None]]:
-        for number, picture in track(pictures_of(source, np.arange(len(source)), unreadable), len(source)):
-            if picture is not None:
-                key = picture_key(picture)
+    def unknown() -> Iterator[tuple[int, RawImage | None]]:
+        for number, image in track(images_of(source, np.arange(len(source)), unreadable), len(source)):
+            if image is not None:
+                key = image_key(image)
                 found = store.find(key)
                 if found is None:
                     waiting[number] = key
-                    yield number, picture
+                    yield number, image
                 else:
                     values[number] = found
 

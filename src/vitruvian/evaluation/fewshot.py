@@ -1,8 +1,8 @@
-"""Few-shot accuracy of frozen features by regularised least squares, as the ViT releases compute it.
+"""Few-shot accuracy of frozen features by regularized least squares, as the ViT releases compute it.
 
-The few pictures are whitened with their own mean and deviation (+ 1e-5), a constant feature of 100 stands for a bias
-that is hardly regularised, targets are +1 for the class and -1 for others, and l2 = 2^10 is added to the diagonal as
-it is, whatever the number of pictures (big_vision, `evaluators/fewshot_lsr.py`).
+The few images are whitened with their own mean and deviation (+ 1e-5), a constant feature of 100 stands for a bias
+that is hardly regularized, targets are +1 for the class and -1 for others, and l2 = 2^10 is added to the diagonal as
+it is, whatever the number of images (big_vision, `evaluators/fewshot_lsr.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from vitruvian.errors import ConfigError, DataError
 
-# n pictures to learn from, m others, F features, K classes
+# n images to learn from, m others, F features, K classes
 
 SHOTS = (1, 5, 10, 25)
 SEEDS = (0, 1, 2)
@@ -60,7 +60,7 @@ def regression(features: NDArray[Any], labels: Labels, *, classes: int, l2: floa
 
 
 def shuffled_classes(labels: Labels, *, classes: int, seed: int) -> list[Labels]:
-    """The pictures of each class in the order in which they are taken; fewer shots are the beginning of more."""
+    """The images of each class in the order in which they are taken; fewer shots are the beginning of more."""
     generator = np.random.default_rng(seed)
     return [generator.permutation(np.flatnonzero(labels == number)) for number in range(classes)]
 
@@ -68,7 +68,7 @@ def shuffled_classes(labels: Labels, *, classes: int, seed: int) -> list[Labels]
 def fewshot_predictions(
     train: tuple[NDArray[Any], Labels], test: NDArray[Any], *, classes: int, shots: int, seed: int
 ) -> Labels:
-    """Classes (m,) of the test features after `shots` pictures of each class; equal scores give the first class."""
+    """Classes (m,) of the test features after `shots` images of each class; equal scores give the first class."""
     features, labels = train
     chosen = np.concatenate([picked[:shots] for picked in shuffled_classes(labels, classes=classes, seed=seed)])
     fitted = regression(features[chosen], labels[chosen], classes=classes)
@@ -85,7 +85,7 @@ def possible_shots(labels: Labels, classes: Sequence[str], wanted: Sequence[int]
     possible = [number for number in shots if number <= counts[least]]
     if len(possible) == len(shots):
         return shots, ""
-    what = f"class {classes[least]!r} has {counts[least]} pictures to learn from"
+    what = f"class {classes[least]!r} has {counts[least]} images to learn from"
     if wanted is not None:
         advice = f"ask for at most {counts[least]} shots" if counts[least] else "add some, or remove the class"
         raise DataError(f"{what}, where {shots[-1]} shots want {shots[-1]}; {advice}")

@@ -22,7 +22,7 @@ from torch import Tensor
 from vitruvian.errors import DataError
 from vitruvian.labels import imagenet_ids, imagenet_labels
 
-# B pictures, K outputs of the model, C classes of the data that the model knows
+# B images, K outputs of the model, C classes of the data that the model knows
 
 IMAGENET_21K = (21_841, 21_843)
 """Outputs of heads of ImageNet-21k; the paper's releases have the larger number."""

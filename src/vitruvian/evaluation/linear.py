@@ -1,4 +1,4 @@
-"""A linear probe: multinomial logistic regression on frozen features, its regularisation chosen on a dev split."""
+"""A linear probe: multinomial logistic regression on frozen features, its regularization chosen on a dev split."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# n pictures, F features, K classes
+# n images, F features, K classes
 
 L2 = tuple(10.0 ** (-step / 2) for step in range(13))
 """What is tried, from 1 down to 1e-6: each starts where the one before ended."""
 PATIENCE = 3
 """So many in a row that are no better than the best end the search."""
 PIECE = 2**16
-"""Pictures whose logits are in memory at a time."""
+"""Images whose logits are in memory at a time."""
 MOST_STEPS = 1000
 SMALLEST_GRADIENT = 1e-5
 """Of the mean loss, at which a fit is done: accuracies no longer change."""
@@ -34,16 +34,16 @@ class LinearProbe:
     mean: Tensor
     std: Tensor
     weights: Tensor
-    """(F + 1, K) for standardised features; the last row is the bias."""
+    """(F + 1, K) for standardized features; the last row is the bias."""
 
-    def standardised(self, features: NDArray[Any]) -> Tensor:
+    def standardized(self, features: NDArray[Any]) -> Tensor:
         return (torch.from_numpy(np.asarray(features, np.float64)) - self.mean) / self.std
 
-    def answer(self, standardised: Tensor) -> Tensor:
-        return torch.addmm(self.weights[-1], standardised, self.weights[:-1])
+    def answer(self, standardized: Tensor) -> Tensor:
+        return torch.addmm(self.weights[-1], standardized, self.weights[:-1])
 
     def logits(self, features: NDArray[Any]) -> Tensor:
-        return self.answer(self.standardised(features))
+        return self.answer(self.standardized(features))
 
     def predictions(self, features: NDArray[Any]) -> Labels:
         pieces = [self.logits(features[start : start + PIECE]) for start in range(0, len(features), PIECE)]
@@ -51,7 +51,7 @@ class LinearProbe:
 
 
 def fit(features: NDArray[Any], labels: Labels, *, classes: int, l2: float, start: Tensor | None = None) -> LinearProbe:
-    """The minimum of mean cross-entropy + l2 / 2 |W|^2 over standardised features; the bias is free.
+    """The minimum of mean cross-entropy + l2 / 2 |W|^2 over standardized features; the bias is free.
 
     Float64 and L-BFGS from `start`, or from zero: the same numbers each time.
     """
@@ -62,8 +62,8 @@ def fit(features: NDArray[Any], labels: Labels, *, classes: int, l2: float, star
     found = LinearProbe(mean=mean, std=std, weights=weights)
     starts = range(0, len(labels), PIECE)
     truths = [torch.from_numpy(labels[first : first + PIECE]) for first in starts]
-    pieces = [found.standardised(features[first : first + PIECE]) for first in starts]
-    optimiser = torch.optim.LBFGS(
+    pieces = [found.standardized(features[first : first + PIECE]) for first in starts]
+    optimizer = torch.optim.LBFGS(
         [weights],
         max_iter=MOST_STEPS,
         tolerance_grad=SMALLEST_GRADIENT,
@@ -73,7 +73,7 @@ def fit(features: NDArray[Any], labels: Labels, *, classes: int, l2: float, star
     )
 
     def closure() -> float:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         total = 0.0
         for piece, truth in zip(pieces, truths):
             loss = torch.nn.functional.cross_entropy(found.answer(piece), truth, reduction="sum") / len(labels)
@@ -83,7 +83,7 @@ def fit(features: NDArray[Any], labels: Labels, *, classes: int, l2: float, star
         penalty.backward()  # type: ignore[no-untyped-call]
         return total + penalty.item()
 
-    optimiser.step(closure)  # type: ignore[no-untyped-call]
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
     return LinearProbe(mean=mean, std=std, weights=weights.detach())
 
 
@@ -94,7 +94,7 @@ def chosen_l2(
     classes: int,
     candidates: Sequence[float] = L2,
 ) -> tuple[float, dict[float, float]]:
-    """The regularisation that is best on `dev`, of equal ones the strongest; and all accuracies there, in percent."""
+    """The regularization that is best on `dev`, of equal ones the strongest; and all accuracies there, in percent."""
     found: dict[float, float] = {}
     start: Tensor | None = None
     best, worse = 0.0, 0

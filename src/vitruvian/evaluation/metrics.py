@@ -1,4 +1,4 @@
-"""How good a model is on labelled pictures: every example counted once, in memory that does not grow with them."""
+"""How good a model is on labeled images: every example counted once, in memory that does not grow with them."""
 
 from __future__ import annotations
 
@@ -229,9 +229,9 @@ def measure(
 def count_all(
     model: nn.Module, batches: Iterable[Batch], count: Callable[[Batch], tuple[Tensor, ...]], *, all_ranks: bool
 ) -> None:
-    """Give every batch to `count`, which calls the model and returns what one picture of it is called with.
+    """Give every batch to `count`, which calls the model and returns what one image of it is called with.
 
-    The model is not in training meanwhile. With `all_ranks`, that picture is seen again for each empty batch.
+    The model is not in training meanwhile. With `all_ranks`, that image is seen again for each empty batch.
     """
     training = model.training
     model.eval()

@@ -1,4 +1,4 @@
-"""ObjectNet's classes as classes of ImageNet-1k, from the files that come with its pictures.
+"""ObjectNet's classes as classes of ImageNet-1k, from the files that come with its images.
 
 Its folder `mappings` has the names of folders (`folder_to_objectnet_label.json`), the names of ImageNet's classes for
 113 of them, separated by "; " (`objectnet_to_imagenet_1k.json`), these names line by line
@@ -35,7 +35,7 @@ def read_objectnet(mappings: Path) -> dict[str, tuple[int, ...]]:
 
 
 def mappings_beside(data: str) -> Path | None:
-    """ObjectNet's mappings beside its folder of pictures, if `data` is that folder."""
+    """ObjectNet's mappings beside its folder of images, if `data` is that folder."""
     folder = Path(data).expanduser()
     beside = folder.resolve().parent / "mappings"
     found = folder.is_dir() and (beside / CLASSES).is_file() and (beside / FOLDERS).is_file()

@@ -21,21 +21,21 @@ class Evaluation:
     model: str
     split: str
     part: str
-    """Which pictures, in words."""
+    """Which images, in words."""
     space: LabelSpace
     measures: Measures
     among_all: float
     """Top-1 where all outputs of the model compete, also those that mean no class of the data."""
     real: float | None
     real_count: int
-    """Pictures that have a ReaL label."""
+    """Images that have a ReaL label."""
     intervals: dict[str, tuple[float, float]]
     """Bootstrap intervals by the name of the number in `to_json`."""
     calibration: Calibration
     unreadable: dict[str, str]
-    """Why a picture could not be counted, by key."""
+    """Why an image could not be counted, by key."""
     left_out: int
-    """Pictures of classes that the model does not have."""
+    """Images of classes that the model does not have."""
     notes: tuple[str, ...]
     """What the data set left out or is strange."""
 
@@ -45,7 +45,7 @@ class Evaluation:
         return self.space.competing < self.space.total
 
     def to_json(self) -> dict[str, Any]:
-        """All of it; the confusion matrix as [label, prediction, pictures] without zeros."""
+        """All of it; the confusion matrix as [label, prediction, images] without zeros."""
         measures, space = self.measures, self.space
         return {
             "data": self.data,
@@ -69,7 +69,7 @@ class Evaluation:
 
 def class_rows(measures: Measures, classes: tuple[str, ...]) -> list[dict[str, Any]]:
     counts, correct = measures.class_counts.tolist(), measures.class_correct.tolist()
-    return [{"class": name, "pictures": n, "right": right} for name, n, right in zip(classes, counts, correct)]
+    return [{"class": name, "images": n, "right": right} for name, n, right in zip(classes, counts, correct)]
 
 
 def without_zeros(confusion: Counts) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""How much a frozen model already knows of a data set: few-shot, linear and nearest-neighbour accuracy."""
+"""How much a frozen model already knows of a data set: few-shot, linear and nearest-neighbor accuracy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.evaluation.features import features_of
 from vitruvian.evaluation.fewshot import SEEDS, fewshot_predictions, possible_shots
 from vitruvian.evaluation.linear import chosen_l2, fit
-from vitruvian.evaluation.neighbours import chosen_neighbours, neighbour_predictions
+from vitruvian.evaluation.neighbors import chosen_neighbors, neighbor_predictions
 from vitruvian.evaluation.probe_task import Labels, Parts, Task, parts_of
 from vitruvian.evaluation.store import open_store
 from vitruvian.predict import Encoder
@@ -25,7 +25,7 @@ from vitruvian.predict import Encoder
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeResult:
-    """One probe's accuracy on the test pictures, in percent."""
+    """One probe's accuracy on the test images, in percent."""
 
     probe: str
     setting: str
@@ -38,7 +38,7 @@ class ProbeResult:
     deviation: float
     """Standard deviation of the runs (of the population), zero for one."""
     tried: dict[str, float] = field(default_factory=dict)
-    """Accuracy of each setting on the pictures that it was chosen by."""
+    """Accuracy of each setting on the images that it was chosen by."""
     seconds: float = 0.0
 
 
@@ -49,13 +49,13 @@ class ProbeReport:
     data: str
     model: str
     classes: int
-    train_pictures: int
-    test_pictures: int
+    train_images: int
+    test_images: int
     test_is: str
-    """What the test pictures are, in words."""
+    """What the test images are, in words."""
     results: tuple[ProbeResult, ...]
     unreadable: dict[str, str]
-    """Why a picture was left out, by key."""
+    """Why an image was left out, by key."""
     notes: tuple[str, ...]
     computed: int
     """Features that were not in the store."""
@@ -67,11 +67,11 @@ class ProbeReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What to probe with; None means the usual shots, and a number of neighbours that is chosen."""
+    """What to probe with; None means the usual shots, and a number of neighbors that is chosen."""
 
-    only: tuple[str, ...] = ("fewshot", "linear", "neighbours")
+    only: tuple[str, ...] = ("fewshot", "linear", "neighbors")
     shots: tuple[int, ...] | None = None
-    neighbours: int | None = None
+    neighbors: int | None = None
 
     def __post_init__(self) -> None:
         for name in self.only:
@@ -79,7 +79,7 @@ class Wanted:
                 raise UnknownNameError("probe", name, PROBES, see=f"(there are {', '.join(PROBES)})")
         if not self.only:
             raise ConfigError(f"no probe is named; there are {', '.join(PROBES)}")
-        check_range("neighbours", 1 if self.neighbours is None else self.neighbours, 1)
+        check_range("neighbors", 1 if self.neighbors is None else self.neighbors, 1)
 
 
 def outcome(task: Task, probe: str, setting: str, runs: Sequence[Labels]) -> ProbeResult:
@@ -112,20 +112,20 @@ def linear(task: Task, wanted: Wanted) -> Iterator[ProbeResult]:
     yield replace(outcome(task, "linear", f"l2 {l2:.2g}", [found]), tried=shares)
 
 
-def neighbours(task: Task, wanted: Wanted) -> Iterator[ProbeResult]:
-    known, count = task.everything, wanted.neighbours
+def neighbors(task: Task, wanted: Wanted) -> Iterator[ProbeResult]:
+    known, count = task.everything, wanted.neighbors
     tried: dict[int, float] = {}
     if count is None:
-        count, tried = chosen_neighbours(known, classes=task.classes)
-    found = neighbour_predictions(known, task.test.values, classes=task.classes, neighbours=count)
+        count, tried = chosen_neighbors(known, classes=task.classes)
+    found = neighbor_predictions(known, task.test.values, classes=task.classes, neighbors=count)
     shares = {f"{number} nearest": share for number, share in tried.items()}
-    yield replace(outcome(task, "neighbours", f"{count} nearest", [found]), tried=shares)
+    yield replace(outcome(task, "neighbors", f"{count} nearest", [found]), tried=shares)
 
 
 PROBES: dict[str, Callable[[Task, Wanted], Iterator[ProbeResult]]] = {
     "fewshot": fewshot,
     "linear": linear,
-    "neighbours": neighbours,
+    "neighbors": neighbors,
 }
 
 
@@ -142,14 +142,14 @@ def probe(
     started = time.monotonic()
     task = task_of(parts, encoder, batch=batch, track=track)
     feature_seconds = time.monotonic() - started
-    if "fewshot" in wanted.only:  # again, of the pictures that could be read
+    if "fewshot" in wanted.only:  # again, of the images that could be read
         notes += filter(None, [possible_shots(task.train.labels, opened.classes, wanted.shots)[1]])
     return ProbeReport(
         data=opened.name,
         model=model,
         classes=task.classes,
-        train_pictures=len(task.everything[1]),
-        test_pictures=len(task.test),
+        train_images=len(task.everything[1]),
+        test_images=len(task.test),
         test_is=parts.test_is,
         results=tuple(timed_results(task, wanted)),
         unreadable={key: why for part in task.sets for key, why in part.unreadable.items()},

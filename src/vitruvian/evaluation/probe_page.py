@@ -20,7 +20,7 @@ def sections(title: str, report: ProbeReport) -> Iterator[Html]:
     yield heading(title, summary(report))
     yield tiles({f"{result.probe}, {result.setting}": f"{result.top1:.2f} %" for result in report.results})
     titles = ["probe", "setting", "top-1 %", "deviation", "mean per class %"]
-    note = "Frozen features. Few-shot: means and standard deviations of three draws of the pictures."
+    note = "Frozen features. Few-shot: means and standard deviations of three draws of the images."
     yield section("Accuracy", table(titles, map(row, report.results)), note=note)
     shots = [(float(r.setting.split()[0]), r.top1) for r in report.results if r.probe == "few-shot"]
     parts = [
@@ -29,9 +29,9 @@ def sections(title: str, report: ProbeReport) -> Iterator[Html]:
         if result.tried
     ]
     if len(shots) > 1:
-        parts.insert(0, line_chart("Few-shot top-1, %", [Line("mean of the seeds", shots)], across="pictures a class"))
+        parts.insert(0, line_chart("Few-shot top-1, %", [Line("mean of the seeds", shots)], across="images a class"))
     if parts:
-        note = "Settings are chosen on pictures that are not in the test, by the accuracy in the last column."
+        note = "Settings are chosen on images that are not in the test, by the accuracy in the last column."
         yield section("Shots and settings", columns(*parts), note=note)
     problems = [*map(paragraph, report.notes), *unreadable_parts(report.unreadable)]
     if problems:
@@ -46,6 +46,6 @@ def row(result: ProbeResult) -> tuple[object, ...]:
 def summary(report: ProbeReport) -> str:
     """What was learned from and tested on, in a line."""
     return (
-        f"{report.train_pictures:,} pictures of {report.classes:,} classes to learn from, "
-        f"{report.test_pictures:,} to test on: {report.test_is}"
+        f"{report.train_images:,} images of {report.classes:,} classes to learn from, "
+        f"{report.test_images:,} to test on: {report.test_is}"
     )

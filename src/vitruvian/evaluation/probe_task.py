@@ -14,7 +14,7 @@ from vitruvian.errors import DataError
 from vitruvian.evaluation.features import FeatureSet
 from vitruvian.evaluation.fewshot import shuffled_classes
 
-# n pictures, F features
+# n images, F features
 
 HELD = 0.2
 """Share of each class that is held out where a split is missing; the seed of the choice is 0."""
@@ -26,14 +26,14 @@ Examples = tuple[NDArray[Any], Labels]
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The pictures of each role."""
+    """The images of each role."""
 
     train: Source
     dev: Source | None
     """To choose settings by; None where a share of `train` has to do."""
     test: Source
     test_is: str
-    """What the test pictures are, in words."""
+    """What the test images are, in words."""
 
     @property
     def sources(self) -> list[Source]:
@@ -83,7 +83,7 @@ class Task:
         return divided(self.train)
 
     def accuracy(self, found: Labels) -> tuple[float, float]:
-        """Top-1 and the mean of the classes' accuracies on the test pictures, in percent."""
+        """Top-1 and the mean of the classes' accuracies on the test images, in percent."""
         right, truth = found == self.test.labels, self.test.labels
         counts = np.bincount(truth, minlength=self.classes)
         shares = np.bincount(truth, right, minlength=self.classes)[counts > 0] / counts[counts > 0]
@@ -99,10 +99,10 @@ def divided(known: FeatureSet) -> tuple[Examples, Examples]:
 
 
 def held_numbers(labels: Labels, *, classes: int) -> Labels:
-    """HELD of each class, at least one and never all; DataError where no class has two pictures."""
+    """HELD of each class, at least one and never all; DataError where no class has two images."""
     picked: Sequence[Labels] = shuffled_classes(labels, classes=classes, seed=0)
     held = [of[: min(max(1, round(HELD * len(of))), len(of) - 1)] for of in picked if len(of)]
     numbers = np.sort(np.concatenate(held))
     if not len(numbers):
-        raise DataError("no class has two pictures to learn from, so no setting can be chosen; use --only fewshot")
+        raise DataError("no class has two images to learn from, so no setting can be chosen; use --only fewshot")
     return numbers

@@ -8,12 +8,12 @@ import numpy as np
 
 from vitruvian.data.sources.base import Source
 from vitruvian.evaluation.confusion import MOST_IN_TABLE, confusion_view
+from vitruvian.evaluation.images import gallery, thumbnail_of
 from vitruvian.evaluation.metrics import MEASURE_NAMES, Measures, Mistake
 from vitruvian.evaluation.page import Html, paragraph, percent_bar, section, table, text
-from vitruvian.evaluation.pictures import gallery, thumbnail_of
 
 SHOWN_MISTAKES = 24
-"""Most confident mistakes that a page shows with their pictures."""
+"""Most confident mistakes that a page shows with their images."""
 MOST_UNREADABLE = 50
 """Unreadable files that are listed one by one; the number tells of all."""
 
@@ -24,12 +24,12 @@ def measure_tiles(measures: Measures) -> dict[str, str]:
     shown = {key: name for key, name in MEASURE_NAMES.items() if key != "top5" or measures.top5_tells}
     return {name: f"{numbers[key]:.2f} %" for key, name in shown.items()} | {
         "cross-entropy": f"{measures.loss:.4f}",
-        "pictures": f"{measures.count:,}",
+        "images": f"{measures.count:,}",
     }
 
 
 def measure_sections(measures: Measures, classes: Sequence[str], source: Source | None = None) -> Iterator[Html]:
-    """Confusions, the most confident mistakes with their pictures from `source`, and the classes, worst first."""
+    """Confusions, the most confident mistakes with their images from `source`, and the classes, worst first."""
     if measures.confusion is not None:
         note = (
             "Rows are true classes, columns what the model says. Blue is right, vermilion wrong; "
@@ -40,28 +40,28 @@ def measure_sections(measures: Measures, classes: Sequence[str], source: Source 
         yield section("Confusion matrix", confusion_view(measures.confusion, classes), note=note)
     if measures.mistakes and source is not None:
         figures = ((thumbnail_of(source, m.index), caption(m, classes, source)) for m in measures.mistakes)
-        note = "The wrong answers that the model is surest of. Often the label is wrong, or the picture shows both."
+        note = "The wrong answers that the model is surest of. Often the label is wrong, or the image shows both."
         yield section("Most confident mistakes", gallery(figures), note=note)
     yield section(
         "Classes",
-        table(["class", "pictures", "right", "accuracy"], class_rows(measures, classes), tall=len(classes) > 15),
+        table(["class", "images", "right", "accuracy"], class_rows(measures, classes), tall=len(classes) > 15),
         note="The worst first.",
     )
 
 
 def unreadable_parts(unreadable: Mapping[str, str]) -> list[Html]:
-    """How many pictures could not be read, and the first of them with the reasons; nothing where there are none."""
+    """How many images could not be read, and the first of them with the reasons; nothing where there are none."""
     if not unreadable:
         return []
     shown = list(unreadable.items())[:MOST_UNREADABLE]
     which = f"; the first {len(shown)}:" if len(unreadable) > len(shown) else ":"
-    line = paragraph(f"{len(unreadable):,} pictures could not be read and were skipped{which}")
+    line = paragraph(f"{len(unreadable):,} images could not be read and were skipped{which}")
     return [line, table(["file", "why"], shown)]
 
 
 def caption(mistake: Mistake, classes: Sequence[str], source: Source) -> Html:
     said = f"<b>{text(classes[mistake.prediction])}</b> {100 * mistake.probability:.1f}&nbsp;%"
-    truth = f"labelled <b>{text(classes[mistake.label])}</b>"
+    truth = f"labeled <b>{text(classes[mistake.label])}</b>"
     return Html(f'{said}<br>{truth}<br><small class="soft">{text(source.key(mistake.index))}</small>')
 
 

@@ -1,4 +1,4 @@
-"""Features on disk, found again by the content of model and picture, in files that are whole or not there.
+"""Features on disk, found again by the content of model and image, in files that are whole or not there.
 
 They lie in `features` of the cache folder ($VITRUVIAN_CACHE, else `~/.cache/vitruvian`), a folder for each model.
 Past $VITRUVIAN_FEATURES_GB (8 unless told) the folders that were not used for longest go, never the one in use.
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from vitruvian.config import REGULARISERS
-from vitruvian.data.sources.base import Picture
+from vitruvian.data.sources.base import RawImage
 from vitruvian.data.sources.cache import cache_folder, short_hash
 from vitruvian.errors import ConfigError
 from vitruvian.predict import Encoder
@@ -40,7 +40,7 @@ Features = NDArray[np.float32]
 
 
 class FeatureStore:
-    """The known features of one model, by the content of pictures."""
+    """The known features of one model, by the content of images."""
 
     def __init__(self, folder: Path | None, width: int) -> None:
         """In this folder; None keeps nothing."""
@@ -124,12 +124,12 @@ def model_key(encoder: Encoder) -> str:
     return short_hash([digest.hexdigest(), *settings, *versions])
 
 
-def picture_key(picture: Picture) -> bytes:
-    """Of a picture's bytes, or of its pixels and their shape."""
-    if isinstance(picture, bytes):
-        return hashlib.sha256(picture).digest()[:KEY_BYTES]
-    digest = hashlib.sha256(f"pixels {picture.shape}".encode())
-    digest.update(np.ascontiguousarray(picture).data)
+def image_key(image: RawImage) -> bytes:
+    """Of an image's bytes, or of its pixels and their shape."""
+    if isinstance(image, bytes):
+        return hashlib.sha256(image).digest()[:KEY_BYTES]
+    digest = hashlib.sha256(f"pixels {image.shape}".encode())
+    digest.update(np.ascontiguousarray(image).data)
     return digest.digest()[:KEY_BYTES]
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-COLOURS = ("#0072b2", "#d55e00", "#007a59", "#a94a82", "#946500", "#2f7fb5")
-"""Of the lines of a chart, told apart by colour-blind eyes (Okabe and Ito's palette); on dark screens lighter ones."""
+COLORS = ("#0072b2", "#d55e00", "#007a59", "#a94a82", "#946500", "#2f7fb5")
+"""Of the lines of a chart, told apart by color-blind eyes (Okabe and Ito's palette); on dark screens lighter ones."""
 INK, SOFT, LINE, PAPER = "#1c1e21", "#5d646e", "#d9dde3", "#ffffff"
-"""Text, lesser text, fine lines and what is below them, on light screens and in pictures."""
+"""Text, lesser text, fine lines and what is below them, on light screens and in images."""
 
 LIGHT = f"""
 :root {{
   color-scheme: light dark;
   --back: {PAPER}; --card: #f6f7f9; --text: {INK}; --soft: {SOFT}; --line: {LINE};
   --right: 0 114 178; --wrong: 213 94 0;
-  {" ".join(f"--c{number}: {colour};" for number, colour in enumerate(COLOURS))}
+  {" ".join(f"--c{number}: {color};" for number, color in enumerate(COLORS))}
 }}
 """.lstrip()
 

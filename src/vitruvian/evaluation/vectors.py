@@ -1,4 +1,4 @@
-"""Vectors of a source's pictures, batch by batch, through the one inference path; what cannot be read is listed."""
+"""Vectors of a source's images, batch by batch, through the one inference path; what cannot be read is listed."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from torch import Tensor
 
 from vitruvian.data.decode import Source as DecodeSource
 from vitruvian.data.loader import reason
-from vitruvian.data.sources.base import Picture, Source
+from vitruvian.data.sources.base import RawImage, Source
 from vitruvian.errors import DataError, ImageError
 from vitruvian.predict import Encoder
 
-# B pictures, F numbers each
+# B images, F numbers each
 
 LOOK_AHEAD = 256
-"""Pictures by which a slow source learns beforehand what is read."""
+"""Images by which a slow source learns beforehand what is read."""
 
 Unreadable = dict[int, str]
-"""Why a picture cannot be used, by its number in the source."""
+"""Why an image cannot be used, by its number in the source."""
 
 
 def reasons(source: Source, unreadable: Unreadable) -> dict[str, str]:
-    """Why pictures cannot be used, by key, in their order."""
+    """Why images cannot be used, by key, in their order."""
     return {source.key(number): why for number, why in sorted(unreadable.items())}
 
 
 def nothing_readable(source: Source, unreadable: Unreadable) -> DataError:
-    """The error of a source without a picture that can be used."""
+    """The error of a source without an image that can be used."""
     first = min(unreadable)
-    return DataError(f"{source.name}: not one picture can be read, such as {source.key(first)}: {unreadable[first]}")
+    return DataError(f"{source.name}: not one image can be read, such as {source.key(first)}: {unreadable[first]}")
 
 
-def pictures_of(
+def images_of(
     source: Source, numbers: NDArray[np.int64], unreadable: Unreadable
-) -> Iterator[tuple[int, Picture | None]]:
-    """Pictures with these numbers, in order; None, and a line in `unreadable`, where one cannot be read."""
+) -> Iterator[tuple[int, RawImage | None]]:
+    """Images with these numbers, in order; None, and a line in `unreadable`, where one cannot be read."""
     for place, number in enumerate(numbers.tolist()):
         if source.blocks is not None and place % LOOK_AHEAD == 0:
             source.announce(numbers[place : place + 2 * LOOK_AHEAD])
@@ -54,23 +54,23 @@ def pictures_of(
 def vectors(
     encoder: Encoder,
     function: Callable[[Tensor], Tensor],
-    pictures: Iterable[tuple[int, Picture | None]],
+    images: Iterable[tuple[int, RawImage | None]],
     *,
     unreadable: Unreadable,
     batch: int,
 ) -> Iterator[tuple[list[int], Tensor]]:
-    """Numbers of `batch` pictures and their vectors (B, F), which `function` makes of their views.
+    """Numbers of `batch` images and their vectors (B, F), which `function` makes of their views.
 
-    Only pictures that can be decoded fill a batch, so an interruption after a whole batch does not change the
+    Only images that can be decoded fill a batch, so an interruption after a whole batch does not change the
     later ones.
     """
     waiting: deque[int] = deque()
 
     def encoded() -> Iterator[DecodeSource]:
-        for number, picture in pictures:
-            if picture is not None:
+        for number, image in images:
+            if image is not None:
                 waiting.append(number)
-                yield Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
+                yield Image.fromarray(image) if isinstance(image, np.ndarray) else image
 
     numbers: list[int] = []
     views: list[Tensor] = []

@@ -6,9 +6,9 @@ from vitruvian.explain.embedding import filter_components, position_similarity
 from vitruvian.explain.explainer import Explained, Explainer, Looks, Map
 from vitruvian.explain.figures import Figure, figures
 from vitruvian.explain.occlusion import Curve, occlusion_curves
-from vitruvian.explain.overlay import overlay, picture_with_crop, seen_box
+from vitruvian.explain.overlay import image_with_crop, overlay, seen_box
 from vitruvian.explain.relevance import class_map
-from vitruvian.explain.run import Written, draw_figures, explain_pictures
+from vitruvian.explain.run import Written, draw_figures, explain_images
 
 __all__ = [
     "Curve",
@@ -22,12 +22,12 @@ __all__ = [
     "attention_map",
     "class_map",
     "draw_figures",
-    "explain_pictures",
+    "explain_images",
     "figures",
     "filter_components",
+    "image_with_crop",
     "occlusion_curves",
     "overlay",
-    "picture_with_crop",
     "position_similarity",
     "rollout",
     "seen_box",

@@ -6,7 +6,7 @@ A map says how much each patch counts where the answer is read, and that place d
 - `mean`: the mean of all patches; `token_mean`: half the class token, half that mean;
 - `map`: what the probe of the attention pooling attends to.
 
-Tokens before the patches (class, distillation, registers) have no place in the picture: what a map leaves to them
+Tokens before the patches (class, distillation, registers) have no place in the image: what a map leaves to them
 is missing from its sum.
 """
 
@@ -66,7 +66,7 @@ def rollout(model: Model, pixels: Tensor) -> Tensor:
 def roll(attention: Tensor, before: Tensor | None = None) -> Tensor:
     """One step of rollout: (B, H, N, N) of a layer, and the product of the layers before it -> (B, N, N).
 
-    The mean over heads plus identity for the residual connection, rows normalised.
+    The mean over heads plus identity for the residual connection, rows normalized.
     """
     mixed = attention.mean(dim=1)
     mixed = mixed + torch.eye(mixed.shape[-1], dtype=mixed.dtype, device=mixed.device)
@@ -132,7 +132,7 @@ def readout(vit: ViT, encoded: Tensor) -> Tensor:
 
 
 def token_shares(vit: ViT, tokens: int) -> Tensor:
-    """The readout (N) of pooling that does not depend on the picture."""
+    """The readout (N) of pooling that does not depend on the image."""
     config, shares = vit.config, torch.zeros(tokens)
     if config.pool in ("token", "token_mean"):
         shares[: 2 if config.distillation else 1] = 1 / (2 if config.distillation else 1)

@@ -18,7 +18,7 @@ from vitruvian.model.build import Model
 def attention_distance(model: Model, batches: Iterable[Tensor]) -> Tensor:
     """Pixels between a query patch and what it attends to, (L, H), averaged over queries and images.
 
-    `batches` are normalised pixels (B, channels, height, width). One layer of one batch is held at a time.
+    `batches` are normalized pixels (B, channels, height, width). One layer of one batch is held at a time.
     """
     vit = require_vit(model)
     sums = torch.zeros(vit.config.layers, vit.config.heads, dtype=torch.float64)
@@ -30,7 +30,7 @@ def attention_distance(model: Model, batches: Iterable[Tensor]) -> Tensor:
                 sums[layer] += distances(weights, grid, vit.config.stride).sum(dim=0).double().cpu()
             images += len(pixels)
     if not images:
-        raise DataError("no picture to measure the attention distance on")
+        raise DataError("no image to measure the attention distance on")
     return sums / images
 
 
@@ -47,7 +47,7 @@ def distances(weights: Tensor, grid: Size, stride: int) -> Tensor:
 
 
 def patch_distances(grid: Size) -> Tensor:
-    """Euclidean distance between the centres of any two patches, in patches, (P, P)."""
+    """Euclidean distance between the centers of any two patches, in patches, (P, P)."""
     rows, columns = torch.meshgrid(*(torch.arange(side, dtype=torch.float32) for side in grid), indexing="ij")
     places = torch.stack([rows.flatten(), columns.flatten()], dim=1)
     return (places[:, None] - places[None]).square().sum(dim=-1).sqrt()

@@ -7,10 +7,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from vitruvian.evaluation.chart import labels, ticks
-from vitruvian.evaluation.style import COLOURS, INK, LINE, PAPER, SOFT
-from vitruvian.explain.colour import Rgb, colour_bar, coloured
+from vitruvian.evaluation.style import COLORS, INK, LINE, PAPER, SOFT
+from vitruvian.explain.color import Rgb, color_bar, colored
 
-BLUE, VERMILION = COLOURS[:2]
+BLUE, VERMILION = COLORS[:2]
 TEXT_PIXELS = 15
 MARGIN = 12
 TILE_PIXELS = 64
@@ -24,8 +24,8 @@ PLOT_WIDTH, PLOT_HEIGHT = 620, 400
 Places = NDArray[np.floating]
 
 
-def write(pen: ImageDraw.ImageDraw, place: tuple[float, float], text: str, *, anchor: str, colour: str = INK) -> None:
-    pen.text(place, text, fill=colour, anchor=anchor, font=ImageFont.load_default(TEXT_PIXELS))
+def write(pen: ImageDraw.ImageDraw, place: tuple[float, float], text: str, *, anchor: str, color: str = INK) -> None:
+    pen.text(place, text, fill=color, anchor=anchor, font=ImageFont.load_default(TEXT_PIXELS))
 
 
 def tiled(tiles: Rgb, columns: int) -> Image.Image:
@@ -54,13 +54,13 @@ def grid_of_grids(values: Places, low: float, high: float) -> Image.Image:
     canvas = Image.new("RGB", (left + columns * across + MARGIN, top + rows * down + 84), PAPER)
     for row in range(rows):
         for column in range(columns):
-            cell = Image.fromarray(coloured(shown[row, column], low, high))
+            cell = Image.fromarray(colored(shown[row, column], low, high))
             cell = cell.resize((inner_columns * scale, inner_rows * scale), Image.Resampling.NEAREST)
             canvas.paste(cell, (left + column * across, top + row * down))
     pen = ImageDraw.Draw(canvas)
     number_patches(pen, (left, top), grid=(rows, columns), step=(down, across), every=every)
     bottom = top + rows * down + 52
-    bar = colour_bar(min(240, canvas.width - 180), 14)
+    bar = color_bar(min(240, canvas.width - 180), 14)
     canvas.paste(bar, (left + 46, bottom))
     write(pen, (left + 40, bottom + 7), f"{low:.2f}", anchor="rm")
     write(pen, (left + 52 + bar.width, bottom + 7), f"{high:.2f}  cosine", anchor="lm")
@@ -73,11 +73,11 @@ def number_patches(
     """The numbers of rows and columns of patches, as many as have room."""
     (left, top), (rows, columns), (down, across) = corner, grid, step
     for row in range(0, rows, max(1, -(-20 // down))):
-        write(pen, (left - 6, top + (row + 0.5) * down), str(row * every), anchor="rm", colour=SOFT)
+        write(pen, (left - 6, top + (row + 0.5) * down), str(row * every), anchor="rm", color=SOFT)
     for column in range(0, columns, max(1, -(-28 // across))):
         place = left + (column + 0.5) * across, top + rows * down + 2
-        write(pen, place, str(column * every), anchor="mt", colour=SOFT)
-    write(pen, (left, top + rows * down + 22), "column of the patch; rows at the left", anchor="lt", colour=SOFT)
+        write(pen, place, str(column * every), anchor="mt", color=SOFT)
+    write(pen, (left, top + rows * down + 22), "column of the patch; rows at the left", anchor="lt", color=SOFT)
 
 
 def scatter(values: Places, *, across: str, up: str) -> Image.Image:
@@ -104,9 +104,9 @@ def scatter(values: Places, *, across: str, up: str) -> Image.Image:
     canvas = canvas.resize((PLOT_WIDTH, PLOT_HEIGHT), Image.Resampling.LANCZOS)
     pen = ImageDraw.Draw(canvas)
     for mark, label in zip(marks, labels(marks)):
-        write(pen, (left - 8, place(0, mark)[1]), label, anchor="rm", colour=SOFT)
+        write(pen, (left - 8, place(0, mark)[1]), label, anchor="rm", color=SOFT)
     for group in range(0, groups, -(-groups // 16)):
-        write(pen, (place(group, 0)[0], PLOT_HEIGHT - bottom + 8), str(group), anchor="mt", colour=SOFT)
+        write(pen, (place(group, 0)[0], PLOT_HEIGHT - bottom + 8), str(group), anchor="mt", color=SOFT)
     write(pen, (MARGIN, 8), up, anchor="lt")
     write(pen, ((left + PLOT_WIDTH - right) / 2, PLOT_HEIGHT - 8), across, anchor="mb")
     return canvas

@@ -25,7 +25,7 @@ NO_POSITIONS = {
 def filter_components(model: Model, count: int = COMPONENTS) -> tuple[Tensor, Tensor]:
     """Principal components of the filters that read pixels, (count, P, P, channels), and each one's share of variance.
 
-    The filters are the patch embedding's, or for a hybrid the standardised ones of the stem's first convolution.
+    The filters are the patch embedding's, or for a hybrid the standardized ones of the stem's first convolution.
     Components have length one; of the two signs, the one whose strongest value is positive.
     """
     kernels = pixel_filters(require_vit(model)).detach().double().cpu()  # (D, channels, P, P)
@@ -40,7 +40,7 @@ def filter_components(model: Model, count: int = COMPONENTS) -> tuple[Tensor, Te
 
 
 def pixel_filters(vit: ViT) -> Tensor:
-    return vit.embed.patch.weight if vit.embed.stem is None else vit.embed.stem.root.standardised()
+    return vit.embed.patch.weight if vit.embed.stem is None else vit.embed.stem.root.standardized()
 
 
 def position_similarity(model: Model, grid: Size | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""From a picture to its maps: what the model answers, what that rests on, and how well each map tells it."""
+"""From an image to its maps: what the model answers, what that rests on, and how well each map tells it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from vitruvian.predict import Answer, Classifier, Encoder
 Method = Literal["class", "rollout", "attention"]
 METHODS: tuple[Method, ...] = get_args(Method)
 ANSWERS = 5
-"""Answers that are told of each picture."""
+"""Answers that are told of each image."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Looks:
-    """Which maps are made of each picture."""
+    """Which maps are made of each image."""
 
     methods: tuple[Method, ...] = METHODS
     layer: int | None = None
@@ -41,9 +41,9 @@ class Looks:
     patch: tuple[int, int] | None = None
     """Row and column of the patch that raw attention looks from; None for where the answer is read."""
     target: str = ""
-    """The class to explain, by label or number; empty for each picture's own answers."""
+    """The class to explain, by label or number; empty for each image's own answers."""
     top: int = 1
-    """How many of a picture's answers get a class map."""
+    """How many of an image's answers get a class map."""
     occlusion: bool = False
     """Score the maps by taking away the patches they rank highest."""
 
@@ -57,10 +57,10 @@ class Looks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Map:
-    """One map of one picture."""
+    """One map of one image."""
 
     name: str
-    """Short, different from the picture's other maps."""
+    """Short, different from the image's other maps."""
     title: str
     values: NDArray[np.float32]
     """(R, C), a number for each patch."""
@@ -72,7 +72,7 @@ class Map:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explained:
-    """A picture with its maps, or the error that stood in the way."""
+    """An image with its maps, or the error that stood in the way."""
 
     path: str
     image: Image.Image | None = None
@@ -115,7 +115,7 @@ class Explainer:
         return int(name)
 
     def explain(self, source: Source) -> Explained:
-        """The maps of one picture; one that cannot be read gives its error."""
+        """The maps of one image; one that cannot be read gives its error."""
         path = os.fspath(source) if isinstance(source, str | os.PathLike) else name_of(source)
         try:
             image = decode(source)

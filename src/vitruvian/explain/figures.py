@@ -1,4 +1,4 @@
-"""The paper's Figure 7 for any model: filters, positions and attention distance, as pictures and as arrays."""
+"""The paper's Figure 7 for any model: filters, positions and attention distance, as images and as arrays."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ class Figure:
     image: Image.Image | None = None
     arrays: dict[str, NDArray[Any]]
     unread: tuple[str, ...] = ()
-    """Errors of the pictures that it had to be made without."""
+    """Errors of the images that it had to be made without."""
 
 
-def figures(model: Model, batches: Callable[[], Iterable[Tensor]], pictures: str) -> Iterator[Figure]:
-    """The three figures, one after the other; `batches` gives normalised pixels of these `pictures`."""
+def figures(model: Model, batches: Callable[[], Iterable[Tensor]], images: str) -> Iterator[Figure]:
+    """The three figures, one after the other; `batches` gives normalized pixels of these `images`."""
     vit = require_vit(model)
     yield filters_figure(vit)
     yield positions_figure(vit)
-    yield distance_figure(vit, batches(), pictures)
+    yield distance_figure(vit, batches(), images)
 
 
 def filters_figure(vit: ViT) -> Figure:
     name, title = "filters", "Filters of the patch embedding"
     channels, hybrid = vit.config.channels, vit.embed.stem is not None
     if channels not in (1, 3):
-        note = f"The filters read {channels} channels, which are no colours to draw."
+        note = f"The filters read {channels} channels, which are no colors to draw."
         return Figure(name=name, title=title, note=note, arrays={})
     components, shares = filter_components(vit)
     note = (
         f"The first {len(components)} principal components, most variance first; together "
-        f"{float(shares.sum()):.0%} of it. Grey is zero."
+        f"{float(shares.sum()):.0%} of it. Gray is zero."
     )
     if hybrid:
         title = "Filters of the stem"
         note += (
-            " The patch embedding of a hybrid reads the stem's features, which have no colour; "
-            "these are the filters of the stem's first convolution, standardised as it uses them."
+            " The patch embedding of a hybrid reads the stem's features, which have no color; "
+            "these are the filters of the stem's first convolution, standardized as it uses them."
         )
     values = components.numpy()
     return Figure(
@@ -72,7 +72,7 @@ def filters_figure(vit: ViT) -> Figure:
 
 
 def tinted(components: NDArray[np.floating]) -> NDArray[np.uint8]:
-    """Components (count, rows, columns, 1 or 3) as colours: zero is grey, the strongest value of each full."""
+    """Components (count, rows, columns, 1 or 3) as colors: zero is gray, the strongest value of each full."""
     strongest = np.abs(components).max(axis=(1, 2, 3), keepdims=True)
     levels = 127.5 + 127.5 * components / np.maximum(strongest, 1e-12)
     return np.broadcast_to(np.rint(levels), (*levels.shape[:3], 3)).astype(np.uint8)
@@ -96,7 +96,7 @@ def positions_figure(vit: ViT) -> Figure:
     return Figure(name=name, title=title, note=note, image=image, arrays={"similarity": similarity})
 
 
-def distance_figure(vit: ViT, batches: Iterable[Tensor], pictures: str) -> Figure:
+def distance_figure(vit: ViT, batches: Iterable[Tensor], images: str) -> Figure:
     count = 0
 
     def counted() -> Iterator[Tensor]:
@@ -108,12 +108,12 @@ def distance_figure(vit: ViT, batches: Iterable[Tensor], pictures: str) -> Figur
     distance = attention_distance(vit, counted()).numpy()
     note = (
         f"A dot for each head: the distance from a query patch to the patches it attends to, weighted by attention, "
-        f"averaged over {count:,} {pictures}. The line joins the means of the layers."
+        f"averaged over {count:,} {images}. The line joins the means of the layers."
     )
     return Figure(
         name="attention-distance",
         title="Mean attention distance",
         note=note,
         image=scatter(distance, across="layer", up="mean attention distance (pixels)"),
-        arrays={"distance_pixels": distance, "pictures": np.array(count), "stride_pixels": np.array(vit.config.stride)},
+        arrays={"distance_pixels": distance, "images": np.array(count), "stride_pixels": np.array(vit.config.stride)},
     )

@@ -1,4 +1,4 @@
-"""What an explanation leaves on the disk beside its page: pictures and arrays, each file whole or not there."""
+"""What an explanation leaves on the disk beside its page: images and arrays, each file whole or not there."""
 
 from __future__ import annotations
 
@@ -32,4 +32,4 @@ def write_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> Path:
 
 def file_name(text: str) -> str:
     """The text in characters that every file system takes."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:LONGEST_NAME] or "picture"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:LONGEST_NAME] or "image"

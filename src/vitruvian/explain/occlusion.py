@@ -1,6 +1,6 @@
 """Is a map right? How fast the probability falls when the patches it ranks highest are taken away.
 
-Patches are removed in the order of the map, step by step, by painting them in the view's mean colour. The area under
+Patches are removed in the order of the map, step by step, by painting them in the view's mean color. The area under
 the probability's curve is the score: the smaller, the better the map has found what the answer rests on. Patches
 removed in random orders give the score that any map must beat.
 """
@@ -50,7 +50,7 @@ def occlusion_curves(
     """The curve of each map (R, C) for the class `index` on one view (channels, rows, columns), and of `random`."""
     shapes = {tuple(values.shape) for values in maps.values()}
     if len(shapes) != 1:
-        raise ConfigError(f"maps of one picture have one shape, not {sorted(shapes)}")
+        raise ConfigError(f"maps of one image have one shape, not {sorted(shapes)}")
     grid: Size = shapes.pop()  # type: ignore[assignment]
     orders = {name: [by_rank(values)] for name, values in maps.items()}
     orders[RANDOM] = list(random_orders(grid[0] * grid[1], seed))
@@ -85,7 +85,7 @@ def mean_curve(
 
 
 def covered(pixels: Tensor, patches: Order, grid: Size) -> Tensor:
-    """The view with these patches in its mean colour."""
+    """The view with these patches in its mean color."""
     _, rows, columns = pixels.shape
     keep = torch.ones(grid[0] * grid[1], dtype=torch.bool)
     keep[torch.from_numpy(patches)] = False

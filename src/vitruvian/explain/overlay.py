@@ -1,4 +1,4 @@
-"""A map laid over its picture at the picture's own aspect ratio, with the part that the model sees marked."""
+"""A map laid over its image at the image's own aspect ratio, with the part that the model sees marked."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from PIL import Image, ImageDraw
 
 from vitruvian.config import Preprocess, Size
 from vitruvian.data.preprocess import Box, geometry
-from vitruvian.explain.colour import coloured, stretched
+from vitruvian.explain.color import colored, stretched
 
 LONGEST_SIDE = 640
-"""Pixels; larger pictures are reduced."""
+"""Pixels; larger images are reduced."""
 SHORTEST_LONGEST_SIDE = 256
-"""Smaller pictures are enlarged, their pixels left square."""
+"""Smaller images are enlarged, their pixels left square."""
 WEAKEST, STRONGEST = 0.4, 0.75
-"""Share of the colour in the picture, at the map's least value and at its greatest."""
+"""Share of the color in the image, at the map's least value and at its greatest."""
 OUTSIDE = 0.35
 """Brightness of what the model does not see."""
 
@@ -24,7 +24,7 @@ FloatBox = tuple[float, float, float, float]
 
 
 def seen_box(size: Size, preprocess: Preprocess) -> FloatBox:
-    """The part of a picture of (rows, columns) that the model sees, in the picture's own pixels."""
+    """The part of an image of (rows, columns) that the model sees, in the image's own pixels."""
     (height, width), (left, top, right, bottom) = geometry(size, preprocess)
     down, across = size[0] / height, size[1] / width
     return left * across, top * down, right * across, bottom * down
@@ -33,9 +33,9 @@ def seen_box(size: Size, preprocess: Preprocess) -> FloatBox:
 def overlay(
     image: Image.Image, values: NDArray[np.floating], preprocess: Preprocess, *, patch: Size | None = None
 ) -> Image.Image:
-    """The upright RGB picture with the map (R, C) of its view in colour, from its least value to its greatest.
+    """The upright RGB image with the map (R, C) of its view in color, from its least value to its greatest.
 
-    The picture turns grey below the colours; what the model does not see is dark, behind a frame. The `patch`
+    The image turns gray below the colors; what the model does not see is dark, behind a frame. The `patch`
     (row, column) that a map looks from has a frame of its own.
     """
     shown = displayed(image)
@@ -45,15 +45,15 @@ def overlay(
     heights = np.asarray(heat).clip(0, 1)[:, :, None]
     strength = WEAKEST + (STRONGEST - WEAKEST) * heights
     below = np.asarray(shown.crop(box).convert("L"))[:, :, None]
-    mixed = strength * coloured(heights[:, :, 0]) + (1 - strength) * below
+    mixed = strength * colored(heights[:, :, 0]) + (1 - strength) * below
     canvas = darkened(shown)
     canvas.paste(Image.fromarray(np.rint(mixed).astype(np.uint8)), box)
     canvas = framed(canvas, box)
     return canvas if patch is None else framed(canvas, patch_box(box, patch, (values.shape[0], values.shape[1])))
 
 
-def picture_with_crop(image: Image.Image, preprocess: Preprocess) -> Image.Image:
-    """The picture itself with the part the model sees framed."""
+def image_with_crop(image: Image.Image, preprocess: Preprocess) -> Image.Image:
+    """The image itself with the part the model sees framed."""
     shown = displayed(image)
     box = shown_box(shown, preprocess)
     canvas = darkened(shown)
@@ -62,7 +62,7 @@ def picture_with_crop(image: Image.Image, preprocess: Preprocess) -> Image.Image
 
 
 def displayed(image: Image.Image) -> Image.Image:
-    """The picture at a size for the screen."""
+    """The image at a size for the screen."""
     longest = max(image.size)
     if longest > LONGEST_SIDE:
         scale, resample = LONGEST_SIDE / longest, Image.Resampling.LANCZOS
@@ -92,7 +92,7 @@ def darkened(image: Image.Image) -> Image.Image:
 
 
 def framed(image: Image.Image, box: Box) -> Image.Image:
-    """A white frame with a dark edge around the box, unless that is the whole picture."""
+    """A white frame with a dark edge around the box, unless that is the whole image."""
     if box != (0, 0, *image.size):
         pen = ImageDraw.Draw(image)
         left, top, right, bottom = box

@@ -1,4 +1,4 @@
-"""The page of a run: every picture beside its maps, or the figures of a model, in one HTML file."""
+"""The page of a run: every image beside its maps, or the figures of a model, in one HTML file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from PIL import Image
 
 from vitruvian.evaluation.chart import Line, line_chart
+from vitruvian.evaluation.images import embedded
 from vitruvian.evaluation.page import (
     Html,
     columns,
@@ -20,8 +21,7 @@ from vitruvian.evaluation.page import (
     table,
     text,
 )
-from vitruvian.evaluation.pictures import embedded
-from vitruvian.explain.colour import colour_bar
+from vitruvian.explain.color import color_bar
 from vitruvian.explain.explainer import Explained
 from vitruvian.explain.figures import Figure
 from vitruvian.explain.occlusion import Curve
@@ -29,40 +29,40 @@ from vitruvian.explain.occlusion import Curve
 TITLE = "What the model looks at"
 FIGURES_TITLE = "What the model has learnt"
 MOST_ON_PAGE = 60
-"""Pictures that are shown on the page; files are written for all."""
+"""Images that are shown on the page; files are written for all."""
 PAGE_SIDE = 420
-"""Longest side in pixels of a picture on the page."""
+"""Longest side in pixels of an image on the page."""
 
 READING = (
-    "Colours go from the map's least value (violet) to its greatest (yellow), in each picture anew. The model sees "
+    "Colors go from the map's least value (violet) to its greatest (yellow), in each image anew. The model sees "
     "what is inside the frame. Class map: the patches whose attention raises this class's logit. Rollout: what "
     "reaches the answer if attention alone moved information; it does not depend on the class. Attention: one layer's, "
     "as it is."
 )
 
 
-def explanation_page(about: str, parts: list[Html], *, pictures: int, unread: int) -> str:
-    """The whole page; `parts` are of the first pictures, made by `picture_section`."""
-    return page(TITLE, page_parts(about, parts, pictures=pictures, unread=unread))
+def explanation_page(about: str, parts: list[Html], *, images: int, unread: int) -> str:
+    """The whole page; `parts` are of the first images, made by `image_section`."""
+    return page(TITLE, page_parts(about, parts, images=images, unread=unread))
 
 
-def page_parts(about: str, parts: list[Html], *, pictures: int, unread: int) -> Iterator[Html]:
-    yield heading(TITLE, f"{about}; {pictures:,} picture{'' if pictures == 1 else 's'}")
-    if pictures > MOST_ON_PAGE:
-        yield notice(f"The first {MOST_ON_PAGE} are on this page; the files beside it are of all {pictures:,}.")
+def page_parts(about: str, parts: list[Html], *, images: int, unread: int) -> Iterator[Html]:
+    yield heading(TITLE, f"{about}; {images:,} image{'' if images == 1 else 's'}")
+    if images > MOST_ON_PAGE:
+        yield notice(f"The first {MOST_ON_PAGE} are on this page; the files beside it are of all {images:,}.")
     if unread:
-        yield notice(f"{unread:,} of {pictures:,} pictures could not be read.")
+        yield notice(f"{unread:,} of {images:,} images could not be read.")
     yield Html(f'<p class="soft small" style="margin-top:1rem">{text(READING)}</p>')
-    bar = embedded(colour_bar(240, 12), "colours from violet, low, to yellow, high")
+    bar = embedded(color_bar(240, 12), "colors from violet, low, to yellow, high")
     yield remark(Html(f"low {bar} high"))
     yield from parts
 
 
-def picture_section(explained: Explained, pictures: Mapping[str, Image.Image]) -> Html:
-    """One picture: itself and its overlays by title, its answers, and the occlusion check."""
+def image_section(explained: Explained, images: Mapping[str, Image.Image]) -> Html:
+    """One image: itself and its overlays by title, its answers, and the occlusion check."""
     if explained.error:
         return section(explained.path, notice(explained.error))
-    shown = [figure(image, title) for title, image in pictures.items()]
+    shown = [figure(image, title) for title, image in images.items()]
     row = Html(f'<div class="overlays">{joined(shown)}</div>')
     below = []
     if explained.answers:

@@ -1,4 +1,4 @@
-"""A run: maps of many pictures, or the figures of a model, written into a folder with a page about them."""
+"""A run: maps of many images, or the figures of a model, written into a folder with a page about them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from vitruvian.explain.attention import require_vit
 from vitruvian.explain.explainer import Explained, Explainer
 from vitruvian.explain.figures import Figure, figures
 from vitruvian.explain.files import file_name, write_arrays, write_image
-from vitruvian.explain.overlay import overlay, picture_with_crop, seen_box
-from vitruvian.explain.page import MOST_ON_PAGE, explanation_page, figures_page, picture_section
+from vitruvian.explain.overlay import image_with_crop, overlay, seen_box
+from vitruvian.explain.page import MOST_ON_PAGE, explanation_page, figures_page, image_section
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Encoder
 
 PAGE = "explain.html"
 FIGURES_PAGE = "figures.html"
-DISTANCE_PICTURES = 128
-"""Pictures over which the paper averages the attention distance."""
+DISTANCE_IMAGES = 128
+"""Images over which the paper averages the attention distance."""
 DISTANCE_BATCH = 4
 
 
@@ -47,49 +47,49 @@ def about(vit: ViT) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Written:
-    """A picture that was explained, and the files that tell of it; none if it could not be read."""
+    """An image that was explained, and the files that tell of it; none if it could not be read."""
 
     explained: Explained
     images: dict[str, Path]
-    """The overlay of each map by name, and `picture`."""
+    """The overlay of each map by name, and `image`."""
     arrays: Path | None = None
 
 
-def explain_pictures(explainer: Explainer, pictures: Sequence[Source], out: Path) -> Iterator[Written]:
-    """Explain each picture and write its files into `out`; after the last one the page, `explain.html`.
+def explain_images(explainer: Explainer, images: Sequence[Source], out: Path) -> Iterator[Written]:
+    """Explain each image and write its files into `out`; after the last one the page, `explain.html`.
 
-    Where not one picture can be read, nothing is written.
+    Where not one image can be read, nothing is written.
     """
     parts: list[Html] = []
     unread = 0
-    for number, picture in enumerate(pictures, 1):
-        explained = explainer.explain(picture)
+    for number, image in enumerate(images, 1):
+        explained = explainer.explain(image)
         unread += bool(explained.error)
         shown = overlays(explainer, explained)
-        digits = len(str(len(pictures)))
+        digits = len(str(len(images)))
         start = out / f"{number:0{digits}d}-{file_name(Path(explained.path).stem)}"
-        written = write_picture(explained, shown, start=start, preprocess=explainer.vit.preprocess)
+        written = write_explained(explained, shown, start=start, preprocess=explainer.vit.preprocess)
         if len(parts) < MOST_ON_PAGE:
-            titles = {"picture": "the picture"} | {each.name: each.title for each in explained.maps}
-            parts.append(picture_section(explained, {titles[name]: image for name, image in shown.items()}))
+            titles = {"image": "the image"} | {each.name: each.title for each in explained.maps}
+            parts.append(image_section(explained, {titles[name]: image for name, image in shown.items()}))
         yield written
-    if unread < len(pictures):
-        write_html(out / PAGE, explanation_page(about(explainer.vit), parts, pictures=len(pictures), unread=unread))
+    if unread < len(images):
+        write_html(out / PAGE, explanation_page(about(explainer.vit), parts, images=len(images), unread=unread))
 
 
 def overlays(explainer: Explainer, explained: Explained) -> dict[str, Image.Image]:
-    """The picture with the model's crop, and each map over it, by name."""
+    """The image with the model's crop, and each map over it, by name."""
     if explained.image is None:
         return {}
     image, preprocess = explained.image, explainer.vit.preprocess
     maps = {each.name: overlay(image, each.values, preprocess, patch=each.patch) for each in explained.maps}
-    return {"picture": picture_with_crop(image, preprocess)} | maps
+    return {"image": image_with_crop(image, preprocess)} | maps
 
 
-def write_picture(
+def write_explained(
     explained: Explained, shown: dict[str, Image.Image], *, start: Path, preprocess: Preprocess
 ) -> Written:
-    """The overlays and the arrays of a picture in files whose paths begin with `start`."""
+    """The overlays and the arrays of an image in files whose paths begin with `start`."""
     if explained.image is None:
         return Written(explained=explained, images={})
     images = {name: write_image(Path(f"{start}-{name}.png"), image) for name, image in shown.items()}
@@ -104,22 +104,22 @@ def write_picture(
 
 def draw_figures(
     model: Model,
-    pictures: Sequence[Source],
+    images: Sequence[Source],
     out: Path,
     *,
-    count: int = DISTANCE_PICTURES,
+    count: int = DISTANCE_IMAGES,
     device: str = "cpu",
     follow: Track = untracked,
 ) -> Iterator[tuple[Figure, list[Path]]]:
     """The paper's Figure 7, each figure with the files it was written to; after the last one `figures.html`.
 
-    Attention distance is averaged over `count` of the pictures, evenly chosen, or of the built-in digits if there
-    are none. `follow` is handed the pictures with their number, and passes them on.
+    Attention distance is averaged over `count` of the images, evenly chosen, or of the built-in digits if there
+    are none. `follow` is handed the images with their number, and passes them on.
     """
     vit = require_vit(model)
     Encoder(vit, device=device)  # checks channels and device, and moves the model there
-    source = "pictures" if pictures else "built-in digits"
-    chosen = evenly(pictures, count) if pictures else built_in(count)
+    source = "images" if images else "built-in digits"
+    chosen = evenly(images, count) if images else built_in(count)
     done: list[Figure] = []
     unread: list[str] = []
     for drawn in figures(vit, lambda: batches(vit, chosen, unread=unread, follow=follow), source):
@@ -133,11 +133,11 @@ def draw_figures(
     write_html(out / FIGURES_PAGE, figures_page(about(vit), done))
 
 
-def evenly(pictures: Sequence[Source], count: int) -> list[Source]:
-    """At most `count` of the pictures, from the first to the last at equal steps."""
-    if len(pictures) <= count:
-        return list(pictures)
-    return [pictures[index * len(pictures) // count] for index in range(count)]
+def evenly(images: Sequence[Source], count: int) -> list[Source]:
+    """At most `count` of the images, from the first to the last at equal steps."""
+    if len(images) <= count:
+        return list(images)
+    return [images[index * len(images) // count] for index in range(count)]
 
 
 def built_in(count: int) -> list[Source]:
@@ -145,13 +145,13 @@ def built_in(count: int) -> list[Source]:
     return [Image.fromarray(digits.read(index)) for index in range(min(count, len(digits)))]  # type: ignore[arg-type]
 
 
-def batches(vit: ViT, pictures: Sequence[Source], *, unread: list[str], follow: Track) -> Iterator[Tensor]:
-    """Views of the pictures on the model's device, a few at a time; errors of those left out are added to `unread`."""
+def batches(vit: ViT, images: Sequence[Source], *, unread: list[str], follow: Track) -> Iterator[Tensor]:
+    """Views of the images on the model's device, a few at a time; errors of those left out are added to `unread`."""
     device = next(vit.parameters()).device
     waiting: list[Tensor] = []
-    for picture in follow(pictures, len(pictures)):
+    for image in follow(images, len(images)):
         try:
-            waiting.append(view(decode(picture), vit.preprocess))
+            waiting.append(view(decode(image), vit.preprocess))
         except ImageError as error:
             unread.append(str(error))
         if len(waiting) == DISTANCE_BATCH:

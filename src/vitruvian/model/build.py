@@ -1,4 +1,4 @@
-"""A model from its settings or its name: empty for weights to come, or initialised as the paper's release does it."""
+"""A model from its settings or its name: empty for weights to come, or initialized as the paper's release does it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Model = ViT | ResNet
 
 
 def create_model(name: str, *, seed: int = 0, **changes: Any) -> Model:
-    """An initialised model of the catalogue; `changes` are settings of its config (classes, image_size, ...)."""
+    """An initialized model of the catalog; `changes` are settings of its config (classes, image_size, ...)."""
     config = resolve(name)
     known = [field.name for field in fields(config)]
     for key in changes:
@@ -30,9 +30,9 @@ def create_model(name: str, *, seed: int = 0, **changes: Any) -> Model:
 
 
 def build(config: ModelConfig, *, seed: int = 0) -> Model:
-    """A model with these settings, initialised from `seed`."""
+    """A model with these settings, initialized from `seed`."""
     model = empty(config).to_empty(device="cpu")
-    initialise(model, torch.Generator().manual_seed(seed))
+    initialize(model, torch.Generator().manual_seed(seed))
     return model
 
 
@@ -42,21 +42,21 @@ def empty(config: ModelConfig) -> Model:
         return ResNet(config) if isinstance(config, ResNetConfig) else ViT(config)
 
 
-def initialise(model: Model, generator: torch.Generator) -> None:
+def initialize(model: Model, generator: torch.Generator) -> None:
     """Fill the parameters: xavier-uniform kernels, LeCun convolutions, head zero, positions normal 0.02,
     class token zero, MLP biases normal 1e-6, LayerScale 1e-4."""
     with torch.no_grad():
         for parameter in model.parameters():
             nn.init.zeros_(parameter)
         for module in model.modules():
-            initialise_module(module, generator)
+            initialize_module(module, generator)
         if isinstance(model, ViT):
-            initialise_vit(model, generator)
+            initialize_vit(model, generator)
         if model.head is not None:
             nn.init.zeros_(model.head.weight)
 
 
-def initialise_module(module: nn.Module, generator: torch.Generator) -> None:
+def initialize_module(module: nn.Module, generator: torch.Generator) -> None:
     if isinstance(module, nn.LayerNorm | nn.GroupNorm):
         nn.init.ones_(module.weight)
     elif isinstance(module, StdConv | nn.Conv2d):
@@ -72,7 +72,7 @@ def initialise_module(module: nn.Module, generator: torch.Generator) -> None:
         nn.init.zeros_(module.conv3.weight)
 
 
-def initialise_vit(model: ViT, generator: torch.Generator) -> None:
+def initialize_vit(model: ViT, generator: torch.Generator) -> None:
     embed, config = model.embed, model.config
     for name in ("positions", "row_positions", "column_positions", "prefix_positions", "registers"):
         if hasattr(embed, name):
@@ -95,7 +95,7 @@ def initialise_vit(model: ViT, generator: torch.Generator) -> None:
 
 
 def split_xavier(weight: Tensor, parts: int, generator: torch.Generator) -> None:
-    """Fused projections are initialised as the separate ones they stand for."""
+    """Fused projections are initialized as the separate ones they stand for."""
     for part in weight.chunk(parts):
         nn.init.xavier_uniform_(part, generator=generator)
 

@@ -46,7 +46,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     key = (os.getpid(), threads)  # threads do not survive a fork
     if key not in _pools:
         pool = ThreadPoolExecutor(threads, "vitruvian-core", initializer=torch.set_num_threads, initargs=(1,))
-        # Start every worker now: the initialiser also lowers the count that later threads inherit.
+        # Start every worker now: the initializer also lowers the count that later threads inherit.
         list(pool.map(lambda _: None, range(threads)))
         torch.set_num_threads(threads)
         _pools[key] = pool

@@ -1,4 +1,4 @@
-"""ResNets with GroupNorm and standardised convolutions: a hybrid's stem and the paper's BiT baseline."""
+"""ResNets with GroupNorm and standardized convolutions: a hybrid's stem and the paper's BiT baseline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GROUPS = 32
 
 
 class StdConv(nn.Conv2d):
-    """Convolution whose kernel is standardised over all but the output axis, without bias.
+    """Convolution whose kernel is standardized over all but the output axis, without bias.
 
     Styles differ in numbers: `hybrid` divides by std + 1e-5 and pads like TensorFlow's SAME, `timm`
     divides by sqrt(var + 1e-8) and pads the same, `bit` divides by sqrt(var + 1e-10) and pads evenly.
@@ -23,9 +23,9 @@ class StdConv(nn.Conv2d):
         self.style = style
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.conv2d(self.pad(x), self.standardised(), stride=self.stride)
+        return F.conv2d(self.pad(x), self.standardized(), stride=self.stride)
 
-    def standardised(self) -> Tensor:
+    def standardized(self) -> Tensor:
         variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), keepdim=True, unbiased=False)
         if self.style == "hybrid":
             return (self.weight - mean) / (variance.sqrt() + 1e-5)
@@ -130,7 +130,7 @@ class Stem(nn.Module):
 
 
 class ResNet(nn.Module):
-    """The BiT ResNet: pixels (B, channels, height, width), normalised -> logits (B, classes)."""
+    """The BiT ResNet: pixels (B, channels, height, width), normalized -> logits (B, classes)."""
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ from vitruvian.model.encoder import Block, Mlp
 
 
 class ViT(nn.Module):
-    """Normalised pixels (B, channels, height, width) -> logits (B, K), or features (B, F) without a head."""
+    """Normalized pixels (B, channels, height, width) -> logits (B, K), or features (B, F) without a head."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()

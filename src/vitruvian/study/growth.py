@@ -12,8 +12,8 @@ from vitruvian.cost import parameters
 from vitruvian.errors import ConfigError, TrainingError
 from vitruvian.study import STUDY_FILE
 from vitruvian.training.distributed import joined
+from vitruvian.training.images import fitting_batch_size, images_for
 from vitruvian.training.journal import Listener
-from vitruvian.training.pictures import fitting_batch_size, pictures_for
 from vitruvian.training.places import RUNS, lasting_data
 from vitruvian.training.plan import plan
 from vitruvian.training.prepare import config_of, scaled
@@ -27,7 +27,7 @@ from vitruvian.training.train import resume, train
 FAMILIES = ("study-vit", "study-hybrid", "study-resnet")
 """Recipes of one training and about equal multiply-adds."""
 SIZES = (1_000, 4_000, 16_000, 0)
-"""Pictures to train on; 0 is all."""
+"""Images to train on; 0 is all."""
 SIZE_STEPS = 1_000
 """The same for each size, so that compute is equal."""
 COMPUTE_STEPS = (125, 250, 500, 1_000, 2_000)
@@ -37,11 +37,11 @@ Kind = Literal["data-size", "compute"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """One model trained on so many pictures for so many steps."""
+    """One model trained on so many images for so many steps."""
 
     family: str
     recipe: Recipe
-    pictures: int
+    images: int
     """To train on, counted."""
     classes: int
     folder: Path
@@ -59,16 +59,16 @@ class Cell:
 
     @property
     def measures(self) -> dict[str, float]:
-        """The numbers of a finished cell, on held-out pictures."""
+        """The numbers of a finished cell, on held-out images."""
         return Run(self.folder).result("top1", "loss", "count", "seconds")
 
     def to_json(self) -> dict[str, Any]:
         return {
             "family": self.family,
-            "pictures": self.pictures,
+            "images": self.images,
             "steps": self.recipe.steps,
             "batch_size": self.recipe.batch_size,
-            "epochs": self.recipe.steps * self.recipe.batch_size / self.pictures,
+            "epochs": self.recipe.steps * self.recipe.batch_size / self.images,
             "parameters": parameters(config_of(self.recipe, self.classes)),
             "multiply_adds": self.multiply_adds,
             "folder": self.folder.name,
@@ -90,10 +90,10 @@ class Study:
         return {"kind": self.kind, "data": self.data, "cells": [cell.to_json() for cell in self.cells]}
 
     def lines(self) -> dict[str, list[tuple[float, float]]]:
-        """For each family, accuracy over pictures or over multiply-adds of training, as far as measured."""
+        """For each family, accuracy over images or over multiply-adds of training, as far as measured."""
         found: dict[str, list[tuple[float, float]]] = {}
         for cell in self.cells:
-            across = cell.pictures if self.kind == "data-size" else cell.multiply_adds
+            across = cell.images if self.kind == "data-size" else cell.multiply_adds
             points = found.setdefault(family_name(cell.family), [])
             if cell.measures:
                 points.append((float(across), cell.measures["top1"]))
@@ -125,7 +125,7 @@ def study_of(
     if len({family_name(name) for name in families}) != len(families):
         raise ConfigError(f"the families {', '.join(families)} do not differ in their names")
     cells = [
-        cell_of(where, name, folder=folder, settings=[*settings, f"pictures={count}", f"steps={number}"])
+        cell_of(where, name, folder=folder, settings=[*settings, f"images={count}", f"steps={number}"])
         for count in sizes
         for number in steps
         for name in families
@@ -136,11 +136,11 @@ def study_of(
 def cell_of(data: str, family: str, *, folder: Path, settings: Sequence[str]) -> Cell:
     """A family's recipe with these settings, in a folder inside `folder` that its size and steps name."""
     recipe = changed(read_recipe(family), settings)
-    pictures = pictures_for(data, recipe)
-    found = len(pictures.train)
+    images = images_for(data, recipe)
+    found = len(images.train)
     recipe = recipe.replace(batch_size=fitting_batch_size(recipe, found, 1))
-    name = f"{family_name(family)}-{recipe.pictures or 'all'}-pictures-{recipe.steps}-steps"
-    return Cell(family=family, recipe=recipe, pictures=found, classes=len(pictures.classes), folder=folder / name)
+    name = f"{family_name(family)}-{recipe.images or 'all'}-images-{recipe.steps}-steps"
+    return Cell(family=family, recipe=recipe, images=found, classes=len(images.classes), folder=folder / name)
 
 
 def carry_out(

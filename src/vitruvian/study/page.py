@@ -7,8 +7,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from vitruvian.evaluation.images import embedded
 from vitruvian.evaluation.page import Html, duration, heading, page, section, table
-from vitruvian.evaluation.pictures import embedded
 from vitruvian.evaluation.report_files import PAGE, write_html
 from vitruvian.explain.files import write_image
 from vitruvian.study.growth import Cell, Study, family_name
@@ -16,7 +16,7 @@ from vitruvian.study.plot import line_plot
 
 PLOT = "study.png"
 TITLES = {
-    "data-size": ("Accuracy over the number of training pictures", "pictures to train on"),
+    "data-size": ("Accuracy over the number of training images", "images to train on"),
     "compute": ("Accuracy over the compute of training", "multiply-adds of training"),
 }
 
@@ -44,7 +44,7 @@ def sections(title: str, study: Study, drawn: Image.Image | None) -> Iterator[Ht
     yield heading(title, f"{done} of {len(study.cells)} cells done")
     name, _ = TITLES[study.kind]
     if drawn is not None:
-        note = "All families are trained from nothing with the same recipe; top-1 on held-out pictures, in percent."
+        note = "All families are trained from scratch with the same recipe; top-1 on held-out images, in percent."
         exact = drawn.convert("RGBA")  # with transparency it is kept as PNG
         yield section(name, embedded(exact, name, kind="whole"), note=note)
     yield section("Cells", table(HEADINGS, map(row, study.cells)))
@@ -52,7 +52,7 @@ def sections(title: str, study: Study, drawn: Image.Image | None) -> Iterator[Ht
 
 HEADINGS = [
     "family",
-    "pictures",
+    "images",
     "steps",
     "epochs",
     "parameters",
@@ -68,5 +68,5 @@ def row(trained: Cell) -> list[object]:
     top1 = Html(f"{cell['top1']:.2f}&nbsp;%") if "top1" in cell else Html("–")
     time = duration(cell["seconds"]) if "seconds" in cell else "–"
     work = Html(f"{cell['multiply_adds']:.3g}")
-    counts = [cell["pictures"], cell["steps"], float(cell["epochs"]), cell["parameters"]]
+    counts = [cell["images"], cell["steps"], float(cell["epochs"]), cell["parameters"]]
     return [family_name(cell["family"]), *counts, work, top1, time, cell["state"]]

@@ -22,7 +22,7 @@ from vitruvian.training.signals import Interrupted
 from vitruvian.training.sweep import spread
 from vitruvian.weights.load import locate
 
-REAL = "ReaL has no pictures to train on: fine-tune on imagenet, then `vit evaluate imagenet-real --model TRIAL`"
+REAL = "ReaL has no images to train on: fine-tune on imagenet, then `vit evaluate imagenet-real --model TRIAL`"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from vitruvian.training.optimiser import learning
+from vitruvian.training.optimizer import learning
 from vitruvian.training.recipe import AverageName, Recipe
 
 

@@ -30,7 +30,7 @@ def chosen_recipe(
 ) -> Recipe:
     """The recipe of a run."""
     if model and weights:
-        raise TrainingError("give a model to start from nothing, or weights to start from, not both")
+        raise TrainingError("give a model to start from scratch, or weights to start from, not both")
     found = recipe if isinstance(recipe, Recipe) else read_recipe(recipe or fitting_name(data, weights))
     if model:
         found = found.replace(model=model, weights="", architecture=kept_architecture(found, model))
@@ -61,6 +61,6 @@ def fitting_name(data: str | Path, weights: str | Path | None) -> str:
     if source.name.lower().startswith("cifar"):
         return "cifar10"
     raise TrainingError(
-        f"{data}: give weights to start from (--from), which is best for pictures of one's own, "
+        f"{data}: give weights to start from (--from), which is best for images of one's own, "
         "or a recipe (--recipe; `vit train --recipes` lists them)"
     )

@@ -1,4 +1,4 @@
-"""Masked-patch pre-training's inputs and targets: which patches are corrupted and how, and the colour of each."""
+"""Masked-patch pre-training's inputs and targets: which patches are corrupted and how, and the color of each."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor
 from vitruvian.config import Preprocess
 from vitruvian.data.order import generator_for
 
-# B pictures, N patches of P x P pixels, M of them corrupted, D width
+# B images, N patches of P x P pixels, M of them corrupted, D width
 
 MASKED, EXCHANGED = 0.8, 0.1
 """Of the corrupted patches, the shares that become the mask embedding and another patch; the others stay."""
 LEVELS = 8
-"""Of each channel of a mean colour: three bits."""
+"""Of each channel of a mean color: three bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Corruption:
-    """What becomes of each patch of some pictures; all have equally many corrupted ones."""
+    """What becomes of each patch of some images; all have equally many corrupted ones."""
 
     chosen: Tensor
-    """bool (B, N): the corrupted patches, whose colours are asked for."""
+    """bool (B, N): the corrupted patches, whose colors are asked for."""
     masked: Tensor
     """bool (B, N): those that become the mask embedding."""
     taken_from: Tensor
@@ -33,13 +33,13 @@ class Corruption:
 
 
 def draws_for(indices: Iterable[int], patches: int, seed: int, *numbers: int) -> Tensor:
-    """Random numbers (B, 3, N) from 0 to 1 that depend on each picture's number, the seed and `numbers` alone."""
+    """Random numbers (B, 3, N) from 0 to 1 that depend on each image's number, the seed and `numbers` alone."""
     rows = [generator_for(seed, *numbers, int(i)).random((3, patches), np.float32) for i in indices]
     return torch.from_numpy(np.stack(rows)) if rows else torch.zeros(0, 3, patches)
 
 
 def corruption_of(draws: Tensor) -> Corruption:
-    """Half of the patches corrupted, rounded down: 80% masked, 10% another patch of the picture, 10% as they are."""
+    """Half of the patches corrupted, rounded down: 80% masked, 10% another patch of the image, 10% as they are."""
     order, kind, other = draws.unbind(dim=1)
     N = order.shape[1]
     chosen = order.argsort(dim=1, stable=True).argsort(dim=1) < N // 2
@@ -63,20 +63,20 @@ def cut(pixels: Tensor, side: int) -> Tensor:
 
 
 def levels_of(pixels: Tensor, preprocess: Preprocess) -> Tensor:
-    """Normalised pixels as whole levels from 0 to 255, still float."""
+    """Normalized pixels as whole levels from 0 to 255, still float."""
     mean, std = (torch.tensor(v, device=pixels.device).view(-1, 1, 1) for v in (preprocess.mean, preprocess.std))
     return ((pixels.float() * std + mean) * 255).round().clamp(0, 255)
 
 
-def colours_of(pixels: Tensor, side: int, preprocess: Preprocess) -> Tensor:
-    """The mean colour of each patch as a class, int64 (B, N): three bits a channel, the first channel highest."""
+def colors_of(pixels: Tensor, side: int, preprocess: Preprocess) -> Tensor:
+    """The mean color of each patch as a class, int64 (B, N): three bits a channel, the first channel highest."""
     means = cut(levels_of(pixels, preprocess), side).mean(dim=(-2, -1))  # (B, N, C)
     bits = (means * LEVELS / 256).floor().long()
     places = torch.tensor([LEVELS**power for power in reversed(range(bits.shape[-1]))], device=pixels.device)
     return (bits * places).sum(dim=-1)
 
 
-def shown_colour(colour: int, channels: int) -> tuple[int, ...]:
-    """The levels in the middle of a class of colours."""
-    bits = [colour // LEVELS**power % LEVELS for power in reversed(range(channels))]
+def shown_color(color: int, channels: int) -> tuple[int, ...]:
+    """The levels in the middle of a class of colors."""
+    bits = [color // LEVELS**power % LEVELS for power in reversed(range(channels))]
     return tuple(round((bit + 0.5) * 256 / LEVELS) for bit in bits)

@@ -13,7 +13,7 @@ CHARTS = (
     ("loss", "Loss"),
     ("top1", "Top-1 accuracy, %"),
     ("rate", "Learning rate"),
-    ("images_per_second", "Pictures per second"),
+    ("images_per_second", "Images per second"),
 )
 """What is drawn, and its title; a number that no line has is left out."""
 

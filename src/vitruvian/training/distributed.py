@@ -130,7 +130,7 @@ def chosen_device(name: str) -> torch.device:
 
 
 def shard(model: Model, processes: Processes, parallel: Parallel) -> None:
-    """Spread the parameters over the processes (`fsdp`), block by block; before the optimiser is made."""
+    """Spread the parameters over the processes (`fsdp`), block by block; before the optimizer is made."""
     if processes.alone or parallel != "fsdp":
         return
     from torch.distributed.device_mesh import init_device_mesh
@@ -155,12 +155,12 @@ def without_exchange(module: nn.Module) -> AbstractContextManager[object]:
     if isinstance(module, nn.parallel.DistributedDataParallel):
         return module.no_sync()
     if hasattr(module, "set_requires_gradient_sync"):
-        return unsynchronised(module)
+        return unsynchronized(module)
     return nullcontext()
 
 
 @contextmanager
-def unsynchronised(module: Any) -> Iterator[None]:
+def unsynchronized(module: Any) -> Iterator[None]:
     module.set_requires_gradient_sync(False)
     try:
         yield

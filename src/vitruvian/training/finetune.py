@@ -11,9 +11,9 @@ from vitruvian.data.sources import BUILT_IN
 from vitruvian.errors import ConfigError, TrainingError
 from vitruvian.tasks import SEEDS, Task, task_meant
 from vitruvian.training.distributed import Processes, joined
+from vitruvian.training.images import images_for
 from vitruvian.training.journal import Listener
 from vitruvian.training.loop import Diverged
-from vitruvian.training.pictures import pictures_for
 from vitruvian.training.places import RUNS, lasting_data, lasting_path
 from vitruvian.training.prepare import model_for, without_shape
 from vitruvian.training.recipe import Recipe
@@ -26,7 +26,7 @@ from vitruvian.training.train import resume, train
 
 SMALL_RECIPE = "finetune-small"
 """For data that is not a task of the paper."""
-MANY_PICTURES = 100_000
+MANY_IMAGES = 100_000
 """In a trial without a GPU, that a warning is due."""
 
 
@@ -127,14 +127,14 @@ class Work:
     def check(self, protocol: Protocol) -> None:
         """Refuse what no trial can begin with before anything is written, and warn of what takes days."""
         recipe = protocol.recipe
-        pictures = pictures_for(protocol.data, recipe)
-        model_for(recipe, pictures.classes)
-        seen = recipe.steps * recipe.batch_size or round(recipe.epochs * len(pictures.train))
-        if self.processes.device.type == "cpu" and seen > MANY_PICTURES:
+        images = images_for(protocol.data, recipe)
+        model_for(recipe, images.classes)
+        seen = recipe.steps * recipe.batch_size or round(recipe.epochs * len(images.train))
+        if self.processes.device.type == "cpu" and seen > MANY_IMAGES:
             made = f", --recipe {SMALL_RECIPE} is made for such machines" if recipe.steps else ""
             self.said(
-                f"note: each trial goes through {seen:,} pictures, and there is no GPU: this may take days; "
-                f"--set pictures=N trains on no more than N{made}"
+                f"note: each trial goes through {seen:,} images, and there is no GPU: this may take days; "
+                f"--set images=N trains on no more than N{made}"
             )
 
     def carry_out(self, sweep: Sweep, trial: Trial, number: int) -> None:

@@ -1,6 +1,6 @@
-"""A fresh head that starts as a linear probe of the frozen features of the training pictures.
+"""A fresh head that starts as a linear probe of the frozen features of the training images.
 
-Logistic regression chooses its regularisation on a part that it holds out of them. Least squares chooses its own, and
+Logistic regression chooses its regularization on a part that it holds out of them. Least squares chooses its own, and
 the scale of the logits, by leave-one-out answers, which it gives without fitting again. So nothing is judged on what it
 was fitted to.
 """
@@ -28,12 +28,12 @@ from vitruvian.model.vit import ViT
 from vitruvian.predict import Encoder
 from vitruvian.training.recipe import Recipe
 
-# N pictures, D features, K classes
+# N images, D features, K classes
 
-MOST_PICTURES = 20_000
+MOST_IMAGES = 20_000
 """The head is fitted to no more of them, evenly spread; training sees all."""
 STRENGTHS = tuple(10.0 ** (power / 2) for power in range(-8, 5))
-"""Tried for the regularisation, relative to the mean variance of a feature."""
+"""Tried for the regularization, relative to the mean variance of a feature."""
 SCALES = tuple(10.0 ** (power / 20) for power in range(31))
 """Tried for the logits, relative to answers between 0 and 1; beyond 32, probabilities have nothing left to learn."""
 LINE_SECONDS = 30.0
@@ -51,7 +51,7 @@ class LinearHead:
     bias: Tensor
     """(K,)"""
     strength: float
-    """Of the regularisation."""
+    """Of the regularization."""
     scale: float = 1.0
     """Of the logits, relative to what was fitted."""
 
@@ -73,7 +73,7 @@ def fit_head(
     training = model.training
     encoder = Encoder(model.eval(), device=str(device))
     try:
-        found = features_of(encoder, thinned(source, MOST_PICTURES), open_store(encoder), track=Told(said).track)
+        found = features_of(encoder, thinned(source, MOST_IMAGES), open_store(encoder), track=Told(said).track)
     finally:
         model.train(training)
     if recipe.head_init == "probe":
@@ -94,12 +94,12 @@ class Told:
     said: Callable[[str], None]
 
     def track(self, items: Iterable[Item], total: int) -> Iterator[Item]:
-        self.said(f"fitting the head to {total:,} pictures")
+        self.said(f"fitting the head to {total:,} images")
         last = time.monotonic()
         for number, item in enumerate(items):
             if time.monotonic() - last > LINE_SECONDS:
                 last = time.monotonic()
-                self.said(f"fitting the head: {number:,} of {total:,} pictures seen")
+                self.said(f"fitting the head: {number:,} of {total:,} images seen")
             yield item
 
 
@@ -115,7 +115,7 @@ def thinned(source: Source, most: int) -> Source:
 def logistic(found: FeatureSet) -> LinearHead:
     """Logistic regression as `vit probe` fits it, as a head that reads features as they are.
 
-    Where no class has two pictures there is nothing to choose by, and the regularisation is the strongest.
+    Where no class has two images there is nothing to choose by, and the regularization is the strongest.
     """
     classes = len(found.classes)
     choosable = np.bincount(found.labels).max() > 1
@@ -136,7 +136,7 @@ def least_squares(features: Tensor, labels: Tensor, classes: int, *, smoothing: 
     unit = float(variances.mean()) or 1.0
 
     def answers(strength: float) -> Tensor:
-        """(N, K) to each picture by a fit without it."""
+        """(N, K) to each image by a fit without it."""
         shrunk = 1 / (variances.clamp(min=0) + strength * unit)
         leverage = (along.square() * shrunk).sum(dim=1) + 1 / len(x)
         return y - (y - along @ (shrunk[:, None] * reach)) / (1 - leverage).clamp(min=1e-6)[:, None]

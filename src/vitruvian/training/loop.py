@@ -132,15 +132,15 @@ class Loop:
 
     def record_training(self) -> None:
         self.settle()
-        loss, right, pictures = (sum(column) for column in zip(*self.position.pending))
+        loss, right, images = (sum(column) for column in zip(*self.position.pending))
         self.position.pending.clear()
         seconds = self.clock.lap()
         self.record(
             "train",
-            loss=loss / pictures,
-            top1=100 * right / pictures,
+            loss=loss / images,
+            top1=100 * right / images,
             rate=self.stepper.schedule.rate_at(self.position.step - 1),
-            images_per_second=round(pictures / max(seconds, 1e-9), 1),
+            images_per_second=round(images / max(seconds, 1e-9), 1),
         )
 
     def record(self, split: str, **values: float) -> None:
@@ -172,9 +172,9 @@ class Loop:
 
     def measured(self, stop: StopRequest) -> Measured:
         place = Place(device=self.processes.device, dtype=self.stepper.dtype, all_ranks=not self.processes.alone)
-        batches, pictures = self.unless_stopped(stop), len(self.validation.source)
+        batches, images = self.unless_stopped(stop), len(self.validation.source)
         try:
-            return self.stepper.objective.measured(self.state.model, batches, pictures, place)
+            return self.stepper.objective.measured(self.state.model, batches, images, place)
         finally:
             forget_whole(self.state.model)
 

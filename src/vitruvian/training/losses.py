@@ -1,4 +1,4 @@
-"""What training makes small: the loss of each picture, and how much each picture counts."""
+"""What training makes small: the loss of each image, and how much each image counts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from vitruvian.data.sources import Source
 from vitruvian.data.sources.subset import class_sizes
 from vitruvian.training.recipe import LossName
 
-# B pictures, K classes
+# B images, K classes
 
 
 def losses(logits: Tensor, targets: Tensor, kind: LossName, smoothing: float = 0.0) -> Tensor:
-    """The loss of each picture (B,) in float32; targets are labels (B,), or shares of classes (B, K) already smoothed.
+    """The loss of each image (B,) in float32; targets are labels (B,), or shares of classes (B, K) already smoothed.
 
     `sigmoid` sums over the classes, as big_vision does.
     """
@@ -35,21 +35,21 @@ def shares(targets: Tensor, logits: Tensor, smoothing: float = 0.0) -> Tensor:
 
 
 def right(logits: Tensor, targets: Tensor) -> Tensor:
-    """How many pictures' best class is the (largest) target, as a float."""
+    """How many images' best class is the (largest) target, as a float."""
     labels = targets.argmax(dim=1) if targets.dim() == 2 else targets
     return (logits.argmax(dim=1) == labels).sum().float()
 
 
 def balanced_weights(source: Source) -> Tensor:
-    """A weight for each class, inverse to its size and one in the mean over the pictures; 0 for a class without any."""
+    """A weight for each class, inverse to its size and one in the mean over the images; 0 for a class without any."""
     sizes = class_sizes(source.labels(), len(source.classes))
     present = sizes > 0
     weights = np.where(present, len(source) / (present.sum() * np.maximum(sizes, 1)), 0.0)
     return torch.from_numpy(weights).float()
 
 
-def picture_weights(targets: Tensor, own: Tensor, classes: Tensor | None) -> Tensor:
-    """How much each picture counts: its own weight times that of its class, or of its shares of classes."""
+def image_weights(targets: Tensor, own: Tensor, classes: Tensor | None) -> Tensor:
+    """How much each image counts: its own weight times that of its class, or of its shares of classes."""
     if classes is None:
         return own
     return own * (targets @ classes if targets.dim() == 2 else classes[targets])

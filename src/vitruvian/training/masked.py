@@ -1,4 +1,4 @@
-"""Masked-patch pre-training (Section 4.6): a ViT that predicts the mean colours of patches that it does not see."""
+"""Masked-patch pre-training (Section 4.6): a ViT that predicts the mean colors of patches that it does not see."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from vitruvian.evaluation.metrics import autocast as computing_in
 from vitruvian.evaluation.metrics import count_all
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
-from vitruvian.training.corruption import LEVELS, colours_of, corrupted, corruption_of, draws_for
+from vitruvian.training.corruption import LEVELS, colors_of, corrupted, corruption_of, draws_for
 from vitruvian.training.objective import Autocast, Objective, Place
 from vitruvian.training.recipe import Recipe
 
-# B pictures, N patches, M of them corrupted, D width, K colours
+# B images, N patches, M of them corrupted, D width, K colors
 
 EXAMPLES = 12
-"""Held-out pictures whose predicted colours the report shows."""
+"""Held-out images whose predicted colors the report shows."""
 EVALUATION_SEED = 0
-"""Of the corruption of held-out pictures, which depends on the picture alone."""
+"""Of the corruption of held-out images, which depends on the image alone."""
 
 
 class MaskedViT(ViT):
-    """A ViT without a head, with a mask embedding and a layer that names colours, neither of which is kept."""
+    """A ViT without a head, with a mask embedding and a layer that names colors, neither of which is kept."""
 
-    own_names = ("mask_embedding", "colours.weight", "colours.bias")
+    own_names = ("mask_embedding", "colors.weight", "colors.bias")
     """Parameters that the pre-trained model is saved without."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
         self.mask_embedding = nn.Parameter(torch.empty(1, 1, config.width))
-        self.colours = nn.Linear(config.width, LEVELS**config.channels)
+        self.colors = nn.Linear(config.width, LEVELS**config.channels)
 
     def forward(self, pixels: Tensor, draws: Tensor | None = None) -> Tensor:
         """Logits (B, M, K) of the patches that `draws` (B, 3, N) corrupt, in the order of their places."""
@@ -53,7 +53,7 @@ class MaskedViT(ViT):
         tokens = self.contextual(self.embed.placed(seen, grid))[:, self.config.prefix_tokens :]
         if self.config.norm_after_pool:
             tokens = self.norm(tokens)
-        logits: Tensor = self.colours(tokens[corruption.chosen])  # (B * M, K)
+        logits: Tensor = self.colors(tokens[corruption.chosen])  # (B * M, K)
         return logits.view(len(pixels), -1, logits.shape[-1])
 
     @classmethod
@@ -68,8 +68,8 @@ class MaskedViT(ViT):
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             nn.init.normal_(made.mask_embedding, std=0.02, generator=generator)
-            nn.init.zeros_(made.colours.weight)
-            nn.init.zeros_(made.colours.bias)
+            nn.init.zeros_(made.colors.weight)
+            nn.init.zeros_(made.colors.bias)
         made.preprocess, made.origin = model.preprocess, model.origin
         return made
 
@@ -93,23 +93,23 @@ def check_fit(model: Model) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """A held-out picture as the model saw it, for the report."""
+    """A held-out image as the model saw it, for the report."""
 
     index: int
     pixels: NDArray[np.float32]
-    """Normalised, (C, H, W)."""
+    """Normalized, (C, H, W)."""
     draws: NDArray[np.float32]
     """(3, N)"""
     predicted: NDArray[np.int64]
-    """(M,) colours of the corrupted patches."""
+    """(M,) colors of the corrupted patches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ColourMeasures:
-    """What was measured over the corrupted patches of held-out pictures."""
+class ColorMeasures:
+    """What was measured over the corrupted patches of held-out images."""
 
     count: int
-    """Pictures."""
+    """Images."""
     patches: int
     """Corrupted ones, those kept as they are among them."""
     loss: float
@@ -123,16 +123,16 @@ class ColourMeasures:
 
 
 @dataclass(kw_only=True, slots=True)
-class ColourTally:
+class ColorTally:
     """Counts that grow batch by batch, and the examples that are kept."""
 
     shown: set[int]
-    """Pictures that become examples."""
+    """Images that become examples."""
     sums: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
-    """Pictures, patches, their loss and right answers."""
+    """Images, patches, their loss and right answers."""
     examples: list[Example] = field(default_factory=list)
 
-    def measures(self, place: Place) -> ColourMeasures:
+    def measures(self, place: Place) -> ColorMeasures:
         """The measures from what was counted here, and with `all_ranks` in all processes."""
         sums, examples = self.sums, self.examples
         if place.all_ranks:
@@ -142,11 +142,11 @@ class ColourTally:
             found: list[list[Example]] = [[] for _ in range(dist.get_world_size())]
             dist.all_gather_object(found, examples)
             examples = [example for part in found for example in part]
-        pictures, patches, lost, right = sums.tolist()
+        images, patches, lost, right = sums.tolist()
         if not patches:
             raise DataError("there is not one example to measure the model on")
-        return ColourMeasures(
-            count=int(pictures),
+        return ColorMeasures(
+            count=int(images),
             patches=int(patches),
             loss=lost / patches,
             top1=100 * right / patches,
@@ -155,15 +155,15 @@ class ColourTally:
 
 
 @dataclass(frozen=True, slots=True)
-class Colours(Objective):
-    """The mean colour of each corrupted patch."""
+class Colors(Objective):
+    """The mean color of each corrupted patch."""
 
     recipe: Recipe
     model: MaskedViT
     """Tells the patches and the range of the pixels; any wrapper around it answers."""
 
     def targets(self, batch: Batch, step: int) -> Tensor:
-        """The draws of each picture: they depend on the seed, the step and the picture, not on the process."""
+        """The draws of each image: they depend on the seed, the step and the image, not on the process."""
         return draws_for(batch.indices.tolist(), self.patches(batch.pixels), self.recipe.seed, step, 1)
 
     def patches(self, pixels: Tensor) -> int:
@@ -171,7 +171,7 @@ class Colours(Objective):
         return rows * columns
 
     def judged(self, module: nn.Module, pixels: Tensor, targets: Tensor, autocast: Autocast) -> tuple[Tensor, Tensor]:
-        """A picture's loss is the mean over its corrupted patches, and its answers count as their share."""
+        """An image's loss is the mean over its corrupted patches, and its answers count as their share."""
         with autocast():
             logits = module(pixels, targets)
         wanted = self.wanted(pixels, targets)  # (B, M)
@@ -179,18 +179,18 @@ class Colours(Objective):
         return each.mean(dim=1), (logits.detach().argmax(dim=-1) == wanted).float().mean(dim=1).sum()
 
     def wanted(self, pixels: Tensor, draws: Tensor) -> Tensor:
-        """The colours of the corrupted patches, (B, M)."""
-        colours = colours_of(pixels, self.model.config.patch_size, self.model.preprocess)
-        return colours[corruption_of(draws).chosen].view(len(pixels), -1)
+        """The colors of the corrupted patches, (B, M)."""
+        colors = colors_of(pixels, self.model.config.patch_size, self.model.preprocess)
+        return colors[corruption_of(draws).chosen].view(len(pixels), -1)
 
-    def measured(self, model: nn.Module, batches: Iterable[Batch], pictures: int, place: Place) -> ColourMeasures:
-        """Every held-out picture, with the same corruption each time."""
-        tally = ColourTally(shown=set(np.linspace(0, pictures - 1, EXAMPLES).astype(int).tolist()))
+    def measured(self, model: nn.Module, batches: Iterable[Batch], images: int, place: Place) -> ColorMeasures:
+        """Every held-out image, with the same corruption each time."""
+        tally = ColorTally(shown=set(np.linspace(0, images - 1, EXAMPLES).astype(int).tolist()))
         count_all(model, batches, partial(self.count, model, place=place, tally=tally), all_ranks=place.all_ranks)
         return tally.measures(place)
 
-    def count(self, model: nn.Module, batch: Batch, *, place: Place, tally: ColourTally) -> tuple[Tensor, ...]:
-        """Add a batch to the tally; one picture and its draws, to call again with."""
+    def count(self, model: nn.Module, batch: Batch, *, place: Place, tally: ColorTally) -> tuple[Tensor, ...]:
+        """Add a batch to the tally; one image and its draws, to call again with."""
         draws = draws_for(batch.indices.tolist(), self.patches(batch.pixels), EVALUATION_SEED)
         pixels, moved = batch.pixels.to(place.device), draws.to(place.device)
         with computing_in(place.device, place.dtype):

@@ -1,4 +1,4 @@
-"""The section of a report that shows masked-patch pre-training at work: picture, what was seen, what was said."""
+"""The section of a report that shows masked-patch pre-training at work: image, what was seen, what was said."""
 
 from __future__ import annotations
 
@@ -11,57 +11,57 @@ from PIL import Image
 
 from vitruvian.config import Preprocess
 from vitruvian.data.sources.base import Source
+from vitruvian.evaluation.images import TINY_SIDE, embedded, gallery
 from vitruvian.evaluation.page import Html, section, text
-from vitruvian.evaluation.pictures import TINY_SIDE, embedded, gallery
-from vitruvian.training.corruption import Corruption, corruption_of, cut, levels_of, shown_colour
-from vitruvian.training.masked import ColourMeasures, Example
+from vitruvian.training.corruption import Corruption, corruption_of, cut, levels_of, shown_color
+from vitruvian.training.masked import ColorMeasures, Example
 
 # N patches of P x P pixels, C channels
 
 MASK_LEVEL = 128
-"""Grey, for patches that became the mask embedding."""
+"""Gray, for patches that became the mask embedding."""
 NOTE = (
-    "For each picture: the picture, what the model saw (grey is the mask; some patches are another's, some stayed), "
-    "and the picture with the predicted mean colours in place of the corrupted patches."
+    "For each image: the image, what the model saw (gray is the mask; some patches are another's, some stayed), "
+    "and the image with the predicted mean colors in place of the corrupted patches."
 )
 
 Pixels = NDArray[np.uint8]
 
 
-def colour_tiles(measures: ColourMeasures) -> dict[str, str]:
+def color_tiles(measures: ColorMeasures) -> dict[str, str]:
     """The single numbers by name."""
     return {
-        "colours right": f"{measures.top1:.2f} %",
+        "colors right": f"{measures.top1:.2f} %",
         "cross-entropy": f"{measures.loss:.4f}",
         "corrupted patches": f"{measures.patches:,}",
-        "held-out pictures": f"{measures.count:,}",
+        "held-out images": f"{measures.count:,}",
     }
 
 
-def colour_sections(measures: ColourMeasures, preprocess: Preprocess, side: int, source: Source) -> Iterator[Html]:
-    """Some held-out pictures as they are, as they were seen, and as they were filled in."""
+def color_sections(measures: ColorMeasures, preprocess: Preprocess, side: int, source: Source) -> Iterator[Html]:
+    """Some held-out images as they are, as they were seen, and as they were filled in."""
     if measures.examples:
         shown = (figure for example in measures.examples for figure in figures(example, preprocess, side, source))
-        yield section("Predicted colours", gallery(shown), note=NOTE)
+        yield section("Predicted colors", gallery(shown), note=NOTE)
 
 
 def figures(example: Example, preprocess: Preprocess, side: int, source: Source) -> Iterator[tuple[Html, Html]]:
     """The three views of an example, each with its caption."""
     kind = "tiny" if max(example.pixels.shape[1:]) <= TINY_SIDE else ""
-    names = (source.key(example.index), "as the model saw it", "predicted colours")
+    names = (source.key(example.index), "as the model saw it", "predicted colors")
     for levels, name in zip(three_views(example, preprocess, side), names):
         yield embedded(Image.fromarray(levels), name, kind=kind), Html(f'<small class="soft">{text(name)}</small>')
 
 
 def three_views(example: Example, preprocess: Preprocess, side: int) -> tuple[Pixels, Pixels, Pixels]:
-    """The picture, its corruption and its prediction as uint8 (rows, columns, 3), or (rows, columns) where grey."""
+    """The image, its corruption and its prediction as uint8 (rows, columns, 3), or (rows, columns) where gray."""
     levels = levels_of(torch.from_numpy(example.pixels)[None], preprocess)
     patches = cut(levels, side)[0].numpy().astype(np.uint8)  # (N, C, P, P)
     corruption = corruption_of(torch.from_numpy(example.draws)[None])
     rows, columns = levels.shape[-2] // side, levels.shape[-1] // side
     seen, filled = as_seen(patches, corruption), as_predicted(patches, corruption, example.predicted)
-    picture, saw, said = (joined(some, rows, columns) for some in (patches, seen, filled))
-    return picture, saw, said
+    image, saw, said = (joined(some, rows, columns) for some in (patches, seen, filled))
+    return image, saw, said
 
 
 def as_seen(patches: Pixels, corruption: Corruption) -> Pixels:
@@ -72,8 +72,8 @@ def as_seen(patches: Pixels, corruption: Corruption) -> Pixels:
 
 def as_predicted(patches: Pixels, corruption: Corruption, predicted: NDArray[np.int64]) -> Pixels:
     filled = patches.copy()
-    for place, colour in zip(np.flatnonzero(corruption.chosen[0].numpy()), predicted.tolist()):
-        filled[place] = np.array(shown_colour(colour, patches.shape[1]), np.uint8)[:, None, None]
+    for place, color in zip(np.flatnonzero(corruption.chosen[0].numpy()), predicted.tolist()):
+        filled[place] = np.array(shown_color(color, patches.shape[1]), np.uint8)[:, None, None]
     return filled
 
 

@@ -1,4 +1,4 @@
-"""What a run learns to answer: the question to each picture, its loss, and how the answers are measured."""
+"""What a run learns to answer: the question to each image, its loss, and how the answers are measured."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from vitruvian.evaluation.sections import SHOWN_MISTAKES
 from vitruvian.training.losses import losses, right
 from vitruvian.training.recipe import Recipe
 
-# B pictures
+# B images
 
 Autocast = Callable[[], AbstractContextManager[object]]
 
 
 class Measured(Protocol):
-    """What every measurement of held-out pictures has."""
+    """What every measurement of held-out images has."""
 
     @property
     def loss(self) -> float: ...
@@ -50,20 +50,20 @@ class Objective(ABC):
 
     @abstractmethod
     def targets(self, batch: Batch, step: int) -> Tensor:
-        """What is asked of each picture of a batch, (B, ...)."""
+        """What is asked of each image of a batch, (B, ...)."""
 
     @abstractmethod
     def judged(self, module: nn.Module, pixels: Tensor, targets: Tensor, autocast: Autocast) -> tuple[Tensor, Tensor]:
-        """The loss of each picture (B,), and how many answers are right as a float."""
+        """The loss of each image (B,), and how many answers are right as a float."""
 
     @abstractmethod
-    def measured(self, model: nn.Module, batches: Iterable[Batch], pictures: int, place: Place) -> Measured:
-        """The measures of a model over all batches of held-out `pictures`, without dropout."""
+    def measured(self, model: nn.Module, batches: Iterable[Batch], images: int, place: Place) -> Measured:
+        """The measures of a model over all batches of held-out `images`, without dropout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Labels(Objective):
-    """The class of each picture."""
+    """The class of each image."""
 
     recipe: Recipe
     classes: int
@@ -76,7 +76,7 @@ class Labels(Objective):
             logits = module(pixels)
         return losses(logits, targets, self.recipe.loss, self.recipe.smoothing), right(logits.detach(), targets)
 
-    def measured(self, model: nn.Module, batches: Iterable[Batch], pictures: int, place: Place) -> Measures:
+    def measured(self, model: nn.Module, batches: Iterable[Batch], images: int, place: Place) -> Measures:
         return measure(
             model,
             batches,

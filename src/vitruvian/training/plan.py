@@ -14,15 +14,15 @@ from vitruvian.cost import multiply_adds, parameters
 from vitruvian.evaluation.page import duration
 from vitruvian.training.choose import chosen_recipe
 from vitruvian.training.distributed import joined
-from vitruvian.training.optimiser import MOMENTS
-from vitruvian.training.pictures import fitting_batch_size, pictures_for, validation_loader
+from vitruvian.training.images import fitting_batch_size, images_for, validation_loader
+from vitruvian.training.optimizer import MOMENTS
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.stages import run_multiply_adds, step_multiply_adds
 from vitruvian.training.timing import Timing, measured_evaluation, measured_steps
 from vitruvian.training.train import Prepared, prepare
 
 NUMBER_BYTES = 4
-"""Of a weight and of what the optimiser remembers of it: float32 in every precision."""
+"""Of a weight and of what the optimizer remembers of it: float32 in every precision."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,14 +33,14 @@ class Plan:
     data: str
     device: str
     classes: int
-    training_pictures: int
-    validation_pictures: int
+    training_images: int
+    validation_images: int
     image_size: Size
     parameters: int
     learning: int
     """Parameters that are not frozen."""
     multiply_adds: int
-    """One picture, forward."""
+    """One image, forward."""
     run_multiply_adds: int
     """The whole training, forward and backward, without evaluations."""
     batch_size: int
@@ -48,7 +48,7 @@ class Plan:
     epochs: float
     evaluations: int
     weight_bytes: int
-    """Weights, what the optimiser remembers of them, and their mean."""
+    """Weights, what the optimizer remembers of them, and their mean."""
     step_bytes: int
     """What a step adds at its peak: gradients and activations."""
     measured_steps: int
@@ -59,7 +59,7 @@ class Plan:
 
     @property
     def memory_bytes(self) -> int:
-        """At the peak, beside the few hundred MB of Python, PyTorch and the processes that read pictures."""
+        """At the peak, beside the few hundred MB of Python, PyTorch and the processes that read images."""
         return self.weight_bytes + self.step_bytes
 
     @property
@@ -81,38 +81,38 @@ def plan(
 ) -> Plan:
     """The plan of the run that `train` would make of the same arguments; writes nothing.
 
-    Takes real steps on real pictures for about so many seconds, but at least two of them.
+    Takes real steps on real images for about so many seconds, but at least two of them.
     """
     chosen = chosen_recipe(data, recipe, model=model, weights=weights, settings=settings)
     with joined(chosen.device) as processes:
-        pictures = pictures_for(data, chosen)
-        chosen = chosen.replace(batch_size=fitting_batch_size(chosen, len(pictures.train), processes.world))
-        prepared = prepare(chosen, pictures, processes)
+        images = images_for(data, chosen)
+        chosen = chosen.replace(batch_size=fitting_batch_size(chosen, len(images.train), processes.world))
+        prepared = prepare(chosen, images, processes)
         with closing(prepared.batches):
             timing = measured_steps(prepared.stepper, prepared.batches.from_step(0), seconds=seconds)
-        with validation_loader(pictures.validation, chosen, prepared.model.preprocess, processes) as loader:
-            picture_seconds = measured_evaluation(
+        with validation_loader(images.validation, chosen, prepared.model.preprocess, processes) as loader:
+            image_seconds = measured_evaluation(
                 prepared.model, loader.batches(0), objective=prepared.stepper.objective, device=processes.device
             )
-        return put_together(prepared, timing, picture_seconds)
+        return put_together(prepared, timing, image_seconds)
 
 
-def put_together(prepared: Prepared, timing: Timing, picture_seconds: float) -> Plan:
+def put_together(prepared: Prepared, timing: Timing, image_seconds: float) -> Plan:
     """The plan from what was counted and measured; steps at other resolutions take more or less as their work does."""
     recipe, batches, config = prepared.recipe, prepared.batches, prepared.model.config
     learning = sum(p.numel() for p in prepared.model.parameters() if p.requires_grad)
     count = parameters(config)
     works = [step_multiply_adds(recipe, config, stage.size) for stage in batches.stages]
     run_work = run_multiply_adds(recipe, config, batches.stages)
-    copies = len(MOMENTS[recipe.optimiser]) + (recipe.average != "none")
+    copies = len(MOMENTS[recipe.optimizer]) + (recipe.average != "none")
     evaluations = -(-batches.total // batches.per_evaluation)
     return Plan(
         model=recipe.weights or recipe.model,
-        data=prepared.pictures.name,
+        data=prepared.images.name,
         device=str(batches.processes.device),
-        classes=len(prepared.pictures.classes),
-        training_pictures=len(prepared.pictures.train),
-        validation_pictures=len(prepared.pictures.validation),
+        classes=len(prepared.images.classes),
+        training_images=len(prepared.images.train),
+        validation_images=len(prepared.images.validation),
         image_size=config.image_size,
         parameters=count,
         learning=learning,
@@ -127,7 +127,7 @@ def put_together(prepared: Prepared, timing: Timing, picture_seconds: float) -> 
         measured_steps=timing.steps,
         step_seconds=timing.step_seconds,
         training_seconds=timing.step_seconds * run_work / works[0],
-        evaluation_seconds=evaluations * len(prepared.pictures.validation) * picture_seconds,
+        evaluation_seconds=evaluations * len(prepared.images.validation) * image_seconds,
     )
 
 
@@ -139,11 +139,11 @@ def plan_lines(plan: Plan) -> list[str]:
         "model": f"{plan.model}, {rows}x{columns} pixels, {plan.classes:,} classes",
         "parameters": f"{plan.parameters / 1e6:,.2f} million"
         + (f", {frozen / 1e6:,.2f} of them frozen" if frozen else ""),
-        "data": f"{plan.data}: {plan.training_pictures:,} to train on, {plan.validation_pictures:,} held out",
-        "steps": f"{plan.steps:,} of {plan.batch_size:,} pictures: {plan.epochs:,.4g} epochs",
+        "data": f"{plan.data}: {plan.training_images:,} to train on, {plan.validation_images:,} held out",
+        "steps": f"{plan.steps:,} of {plan.batch_size:,} images: {plan.epochs:,.4g} epochs",
         "evaluations": f"{plan.evaluations:,}",
-        "multiply-adds": f"{plan.multiply_adds:.3g} a picture, {plan.run_multiply_adds:.3g} for the whole training",
-        "memory": f"about {size(plan.memory_bytes)}: weights and optimiser {size(plan.weight_bytes)}, "
+        "multiply-adds": f"{plan.multiply_adds:.3g} an image, {plan.run_multiply_adds:.3g} for the whole training",
+        "memory": f"about {size(plan.memory_bytes)}: weights and optimizer {size(plan.weight_bytes)}, "
         f"a step {size(plan.step_bytes)}",
         "time": f"about {duration(plan.seconds)} on {plan.device}: {plan.step_seconds:.3g} s a step "
         f"(measured on {plan.measured_steps}), evaluations {duration(plan.evaluation_seconds)}",

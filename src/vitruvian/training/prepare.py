@@ -1,4 +1,4 @@
-"""The model that a run begins with: from nothing or from weights, with its labels and its view."""
+"""The model that a run begins with: from scratch or from weights, with its labels and its view."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from vitruvian.data.augment import Augment
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import Model, build, empty
 from vitruvian.model.vit import ViT
-from vitruvian.training.masked import Colours, MaskedViT
+from vitruvian.training.masked import Colors, MaskedViT
 from vitruvian.training.memory import give_back_freed
 from vitruvian.training.objective import Labels, Objective
-from vitruvian.training.optimiser import freeze
+from vitruvian.training.optimizer import freeze
 from vitruvian.training.recipe import Recipe
 from vitruvian.weights.description import Description
 from vitruvian.weights.load import load
@@ -26,7 +26,7 @@ def model_for(recipe: Recipe, labels: Sequence[str]) -> Model:
     """The model of a recipe for these classes, ready to train."""
     masked = recipe.objective == "masked"
     labels = () if masked else labels
-    model = from_weights(recipe, labels) if recipe.weights else from_nothing(recipe, labels)
+    model = from_weights(recipe, labels) if recipe.weights else from_scratch(recipe, labels)
     if masked:
         model = MaskedViT.around(model, recipe.seed)
     model.labels = tuple(labels) or None
@@ -39,7 +39,7 @@ def model_for(recipe: Recipe, labels: Sequence[str]) -> Model:
 
 def objective_for(recipe: Recipe, model: Model) -> Objective:
     """What the model of a recipe learns to answer."""
-    return Colours(recipe, model) if isinstance(model, MaskedViT) else Labels(recipe, model.config.classes)
+    return Colors(recipe, model) if isinstance(model, MaskedViT) else Labels(recipe, model.config.classes)
 
 
 def model_again(description: Description, recipe: Recipe) -> Model:
@@ -54,7 +54,7 @@ def model_again(description: Description, recipe: Recipe) -> Model:
 
 
 def config_of(recipe: Recipe, classes: int) -> ModelConfig:
-    """The settings of a model that starts from nothing."""
+    """The settings of a model that starts from scratch."""
     changes = dict(recipe.architecture) | {"classes": classes}
     if recipe.image_size:
         changes["image_size"] = (recipe.image_size, recipe.image_size)
@@ -70,12 +70,12 @@ def changed_config(config: ModelConfig, changes: Mapping[str, Any]) -> ModelConf
     return config.replace(**changes)
 
 
-def from_nothing(recipe: Recipe, labels: Sequence[str]) -> Model:
+def from_scratch(recipe: Recipe, labels: Sequence[str]) -> Model:
     model = build(config_of(recipe, len(labels)), seed=recipe.seed)
     start_head(model, recipe.head_bias)
     half = (0.5,) * model.config.channels
     model.preprocess = Preprocess(image_size=resolve(recipe.model).image_size, mean=half, std=half)
-    model.origin = f"trained from nothing with {recipe.model}"
+    model.origin = f"trained from scratch with {recipe.model}"
     return model
 
 
@@ -97,7 +97,7 @@ def from_weights(recipe: Recipe, labels: Sequence[str]) -> Model:
             f"architecture.{min(others)} cannot change what weights already have; "
             f"with weights, only {', '.join(sorted(REGULARISERS))} can"
         )
-    if recipe.architecture and isinstance(model.config, ViTConfig):  # regularisers say nothing about a ResNet
+    if recipe.architecture and isinstance(model.config, ViTConfig):  # regularizers say nothing about a ResNet
         preprocess = model.preprocess
         changed = empty(changed_config(model.config, recipe.architecture))
         changed.load_state_dict(model.state_dict(), assign=True)
@@ -130,7 +130,7 @@ def augment_of(recipe: Recipe, model: Model) -> Augment:
 
 
 def measured_size(recipe: Recipe, config: ModelConfig) -> Size:
-    """Of the pictures that the model is measured with and saved for, where its own are those of `config`."""
+    """Of the images that the model is measured with and saved for, where its own are those of `config`."""
     return (recipe.image_size, recipe.image_size) if recipe.image_size else scaled(config, recipe.enlarge)
 
 

@@ -11,7 +11,7 @@ from vitruvian.data.augment import Augment
 from vitruvian.data.sampling import Sampling
 from vitruvian.errors import ConfigError
 
-OptimiserName = Literal["adam", "adamw", "sgd"]
+OptimizerName = Literal["adam", "adamw", "sgd"]
 ScheduleName = Literal["constant", "linear", "cosine", "rsqrt"]
 LossName = Literal["softmax", "sigmoid"]
 AverageName = Literal["none", "ema", "polyak"]
@@ -41,16 +41,16 @@ class Recipe(Settings):
     """What it should reach."""
 
     model: str = "ViT-S/16"
-    """Name in the catalogue; `weights` say their own."""
+    """Name in the catalog; `weights` say their own."""
     weights: str = ""
-    """What to start from: a file, a folder or a published name; empty starts from nothing."""
+    """What to start from: a file, a folder or a published name; empty starts from scratch."""
     image_size: int = 0
-    """Side in pixels of the pictures that the model is measured with and saved for; 0 is `enlarge` times its own."""
+    """Side in pixels of the images that the model is measured with and saved for; 0 is `enlarge` times its own."""
     enlarge: float = 1.0
     """Where `image_size` is 0: the side as a multiple of the model's own, in whole patches."""
     train_scale: float = 1.0
     """Side of training views as a multiple of the measured one. Training crops show things larger than they are in
-    whole pictures: smaller views make up for it, and are cheaper."""
+    whole images: smaller views make up for it, and are cheaper."""
     architecture: Mapping[str, Any] = field(default_factory=dict)
     """Other settings of the model than its own, by name (see ViTConfig); of weights, only what acts in training, such
     as `stochastic_depth`, can change, and nothing of a ResNet's."""
@@ -70,12 +70,12 @@ class Recipe(Settings):
     steps: int = 0
     """Either epochs or steps."""
     batch_size: int = 128
-    """Pictures in a step over all processes."""
+    """Images in a step over all processes."""
     accumulate: int = 1
     """Parts in which a process works through its share of a batch, to need less memory."""
     seed: int = 0
 
-    optimiser: OptimiserName = "adamw"
+    optimizer: OptimizerName = "adamw"
     """`adamw` keeps weight decay out of the gradient, `adam` and `sgd` add it."""
     betas: tuple[float, float] = (0.9, 0.999)
     momentum: float = 0.9
@@ -104,29 +104,29 @@ class Recipe(Settings):
     """Longest gradient; 0 for any."""
 
     objective: ObjectiveName = "labels"
-    """`labels`: the class of each picture. `masked`: the colours of patches that are hidden, which needs no labels and
+    """`labels`: the class of each image. `masked`: the colors of patches that are hidden, which needs no labels and
     gives a model without a head to train further."""
     loss: LossName = "softmax"
     """`sigmoid` asks for each class on its own, and sums over them."""
     smoothing: float = 0.0
     """Share of each label that is spread over all classes."""
     class_weights: Literal["none", "balanced"] = "none"
-    """`balanced`: a picture counts more the rarer its class is, one in the mean."""
+    """`balanced`: an image counts more the rarer its class is, one in the mean."""
     sampling: Sampling = "uniform"
     """`balanced`: every class comes up equally often."""
     augment: Augment = field(default_factory=Augment)
     """Training views; their size, mean and deviation are those of the evaluation view."""
     repeats: int = 1
-    """Views of each picture in a batch."""
-    pictures: int = 0
+    """Views of each image in a batch."""
+    images: int = 0
     """To train on no more than so many, the classes as equal as they allow; fewer are always among more. 0 for all."""
     hold_out: float = 0.1
     """Share of each class held out for validation where the data has no such split."""
     validation: Validation = "auto"
     """`auto`: on the split `val`, or else `test`, or else on what is held out. `dev`: never on the test split. `test`:
-    on the test split, after training on all other pictures."""
+    on the test split, after training on all other images."""
     max_unreadable: float = 0.01
-    """Share of pictures that may be unreadable before the run stops."""
+    """Share of images that may be unreadable before the run stops."""
 
     average: AverageName = "none"
     """`ema`: an exponential mean of the weights; `polyak`: their plain mean. The mean is what is evaluated and used."""
@@ -153,7 +153,7 @@ class Recipe(Settings):
     patience: int = 0
     """Evaluations without a better one after which the run ends early; 0 for never."""
     final: Literal["last", "best"] = "last"
-    """Which weights become the model; `best` needs pictures apart from the test split, and holds some out."""
+    """Which weights become the model; `best` needs images apart from the test split, and holds some out."""
 
     log_every: int = 10
     """Steps that a line of metrics covers."""
@@ -162,7 +162,7 @@ class Recipe(Settings):
     """Also every so many steps; 0 leaves it to the clock."""
     keep_checkpoints: int = 2
     workers: int = 2
-    """Processes that read pictures; the result does not depend on them."""
+    """Processes that read images; the result does not depend on them."""
     parallel: Parallel = "ddp"
     """Under torchrun: copies of the model (`ddp`), or one in parts (`fsdp`)."""
     device: str = "auto"
@@ -174,7 +174,7 @@ class Recipe(Settings):
             check_range(name, getattr(self, name), 1)
         for name in ("image_size", "warmup", "cooldown", "end_rate", "weight_decay", "clip", "workers", "seed"):
             check_range(name, getattr(self, name), 0)
-        for name in ("pictures", "patience", "evaluate_batch_size", "checkpoint_steps", "checkpoint_seconds"):
+        for name in ("images", "patience", "evaluate_batch_size", "checkpoint_steps", "checkpoint_seconds"):
             check_range(name, getattr(self, name), 0)
         for name in ("smoothing", "max_unreadable", "average_start", "momentum", "freeze_layers"):
             check_range(name, getattr(self, name), 0.0, 1.0)
@@ -194,8 +194,8 @@ class Recipe(Settings):
             raise ConfigError("patience and final='best' choose by what is measured, which the test split is not for")
         if self.objective == "masked":
             self.check_masked()
-        if not self.decay_times_rate and self.optimiser != "adamw":
-            raise ConfigError(f"decay_times_rate=false is for optimiser='adamw', not for {self.optimiser!r}")
+        if not self.decay_times_rate and self.optimizer != "adamw":
+            raise ConfigError(f"decay_times_rate=false is for optimizer='adamw', not for {self.optimizer!r}")
         if [share for share, _ in self.resolutions] != sorted({share for share, _ in self.resolutions}):
             raise ConfigError(f"resolutions={self.resolutions} do not begin one after the other")
 
@@ -214,4 +214,4 @@ class Recipe(Settings):
         }
         for name, is_given in given.items():
             if is_given:
-                raise ConfigError(f"{name} cannot be set with objective='masked', which learns colours and no labels")
+                raise ConfigError(f"{name} cannot be set with objective='masked', which learns colors and no labels")

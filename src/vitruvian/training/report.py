@@ -29,8 +29,8 @@ from vitruvian.evaluation.sections import measure_sections, measure_tiles, unrea
 from vitruvian.training.curves import curves
 from vitruvian.training.environment import environment
 from vitruvian.training.journal import Line
-from vitruvian.training.masked import ColourMeasures
-from vitruvian.training.masked_report import colour_sections, colour_tiles
+from vitruvian.training.masked import ColorMeasures
+from vitruvian.training.masked_report import color_sections, color_tiles
 from vitruvian.training.objective import Measured
 from vitruvian.training.run import Run
 from vitruvian.weights.description import Description
@@ -44,7 +44,7 @@ class Outcome:
     measures: Measured | None = None
     """Of the model that the run gives, with the mistakes or examples that are to be shown."""
     held_out: Source | None = None
-    """What the measures were taken on; without it mistakes have no pictures."""
+    """What the measures were taken on; without it mistakes have no images."""
     stopped: str = ""
     """Why the run ended before its last step; empty if it did not."""
 
@@ -63,19 +63,19 @@ def sections(title: str, run: Run, outcome: Outcome) -> Iterator[Html]:
     if outcome.stopped:
         yield notice(f"The run ended early: {outcome.stopped}")
     if outcome.measures is None:
-        yield notice("There were no held-out pictures to measure the model on, so its accuracy is not known.")
+        yield notice("There were no held-out images to measure the model on, so its accuracy is not known.")
     drawn = list(curves(lines))
     if drawn:
-        note = "Training loss is the recipe's, with its views and mixing; on held-out pictures it is cross-entropy."
+        note = "Training loss is the recipe's, with its views and mixing; on held-out images it is cross-entropy."
         if run.recipe.objective == "masked":
-            note = "Over the corrupted patches; held-out pictures are corrupted in the same way each time."
+            note = "Over the corrupted patches; held-out images are corrupted in the same way each time."
         yield section("Curves", columns(*drawn), note=note)
     if isinstance(outcome.measures, Measures):
         yield from measure_sections(outcome.measures, outcome.train.classes, outcome.held_out)
-    elif isinstance(outcome.measures, ColourMeasures) and outcome.held_out is not None:
+    elif isinstance(outcome.measures, ColorMeasures) and outcome.held_out is not None:
         model = Description.from_json(recorded.get("model"), f"{run.folder}/run.json")
         assert isinstance(model.config, ViTConfig)
-        yield from colour_sections(outcome.measures, model.preprocess, model.config.patch_size, outcome.held_out)
+        yield from color_sections(outcome.measures, model.preprocess, model.config.patch_size, outcome.held_out)
     yield section("Data", *data_problems(outcome.train, run.unreadable, recorded.get("notes", ())))
     yield section("Settings", facts(run.recipe.to_json()))
     yield section("Environment", facts(environment() | recorded.get("environment", {})))
@@ -83,7 +83,7 @@ def sections(title: str, run: Run, outcome: Outcome) -> Iterator[Html]:
 
 def progress(outcome: Outcome, lines: list[Line]) -> str:
     """What the run did, in a line."""
-    data = f"{len(outcome.train):,} training pictures of {len(outcome.train.classes):,} classes"
+    data = f"{len(outcome.train):,} training images of {len(outcome.train.classes):,} classes"
     if not lines:
         return f"{data}; no step is on record"
     return f"{data}, {lines[-1]['step']:,} steps, {lines[-1]['epoch']:.4g} epochs"
@@ -91,11 +91,11 @@ def progress(outcome: Outcome, lines: list[Line]) -> str:
 
 def numbers(outcome: Outcome, lines: list[Line]) -> dict[str, str]:
     values: dict[str, str] = {}
-    if isinstance(outcome.measures, ColourMeasures):
-        values = colour_tiles(outcome.measures)
+    if isinstance(outcome.measures, ColorMeasures):
+        values = color_tiles(outcome.measures)
     elif isinstance(outcome.measures, Measures):
         values = measure_tiles(outcome.measures)
-        values["held-out pictures"] = values.pop("pictures")
+        values["held-out images"] = values.pop("images")
     return values | ({"training time": duration(lines[-1]["seconds"])} if lines and "seconds" in lines[-1] else {})
 
 
@@ -109,4 +109,4 @@ def data_problems(train: Source, unreadable: dict[str, str], notes: Iterable[str
             advice = f'<span class="soft">{text(finding.advice)}</span>'
             found.append(Html(f"<p>{text(finding.text)} ({text(examples)})<br>{advice}</p>"))
     found += unreadable_parts(unreadable)
-    yield from found or [paragraph("Every picture could be read, and no class is small or far from the others.")]
+    yield from found or [paragraph("Every image could be read, and no class is small or far from the others.")]

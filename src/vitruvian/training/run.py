@@ -1,7 +1,7 @@
 """The folder of a run: what is in it, for whoever reads it during or after training.
 
 `run.json` facts · `recipe.toml` the settings as run · `metrics.jsonl` · `checkpoints/` · `best/` the best weights so
-far, where the recipe chooses by validation · `unreadable.json` pictures that were skipped · `report.html` · `model/`
+far, where the recipe chooses by validation · `unreadable.json` images that were skipped · `report.html` · `model/`
 the result, which is there when the run is over.
 """
 
@@ -84,7 +84,7 @@ class Run:
 
     @property
     def unreadable(self) -> dict[str, str]:
-        """Pictures that were skipped, and why."""
+        """Images that were skipped, and why."""
         path = self.folder / "unreadable.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 

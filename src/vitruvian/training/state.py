@@ -11,7 +11,7 @@ from torch import Tensor
 from vitruvian.errors import TrainingError
 from vitruvian.model.build import Model
 from vitruvian.training.average import Average, local
-from vitruvian.training.optimiser import moments, set_steps_taken, steps_taken
+from vitruvian.training.optimizer import moments, set_steps_taken, steps_taken
 from vitruvian.training.recipe import Recipe
 
 
@@ -29,12 +29,12 @@ class Position:
     worse: int = 0
     """Evaluations since the best one."""
     pending: list[list[float]] = field(default_factory=list)
-    """Sums of losses, right answers and pictures of the steps that no line of metrics covers yet."""
+    """Sums of losses, right answers and images of the steps that no line of metrics covers yet."""
     seconds: float = 0.0
     """Spent so far, in all sessions."""
     journal_bytes: int = 0
     updates: int = 0
-    """Updates of the optimiser."""
+    """Updates of the optimizer."""
     scaler: dict[str, Any] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
 
@@ -56,7 +56,7 @@ class State:
     """The parts of a run that change, and how they become tensors by name."""
 
     model: Model
-    optimiser: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     average: Average | None
     recipe: Recipe
@@ -64,19 +64,19 @@ class State:
     def tensors(self) -> dict[str, Tensor]:
         """Everything that learning changes; views of the live tensors."""
         found = {f"model.{name}": parameter.detach() for name, parameter in self.model.named_parameters()}
-        found |= moments(self.optimiser, self.model, self.recipe.optimiser)
+        found |= moments(self.optimizer, self.model, self.recipe.optimizer)
         if self.average is not None:
             found |= {f"average.{name}": mean for name, mean in self.average.means.items()}
         return found
 
     def describe(self, position: Position) -> None:
         """Put what is no tensor into the position."""
-        position.updates = steps_taken(self.optimiser)
+        position.updates = steps_taken(self.optimizer)
         position.scaler = self.scaler.state_dict()
 
     def restore(self, position: Position) -> None:
         """The reverse of `describe`; the tensors have been filled."""
-        set_steps_taken(self.optimiser, position.updates)
+        set_steps_taken(self.optimizer, position.updates)
         if position.scaler:
             self.scaler.load_state_dict(position.scaler)
 

@@ -7,19 +7,19 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from vitruvian.data.augment import mix, normalise
+from vitruvian.data.augment import mix, normalize
 from vitruvian.data.loader import Batch
 from vitruvian.data.order import digest, generator_for
 from vitruvian.evaluation.metrics import autocast as computing_in
 from vitruvian.training.average import Average
 from vitruvian.training.distributed import without_exchange
-from vitruvian.training.losses import picture_weights
+from vitruvian.training.images import TrainingBatches
+from vitruvian.training.losses import image_weights
 from vitruvian.training.objective import Objective
-from vitruvian.training.optimiser import set_rate
-from vitruvian.training.pictures import TrainingBatches
+from vitruvian.training.optimizer import set_rate
 from vitruvian.training.schedule import schedule_of
 
-# B pictures, K classes
+# B images, K classes
 
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -30,24 +30,24 @@ class Stepper:
     def __init__(
         self,
         module: nn.Module,
-        optimiser: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer,
         *,
         batches: TrainingBatches,
         objective: Objective,
         average: Average | None,
         class_weights: Tensor | None = None,
     ) -> None:
-        self.module, self.optimiser, self.batches, self.objective = module, optimiser, batches, objective
+        self.module, self.optimizer, self.batches, self.objective = module, optimizer, batches, objective
         self.recipe, self.augment, self.processes = batches.recipe, batches.augment, batches.processes
         self.schedule = schedule_of(self.recipe, batches.total)
         self.average = average
         self.class_weights = None if class_weights is None else class_weights.to(self.processes.device)
         self.dtype = DTYPES[self.recipe.precision]
         self.scaler = torch.amp.GradScaler(self.processes.device.type, enabled=self.recipe.precision == "float16")
-        self.learning = [p for group in optimiser.param_groups for p in group["params"]]
+        self.learning = [p for group in optimizer.param_groups for p in group["params"]]
 
     def take(self, batch: Batch, step: int) -> Tensor:
-        """Learn from a batch; the sums of losses, of right answers and of pictures, (3,) on the device."""
+        """Learn from a batch; the sums of losses, of right answers and of images, (3,) on the device."""
         torch.manual_seed(seed_of(self.recipe.seed, step, self.processes.rank))
         pixels, targets, weights = self.prepared(batch, step)
         sums = torch.zeros(3, device=pixels.device)
@@ -63,9 +63,9 @@ class Stepper:
         return sums
 
     def prepared(self, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Normalised and perhaps mixed pixels, targets, and how much each picture counts, on the device."""
+        """Normalized and perhaps mixed pixels, targets, and how much each image counts, on the device."""
         device = self.processes.device
-        pixels = normalise(batch.pixels.to(device, non_blocking=True), self.augment)
+        pixels = normalize(batch.pixels.to(device, non_blocking=True), self.augment)
         targets = self.objective.targets(batch, step).to(device, non_blocking=True)
         own = batch.weights.to(device, non_blocking=True)
         if self.augment.mixes:
@@ -78,7 +78,7 @@ class Stepper:
                 smoothing=self.recipe.smoothing,
                 repeats=self.recipe.repeats,
             )
-        return pixels, targets, picture_weights(targets, own, self.class_weights)
+        return pixels, targets, image_weights(targets, own, self.class_weights)
 
     def learn(self, pixels: Tensor, targets: Tensor, weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Add the gradients of a part of a batch of `count`; its share of the mean loss, and its right answers."""
@@ -89,13 +89,13 @@ class Stepper:
 
     def update(self, step: int) -> None:
         """Change the weights by the gradients, clipped, at the rate of the step."""
-        set_rate(self.optimiser, self.schedule.rate_at(step))
+        set_rate(self.optimizer, self.schedule.rate_at(step))
         if self.recipe.clip:
-            self.scaler.unscale_(self.optimiser)
+            self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.learning, self.recipe.clip, foreach=True)
-        self.scaler.step(self.optimiser)
+        self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
             self.average.update(step)
 

@@ -127,7 +127,7 @@ class Sweep:
 
     @property
     def unreadable(self) -> dict[str, str]:
-        """Why pictures were skipped, by key, in any of the trials."""
+        """Why images were skipped, by key, in any of the trials."""
         return {key: why for trial in self.trials for key, why in Run(trial.folder).unreadable.items()}
 
     @property

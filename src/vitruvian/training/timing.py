@@ -21,8 +21,8 @@ from vitruvian.training.step import Stepper
 MOST_STEPS = 20
 SLOW_SECONDS = 5.0
 """A step that would take longer is measured on a part of its batch."""
-FIRST_PICTURES = 2
-"""Pictures of the first step in which memory is measured; the second has twice as many."""
+FIRST_IMAGES = 2
+"""Images of the first step in which memory is measured; the second has twice as many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +43,8 @@ def measured_steps(stepper: Stepper, batches: Iterator[Batch], *, seconds: float
     if batch is None:
         raise DataError("there is no batch to take a step with")
     size = len(batch)
-    first = part(batch, FIRST_PICTURES * stepper.recipe.repeats)
-    timed(stepper, first)  # the optimiser makes its memory
+    first = part(batch, FIRST_IMAGES * stepper.recipe.repeats)
+    timed(stepper, first)  # the optimizer makes its memory
     step_bytes = measured_bytes(stepper, batch, len(first))
     share, work = len(first), timed(stepper, first)
     while share < size and work < SLOW_SECONDS / 2:
@@ -64,7 +64,7 @@ def measured_steps(stepper: Stepper, batches: Iterator[Batch], *, seconds: float
 
 
 def measured_bytes(stepper: Stepper, batch: Batch, count: int) -> int:
-    """What a whole batch would take, from a step with `count` pictures at once and one with twice as many."""
+    """What a whole batch would take, from a step with `count` images at once and one with twice as many."""
     parts, device = stepper.recipe.accumulate, stepper.processes.device
     few, more = part(batch, count * parts), part(batch, 2 * count * parts)
     low, high = (peak_bytes(partial(stepper.take, some, 0), device) for some in (few, more))
@@ -95,7 +95,7 @@ def part(batch: Batch, count: int) -> Batch:
 def measured_evaluation(
     model: nn.Module, batches: Iterator[Batch], *, objective: Objective, device: torch.device, most: int = 3
 ) -> float:
-    """Seconds that a held-out picture takes, reading included: the least of a few batches, as the first is slow."""
+    """Seconds that a held-out image takes, reading included: the least of a few batches, as the first is slow."""
     place = Place(device=device, dtype=None, all_ranks=False)
     found = []
     before = time.perf_counter()

@@ -18,11 +18,11 @@ from vitruvian.training.choose import chosen_recipe
 from vitruvian.training.distributed import Processes, joined, replicated, shard
 from vitruvian.training.environment import environment
 from vitruvian.training.head import fit_head, is_fresh
+from vitruvian.training.images import Images, TrainingBatches, fitting_batch_size, images_for, validation_loader
 from vitruvian.training.journal import METRICS_FILE, Journal, Listener
 from vitruvian.training.loop import Loop
 from vitruvian.training.losses import balanced_weights
-from vitruvian.training.optimiser import optimiser_for
-from vitruvian.training.pictures import Pictures, TrainingBatches, fitting_batch_size, pictures_for, validation_loader
+from vitruvian.training.optimizer import optimizer_for
 from vitruvian.training.places import RUNS, lasting_data
 from vitruvian.training.prepare import augment_of, model_again, model_for, objective_for
 from vitruvian.training.recipe import HARMLESS, Recipe
@@ -45,23 +45,23 @@ def train(
     settings: Sequence[str] = (),
     listeners: Sequence[Listener] = (),
 ) -> Run:
-    """Train on the pictures in `data` and give back the finished run.
+    """Train on the images in `data` and give back the finished run.
 
     `recipe` is a name, a TOML file or a Recipe; without one it is chosen from the data. `model` is a name in the
-    catalogue, `weights` a file, folder or published name to start from. `settings` are changes such as
+    catalog, `weights` a file, folder or published name to start from. `settings` are changes such as
     "epochs=20". The folder `out` must be new; without it, there is one in `runs/`. Under torchrun, all processes
     call this.
     """
     plan = chosen_recipe(data, recipe, model=model, weights=weights, settings=settings)
     with joined(plan.device) as processes:
-        plan, pictures = fitted(plan, pictures_for(data, plan), processes)
+        plan, images = fitted(plan, images_for(data, plan), processes)
         folder = Path(processes.agreed(str(out or free_folder(data)))).expanduser()
-        start = starting_model(plan, pictures, processes=processes, listeners=listeners)
-        prepared = prepare(plan, pictures, processes, start)
+        start = starting_model(plan, images, processes=processes, listeners=listeners)
+        prepared = prepare(plan, images, processes, start)
         problem = ""
         if processes.first:
             try:
-                create(folder, plan, facts_of(data, pictures, prepared))
+                create(folder, plan, facts_of(data, images, prepared))
             except TrainingError as error:
                 problem = str(error)
         problem = processes.agreed(problem)
@@ -85,14 +85,14 @@ def resume(run: str | Path | Run, *, settings: Sequence[str] = (), listeners: Se
             )
     facts, plan = opened.facts, changed(opened.recipe, settings)
     with joined(plan.device) as processes:
-        pictures = pictures_for(facts["data"], plan)
-        check_same(facts, pictures)
+        images = images_for(facts["data"], plan)
+        check_same(facts, images)
         found = Checkpoints(opened.checkpoints, processes).all()
         if found:  # what the run started from may be gone
             model = model_again(Description.from_json(facts.get("model"), f"{opened.folder}/run.json"), plan)
         else:
-            model = starting_model(plan, pictures, processes=processes, listeners=listeners)
-        prepared, position = prepare(plan, pictures, processes, model), Position()
+            model = starting_model(plan, images, processes=processes, listeners=listeners)
+        prepared, position = prepare(plan, images, processes, model), Position()
         if found:
             position = Position.from_json(read_position(found[-1]))
             read_tensors(found[-1], prepared.state.tensors(), processes)
@@ -100,16 +100,16 @@ def resume(run: str | Path | Run, *, settings: Sequence[str] = (), listeners: Se
         return carry_out(opened.folder, prepared, processes=processes, position=position, listeners=tuple(listeners))
 
 
-def starting_model(recipe: Recipe, pictures: Pictures, *, processes: Processes, listeners: Sequence[Listener]) -> Model:
+def starting_model(recipe: Recipe, images: Images, *, processes: Processes, listeners: Sequence[Listener]) -> Model:
     """The model of a run before its first step."""
-    model = model_for(recipe, pictures.classes).to(processes.device)
+    model = model_for(recipe, images.classes).to(processes.device)
     if recipe.head_init != "zero" and is_fresh(model):
 
         def said(text: str) -> None:
             for listener in listeners if processes.first else ():
                 listener.said(text)
 
-        fit_head(model, pictures.train, recipe, device=processes.device, said=said)
+        fit_head(model, images.train, recipe, device=processes.device, said=said)
     return model
 
 
@@ -118,43 +118,43 @@ class Prepared:
     """All parts of a run, at its start."""
 
     recipe: Recipe
-    pictures: Pictures
+    images: Images
     model: Model
     state: State
     stepper: Stepper
     batches: TrainingBatches
 
 
-def fitted(recipe: Recipe, pictures: Pictures, processes: Processes) -> tuple[Recipe, Pictures]:
-    """The recipe with a batch size that the pictures can fill, and a note where it had to change."""
-    size = fitting_batch_size(recipe, len(pictures.train), processes.world)
+def fitted(recipe: Recipe, images: Images, processes: Processes) -> tuple[Recipe, Images]:
+    """The recipe with a batch size that the images can fill, and a note where it had to change."""
+    size = fitting_batch_size(recipe, len(images.train), processes.world)
     if size == recipe.batch_size:
-        return recipe, pictures
-    note = f"batch_size is {size}, not {recipe.batch_size}: there are no more pictures to train on"
-    return recipe.replace(batch_size=size), replace(pictures, notes=(*pictures.notes, note))
+        return recipe, images
+    note = f"batch_size is {size}, not {recipe.batch_size}: there are no more images to train on"
+    return recipe.replace(batch_size=size), replace(images, notes=(*images.notes, note))
 
 
-def prepare(recipe: Recipe, pictures: Pictures, processes: Processes, model: Model | None = None) -> Prepared:
-    """The optimiser and the batches of a run around its model, by default that of the recipe."""
-    model = (model or model_for(recipe, pictures.classes)).to(processes.device)
-    batches = TrainingBatches(pictures.train, recipe, augment_of(recipe, model), processes)
+def prepare(recipe: Recipe, images: Images, processes: Processes, model: Model | None = None) -> Prepared:
+    """The optimizer and the batches of a run around its model, by default that of the recipe."""
+    model = (model or model_for(recipe, images.classes)).to(processes.device)
+    batches = TrainingBatches(images.train, recipe, augment_of(recipe, model), processes)
     shard(model, processes, recipe.parallel)
     if recipe.compile:
         model.compile()
-    optimiser = optimiser_for(model, recipe)
+    optimizer = optimizer_for(model, recipe)
     module = replicated(model, processes, recipe.parallel)  # which gives all processes the same weights
     stepper = Stepper(
         module,
-        optimiser,
+        optimizer,
         batches=batches,
         objective=objective_for(recipe, model),
         average=average_for(model, recipe, batches.total),
-        class_weights=balanced_weights(pictures.train) if recipe.class_weights == "balanced" else None,
+        class_weights=balanced_weights(images.train) if recipe.class_weights == "balanced" else None,
     )
-    state = State(model, optimiser, stepper.scaler, stepper.average, recipe)
+    state = State(model, optimizer, stepper.scaler, stepper.average, recipe)
     return Prepared(
         recipe=recipe,
-        pictures=pictures,
+        images=images,
         model=model,
         state=state,
         stepper=stepper,
@@ -172,7 +172,7 @@ def carry_out(
     with ExitStack() as stack:
         stack.callback(prepared.batches.close)
         validation = stack.enter_context(
-            validation_loader(prepared.pictures.validation, prepared.recipe, prepared.model.preprocess, processes)
+            validation_loader(prepared.images.validation, prepared.recipe, prepared.model.preprocess, processes)
         )
         journal = None
         if processes.first:
@@ -181,7 +181,7 @@ def carry_out(
         for listener in heard:
             stack.callback(listener.finished)
             listener.started(folder=folder, steps=prepared.batches.total, done=position.step)
-            for note in prepared.pictures.notes:
+            for note in prepared.images.notes:
                 listener.said(note)
         loop = Loop(
             folder,
@@ -194,12 +194,12 @@ def carry_out(
         )
         stop = stack.enter_context(stop_requests())
         loop.run(stop)
-        finish(loop, prepared.pictures)
+        finish(loop, prepared.images)
     return Run(folder)
 
 
-def finish(loop: Loop, pictures: Pictures) -> None:
-    """Write what is left when a run is over: the skipped pictures, the report, and last the model."""
+def finish(loop: Loop, images: Images) -> None:
+    """Write what is left when a run is over: the skipped images, the report, and last the model."""
     unreadable = loop.processes.united(loop.position.unreadable)
     if loop.processes.first and unreadable:
         write_whole(loop.folder / "unreadable.json", unreadable)
@@ -210,35 +210,35 @@ def finish(loop: Loop, pictures: Pictures) -> None:
         measures = loop.measures or loop.measured(StopRequest())
         if loop.processes.first:
             early = f"no better evaluation in {loop.position.worse}" if loop.finished() else ""
-            outcome = Outcome(train=pictures.train, measures=measures, held_out=pictures.validation, stopped=early)
+            outcome = Outcome(train=images.train, measures=measures, held_out=images.validation, stopped=early)
             write_report(Run(loop.folder), outcome)
         loop.save_model(loop.folder / "model")
 
 
-def facts_of(data: str | Path, pictures: Pictures, prepared: Prepared) -> dict[str, Any]:
+def facts_of(data: str | Path, images: Images, prepared: Prepared) -> dict[str, Any]:
     """What run.json says."""
     return {
         "data": lasting_data(data),
-        "classes": list(pictures.classes),
-        "training_pictures": len(pictures.train),
-        "validation_pictures": len(pictures.validation),
-        "validation": pictures.validation_is,
+        "classes": list(images.classes),
+        "training_images": len(images.train),
+        "validation_images": len(images.validation),
+        "validation": images.validation_is,
         "steps": prepared.batches.total,
         "steps_per_epoch": prepared.batches.per_epoch,
         "model": Description.of(prepared.model).to_json(),
         "parameters": parameters(prepared.model.config),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "notes": list(pictures.notes),
+        "notes": list(images.notes),
         "environment": environment(),
     }
 
 
-def check_same(facts: dict[str, Any], pictures: Pictures) -> None:
+def check_same(facts: dict[str, Any], images: Images) -> None:
     """The data are those that the run began with, as far as their classes and numbers tell."""
     found = {
-        "classes": list(pictures.classes),
-        "training pictures": len(pictures.train),
-        "validation pictures": len(pictures.validation),
+        "classes": list(images.classes),
+        "training images": len(images.train),
+        "validation images": len(images.validation),
     }
     for name, now in found.items():
         was = facts.get(name.replace(" ", "_"))

@@ -53,7 +53,7 @@ class Checkpoint:
     wrapper: str = ""
     """The entry of a PyTorch file under which the tensors were."""
     beside: tuple[str, ...] = ()
-    """Other entries of a PyTorch file, such as the optimiser's state."""
+    """Other entries of a PyTorch file, such as the optimizer's state."""
 
 
 def read(path: Path) -> Checkpoint:

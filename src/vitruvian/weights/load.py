@@ -33,7 +33,7 @@ def load(
 ) -> Model:
     """A model in evaluation mode from a weights file, a folder or a published name.
 
-    The family is recognised from the names inside. `family` names it instead (native, google,
+    The family is recognized from the names inside. `family` names it instead (native, google,
     big_vision, timm, torchvision, huggingface, dino), and then a description that the file carries
     from an earlier conversion is not read. `heads` and `grid` (rows, columns of patches) tell what a
     file cannot. `image_size` (a side, or rows and columns) and `patch_size` resample positions and

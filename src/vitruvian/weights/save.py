@@ -104,7 +104,7 @@ def readers_notes(member: Family, description: Description) -> Iterator[str]:
         ours, theirs = config.numerics.norm_eps, own.numerics.norm_eps
         yield f"{member.name}'s own code norms with eps {theirs}, this model with {ours}"
     if own.stem != config.stem:
-        yield f"{member.name}'s own code standardises the stem's convolutions with another epsilon"
+        yield f"{member.name}'s own code standardizes the stem's convolutions with another epsilon"
     if config.positions != "learned":
         yield f"{config.positions} positions were written out for a grid of {config.grid[0]}x{config.grid[1]}"
     elif own.numerics.position_resize != config.numerics.position_resize:
@@ -114,7 +114,7 @@ def readers_notes(member: Family, description: Description) -> Iterator[str]:
         yield f"other readers do not divide the logits by this model's temperature, {description.temperature:.4g}"
     assumed = assumed_view(member, description)
     if assumed != description.preprocess:
-        yield f"other readers may prepare pictures otherwise: {differences(assumed, description.preprocess)}"
+        yield f"other readers may prepare images otherwise: {differences(assumed, description.preprocess)}"
 
 
 def differences(theirs: Preprocess, ours: Preprocess) -> str:
@@ -124,7 +124,7 @@ def differences(theirs: Preprocess, ours: Preprocess) -> str:
 
 
 def assumed_view(member: Family, description: Description) -> Preprocess:
-    """How a reader that sees only the family's own files would prepare pictures."""
+    """How a reader that sees only the family's own files would prepare images."""
     if isinstance(member, HuggingFace):
         return preprocess_of(preprocessor_json(description.preprocess), description.config.image_size)
     nothing = Checkpoint(path=Path(), format="safetensors", tensors={})

@@ -12,7 +12,7 @@ from vitruvian.weights import native
 from vitruvian.weights.description import Description
 from vitruvian.weights.families.family import Family, first_match
 from vitruvian.weights.families.positions import FLAT, spread
-from vitruvian.weights.families.registry import recognise
+from vitruvian.weights.families.registry import recognize
 from vitruvian.weights.families.rules import Reading, Tensors
 from vitruvian.weights.files import Checkpoint
 from vitruvian.weights.infer import contradictions, find_heads, infer_config
@@ -52,7 +52,7 @@ def understand(checkpoint: Checkpoint, known: Known) -> tuple[str, Description, 
         model = empty(description.config)
         check_names(model, state)
         return "native", description, model, state
-    family = recognise(checkpoint, known.family)
+    family = recognize(checkpoint, known.family)
     tensors = family.tidy(checkpoint.tensors)
     if len(tensors) < len(checkpoint.tensors):
         raise CheckpointError("some arrays are there twice, under an earlier and a later name")

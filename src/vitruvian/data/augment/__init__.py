@@ -1,7 +1,7 @@
-"""Training views: random parts of pictures with changed colours, and batches mixed from them."""
+"""Training views: random parts of images with changed colors, and batches mixed from them."""
 
 from vitruvian.data.augment.mix import mix
 from vitruvian.data.augment.settings import Augment
-from vitruvian.data.augment.view import TrainingView, normalise, training_view
+from vitruvian.data.augment.view import TrainingView, normalize, training_view
 
-__all__ = ["Augment", "TrainingView", "mix", "normalise", "training_view"]
+__all__ = ["Augment", "TrainingView", "mix", "normalize", "training_view"]

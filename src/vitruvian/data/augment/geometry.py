@@ -1,4 +1,4 @@
-"""Where a view lies in its picture: boxes, scaling, padding, turning, erasing."""
+"""Where a view lies in its image: boxes, scaling, padding, turning, erasing."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from vitruvian.data.preprocess import covering
 Span = tuple[float, float]
 """Least, greatest."""
 
-GREY = 128
-"""What moves into view from outside the picture."""
+GRAY = 128
+"""What moves into view from outside the image."""
 
 FILTERS: dict[Interpolation, int] = {
     # the numbers of cv2.INTER_NEAREST_EXACT, _LINEAR, _CUBIC, _AREA, _LANCZOS4
@@ -32,7 +32,7 @@ ERASED_AREA, ERASED_RATIO = (0.02, 1 / 3), (0.3, 10 / 3)
 
 
 def visible_part(size: Size, settings: Augment, rng: np.random.Generator) -> tuple[Box, Size]:
-    """The part of a picture of `size` that the view shows, and the size it is scaled to."""
+    """The part of an image of `size` that the view shows, and the size it is scaled to."""
     whole = Box(0, 0, *size)
     match settings.crop:
         case "inception":
@@ -41,14 +41,14 @@ def visible_part(size: Size, settings: Augment, rng: np.random.Generator) -> tup
             return resized_box(size, settings.crop_area, settings.crop_ratio, rng), settings.image_size
         case "pad":
             return whole, covering(size, settings.image_size)
-        case "centre":
-            return centre_box(size, settings.image_size), settings.image_size
+        case "center":
+            return center_box(size, settings.image_size), settings.image_size
         case _:
             return whole, settings.image_size
 
 
 def inception_box(size: Size, area: Span, ratio: Span, rng: np.random.Generator) -> Box:
-    """A part with uniform ratio, and a height uniform among those that keep to the area and the picture.
+    """A part with uniform ratio, and a height uniform among those that keep to the area and the image.
 
     The way of tf.image.sample_distorted_bounding_box without object boxes, which the paper's code calls.
     """
@@ -71,7 +71,7 @@ def resized_box(size: Size, area: Span, ratio: Span, rng: np.random.Generator) -
     if box is not None:
         return box
     shape = min(max(size[1] / size[0], ratio[0]), ratio[1])
-    return centre_box(size, (1.0, shape))
+    return center_box(size, (1.0, shape))
 
 
 def _rectangle(size: Size, area: Span, ratio: Span, rng: np.random.Generator) -> Box | None:
@@ -91,7 +91,7 @@ def _placed(part: Size, size: Size, draws: list[float]) -> Box:
     return Box(int(draws[0] * (size[0] - rows + 1)), int(draws[1] * (size[1] - columns + 1)), rows, columns)
 
 
-def centre_box(size: Size, shape: tuple[float, float]) -> Box:
+def center_box(size: Size, shape: tuple[float, float]) -> Box:
     """The largest part with the proportions of `shape`, in the middle."""
     rows = min(size[0], max(1, round(size[1] * shape[0] / shape[1])))
     columns = min(size[1], max(1, round(size[0] * shape[1] / shape[0])))
@@ -99,7 +99,7 @@ def centre_box(size: Size, shape: tuple[float, float]) -> Box:
 
 
 def scaled(levels: Levels, size: Size, interpolation: Interpolation) -> Levels:
-    """The picture with `size` rows and columns, averaged down by a power of two first where that leaves enough."""
+    """The image with `size` rows and columns, averaged down by a power of two first where that leaves enough."""
     cv2 = opencv()
     factor = shrink_factor(levels.shape[:2], size)
     if factor > 1:
@@ -113,7 +113,7 @@ def scaled(levels: Levels, size: Size, interpolation: Interpolation) -> Levels:
 
 
 def window(levels: Levels, size: Size, pad: int, pad_with: PadWith, rng: np.random.Generator) -> Levels:
-    """`size` rows and columns from anywhere in the picture with `pad` more pixels on each side."""
+    """`size` rows and columns from anywhere in the image with `pad` more pixels on each side."""
     cv2 = opencv()
     border = cv2.BORDER_CONSTANT if pad_with == "black" else cv2.BORDER_REFLECT_101
     padded: Levels = cv2.copyMakeBorder(levels, pad, pad, pad, pad, border)
@@ -121,28 +121,28 @@ def window(levels: Levels, size: Size, pad: int, pad_with: PadWith, rng: np.rand
 
 
 def moved(levels: Levels, matrix: tuple[float, float, float, float, float, float]) -> Levels:
-    """The picture whose pixel at (x, y) is the nearest to (ax + by + c, dx + ey + f) in `levels`, or grey.
+    """The image whose pixel at (x, y) is the nearest to (ax + by + c, dx + ey + f) in `levels`, or gray.
 
     Coordinates as in Pillow's Image.transform: the first pixel reaches from 0 to 1.
     """
     cv2 = opencv()
     a, b, c, d, e, f = matrix
-    centred = np.array([[a, b, c + (a + b - 1) / 2], [d, e, f + (d + e - 1) / 2]])
+    centered = np.array([[a, b, c + (a + b - 1) / 2], [d, e, f + (d + e - 1) / 2]])
     rows, columns = levels.shape[:2]
     flags = cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP
-    turned: Levels = cv2.warpAffine(levels, centred, (columns, rows), flags=flags, borderValue=(GREY,) * 3)
+    turned: Levels = cv2.warpAffine(levels, centered, (columns, rows), flags=flags, borderValue=(GRAY,) * 3)
     return turned
 
 
 def rotated(levels: Levels, degrees: float) -> Levels:
-    """Turned counter-clockwise about its centre."""
+    """Turned counter-clockwise about its center."""
     angle, y, x = math.radians(degrees), levels.shape[0] / 2, levels.shape[1] / 2
     cos, sin = math.cos(angle), math.sin(angle)
     return moved(levels, (cos, -sin, x - cos * x + sin * y, sin, cos, y - sin * x - cos * y))
 
 
 def erased(levels: Levels, rng: np.random.Generator) -> Levels:
-    """The picture with a rectangle of noise in it."""
+    """The image with a rectangle of noise in it."""
     box = _rectangle(levels.shape[:2], ERASED_AREA, ERASED_RATIO, rng)
     if box is None:
         return levels

@@ -1,4 +1,4 @@
-"""Batches whose pictures are mixed in pairs, and the classes they then show."""
+"""Batches whose images are mixed in pairs, and the classes they then show."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vitruvian.data.augment.settings import Augment
 from vitruvian.data.jpeg import Box
 from vitruvian.errors import ConfigError
 
-# B pictures, C channels, H rows, W columns, K classes
+# B images, C channels, H rows, W columns, K classes
 
 
 def mix(
@@ -27,19 +27,19 @@ def mix(
     smoothing: float = 0.0,
     repeats: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Normalised float pictures (B, C, H, W) mixed by Mixup or CutMix, and each one's shares of the classes (B, K).
+    """Normalized float images (B, C, H, W) mixed by Mixup or CutMix, and each one's shares of the classes (B, K).
 
-    One draw from `rng` serves the whole batch. Picture 2i is mixed with 2i + 1 and the other way round, an odd
+    One draw from `rng` serves the whole batch. Image 2i is mixed with 2i + 1 and the other way round, an odd
     last one with itself: processes that share a batch in even, contiguous parts and have equal generators mix
-    as one process would. `repeats` is the number of views of one picture that follow each other, which are not
+    as one process would. `repeats` is the number of views of one image that follow each other, which are not
     mixed among themselves. `smoothing` of each label is spread over all classes. Shares add up to one.
     """
     if not pixels.is_floating_point():
-        raise ConfigError(f"mixing needs normalised pixels, not {pixels.dtype}: call normalise first")
+        raise ConfigError(f"mixing needs normalized pixels, not {pixels.dtype}: call normalize first")
     targets = smoothed(labels, classes, smoothing)
     if not settings.mixes or rng.random() >= settings.mix_probability:
         return pixels, targets
-    partners = neighbours(len(pixels), repeats).to(pixels.device)
+    partners = neighbors(len(pixels), repeats).to(pixels.device)
     if rng.random() < _cutmix_chance(settings):
         box = pasted_box(
             (pixels.shape[2], pixels.shape[3]), rng.beta(settings.cutmix_alpha, settings.cutmix_alpha), rng
@@ -59,15 +59,15 @@ def smoothed(labels: Tensor, classes: int, smoothing: float) -> Tensor:
     return F.one_hot(labels, classes).float().mul_(1.0 - smoothing).add_(smoothing / classes)
 
 
-def neighbours(count: int, repeats: int = 1) -> Tensor:
-    """1, 0, 3, 2, ... in groups of `repeats`; what has no neighbour stays alone."""
+def neighbors(count: int, repeats: int = 1) -> Tensor:
+    """1, 0, 3, 2, ... in groups of `repeats`; what has no neighbor stays alone."""
     places = torch.arange(count)
     partners = (places // repeats ^ 1) * repeats + places % repeats
     return torch.where(partners < count, partners, places)
 
 
 def pasted_box(size: Size, kept: float, rng: np.random.Generator) -> Box:
-    """About 1 - `kept` of a picture, in its proportions, around a random point and cut off at the edges."""
+    """About 1 - `kept` of an image, in its proportions, around a random point and cut off at the edges."""
     side = math.sqrt(1.0 - kept)
     spans = []
     for length, draw in zip(size, rng.random(2).tolist()):

@@ -2,9 +2,9 @@
 
 Cubuk et al. 2019, arXiv:1909.13719. "RandAugment(2, 10)" of the plain-ViT baseline is two layers of magnitude 10 of 10.
 At that magnitude: rotation by 30 degrees, shear by 0.3, shift by 100 pixels of 224 (scaled with the view), factors
-of 1.9 for brightness, contrast, colour and sharpness, 4 bits for posterize, 110 for solarize_add, a hole of 80 pixels
+of 1.9 for brightness, contrast, color and sharpness, 4 bits for posterize, 110 for solarize_add, a hole of 80 pixels
 of 224. As there, more is not always stronger: posterize keeps more bits, solarize inverts fewer values, and factors lie
-below 1 under magnitude 5. Differences to big_vision: at least one bit stays, and contrast is Pillow's (colour.py).
+below 1 under magnitude 5. Differences to big_vision: at least one bit stays, and contrast is Pillow's (color.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vitruvian.data.augment import colour, geometry
+from vitruvian.data.augment import color, geometry
 from vitruvian.data.jpeg import Box, Levels
 
 Operation = Callable[[Levels, float, np.random.Generator], Levels]
@@ -47,39 +47,39 @@ def translate_y(levels: Levels, strength: float, rng: np.random.Generator) -> Le
 
 
 def cutout(levels: Levels, strength: float, rng: np.random.Generator) -> Levels:
-    """A grey square around a random pixel, cut off at the edges."""
+    """A gray square around a random pixel, cut off at the edges."""
     rows, columns = levels.shape[:2]
     reach = int(HOLE * strength * min(rows, columns))
     y, x = (int(draw * side) for draw, side in zip(rng.random(2).tolist(), (rows, columns)))
     top, left = max(0, y - reach), max(0, x - reach)
     changed = levels.copy()
-    Box(top, left, y + reach - top, x + reach - left).of(changed)[...] = geometry.GREY
+    Box(top, left, y + reach - top, x + reach - left).of(changed)[...] = geometry.GRAY
     return changed
 
 
 OPERATIONS: dict[str, Operation] = {
     # strength is magnitude / 10
-    "autocontrast": lambda levels, strength, rng: colour.autocontrast(levels),
-    "equalize": lambda levels, strength, rng: colour.equalized(levels),
-    "invert": lambda levels, strength, rng: colour.inverted(levels),
+    "autocontrast": lambda levels, strength, rng: color.autocontrast(levels),
+    "equalize": lambda levels, strength, rng: color.equalized(levels),
+    "invert": lambda levels, strength, rng: color.inverted(levels),
     "rotate": lambda levels, strength, rng: geometry.rotated(levels, _signed(30 * strength, rng)),
-    "posterize": lambda levels, strength, rng: colour.posterized(levels, max(1, int(4 * strength))),
-    "solarize": lambda levels, strength, rng: colour.solarized(levels, int(256 * strength)),
-    "colour": lambda levels, strength, rng: colour.saturation(levels, _factor(strength)),
-    "contrast": lambda levels, strength, rng: colour.contrast(levels, _factor(strength)),
-    "brightness": lambda levels, strength, rng: colour.brightness(levels, _factor(strength)),
-    "sharpness": lambda levels, strength, rng: colour.sharpness(levels, _factor(strength)),
+    "posterize": lambda levels, strength, rng: color.posterized(levels, max(1, int(4 * strength))),
+    "solarize": lambda levels, strength, rng: color.solarized(levels, int(256 * strength)),
+    "color": lambda levels, strength, rng: color.saturation(levels, _factor(strength)),
+    "contrast": lambda levels, strength, rng: color.contrast(levels, _factor(strength)),
+    "brightness": lambda levels, strength, rng: color.brightness(levels, _factor(strength)),
+    "sharpness": lambda levels, strength, rng: color.sharpness(levels, _factor(strength)),
     "shear_x": shear_x,
     "shear_y": shear_y,
     "translate_x": translate_x,
     "translate_y": translate_y,
     "cutout": cutout,
-    "solarize_add": lambda levels, strength, rng: colour.solarized_add(levels, int(110 * strength)),
+    "solarize_add": lambda levels, strength, rng: color.solarized_add(levels, int(110 * strength)),
 }
 
 
 def randaugment(levels: Levels, layers: int, magnitude: float, rng: np.random.Generator) -> Levels:
-    """The picture after `layers` random operations; magnitude is of 10."""
+    """The image after `layers` random operations; magnitude is of 10."""
     operations = tuple(OPERATIONS.values())
     for draw in rng.random(layers).tolist():
         levels = operations[int(draw * len(operations))](levels, magnitude / 10, rng)

@@ -1,4 +1,4 @@
-"""The settings of training views: which part of a picture is seen, and what is done to it."""
+"""The settings of training views: which part of an image is seen, and what is done to it."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Literal
 from vitruvian.config import Interpolation, Settings, Size, as_size, check_choice, check_range
 from vitruvian.errors import ConfigError
 
-Crop = Literal["inception", "resized", "pad", "centre", "none"]
+Crop = Literal["inception", "resized", "pad", "center", "none"]
 PadWith = Literal["black", "reflect"]
 Output = Literal["float32", "uint8"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Augment(Settings):
-    """How a picture is changed each time it is trained on, in the order of the fields; 0 leaves a change out."""
+    """How an image is changed each time it is trained on, in the order of the fields; 0 leaves a change out."""
 
     image_size: Size = (224, 224)
     """Rows and columns of the view, in pixels; a single number means a square."""
     crop: Crop = "inception"
     """`inception`: a part with uniform height and ratio, as TensorFlow draws it for the paper; `resized`: a part
     with uniform area and log-uniform ratio, as torchvision and timm draw it; both scaled to `image_size`. `pad`: scaled
-    to just cover `image_size`, padded, and a window cut anywhere; `centre`: the middle that has the shape of
-    `image_size`; `none`: the whole picture, squashed."""
+    to just cover `image_size`, padded, and a window cut anywhere; `center`: the middle that has the shape of
+    `image_size`; `none`: the whole image, squashed."""
     crop_area: tuple[float, float] = (0.05, 1.0)
-    """Least and greatest share of the picture that `inception` and `resized` keep; 0.05 is the paper's, 0.08 usual."""
+    """Least and greatest share of the image that `inception` and `resized` keep; 0.05 is the paper's, 0.08 usual."""
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """Least and greatest width / height of that part."""
     pad: int = 4
@@ -39,15 +39,15 @@ class Augment(Settings):
     """Operations one after the other, each drawn anew from the 16 of RandAugment."""
     randaugment_magnitude: float = 10.0
     """Of 10, in the ranges of big_vision (see randaugment.py); torchvision's and timm's scales are others."""
-    colour_jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    color_jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     """Brightness, contrast, saturation: a factor between 1 - x and 1 + x; hue: a turn of up to x of the circle."""
     erasing: float = 0.0
     """Chance that a rectangle of 2 to 33% of the view becomes noise."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
-    """Subtracted from values between 0 and 1; one number for grey views, three for RGB."""
+    """Subtracted from values between 0 and 1; one number for gray views, three for RGB."""
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     output: Output = "float32"
-    """`uint8` leaves mean and std to `normalise`: a quarter of the bytes from worker to training process."""
+    """`uint8` leaves mean and std to `normalize`: a quarter of the bytes from worker to training process."""
     mixup_alpha: float = 0.0
     """Of the Beta distribution that a batch's share is drawn from."""
     cutmix_alpha: float = 0.0
@@ -69,12 +69,12 @@ class Augment(Settings):
             check_range(name, getattr(self, name), 0.0, 1.0)
         for name in ("mixup_alpha", "cutmix_alpha"):
             check_range(name, getattr(self, name), 0.0)
-        if len(self.colour_jitter) != 4:
-            raise ConfigError(f"colour_jitter={self.colour_jitter} is not (brightness, contrast, saturation, hue)")
+        if len(self.color_jitter) != 4:
+            raise ConfigError(f"color_jitter={self.color_jitter} is not (brightness, contrast, saturation, hue)")
         for name, strength, most in zip(
-            ("brightness", "contrast", "saturation", "hue"), self.colour_jitter, (1.0, 1.0, 1.0, 0.5)
+            ("brightness", "contrast", "saturation", "hue"), self.color_jitter, (1.0, 1.0, 1.0, 0.5)
         ):
-            check_range(f"colour_jitter {name}", strength, 0.0, most)
+            check_range(f"color_jitter {name}", strength, 0.0, most)
         if len(self.mean) not in (1, 3) or len(self.mean) != len(self.std) or min(self.std) <= 0:
             raise ConfigError(f"mean={self.mean} and std={self.std} are not one number each for 1 or 3 channels")
 

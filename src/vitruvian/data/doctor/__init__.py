@@ -11,14 +11,14 @@ from vitruvian.data.doctor.classes import check_classes
 from vitruvian.data.doctor.copies import check_copies
 from vitruvian.data.doctor.duplicates import same_groups
 from vitruvian.data.doctor.files import check_files, check_kinds, check_notes, check_sizes
-from vitruvian.data.doctor.findings import Diagnosis, Example, Finding, Picture
+from vitruvian.data.doctor.findings import Diagnosis, Example, Finding, ImageRef
 from vitruvian.data.doctor.labels import check_labels
 from vitruvian.data.doctor.scan import scan
 from vitruvian.data.parallel import Track, untracked
 from vitruvian.data.sources import open_source
 from vitruvian.data.sources.base import DataSet
 
-__all__ = ["Diagnosis", "Example", "Finding", "Picture", "diagnose"]
+__all__ = ["Diagnosis", "Example", "Finding", "ImageRef", "diagnose"]
 
 
 def diagnose(data: str | Path | DataSet, *, workers: int = 0, track: Track = untracked) -> Diagnosis:

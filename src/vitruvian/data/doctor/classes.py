@@ -11,23 +11,23 @@ from vitruvian.data.doctor.findings import EXAMPLES, Example, Finding, counted
 from vitruvian.data.doctor.scan import Scan
 
 FEWEST = 5
-"""Pictures of a class below which training would suffer."""
+"""Images of a class below which training would suffer."""
 FEW = 20
-"""Pictures of a class below which it is worth a look."""
+"""Images of a class below which it is worth a look."""
 UNEVEN = 10
-"""Pictures of the largest class over those of the smallest, from which it is worth a look."""
+"""Images of the largest class over those of the smallest, from which it is worth a look."""
 VERY_UNEVEN = 100
 """The same, from which training would suffer."""
 
 Counts = NDArray[np.int64]
-"""Readable pictures of each class in one split."""
+"""Readable images of each class in one split."""
 
 
 def check_classes(scan: Scan, classes: Sequence[str]) -> Iterator[Finding]:
     """The classes of the first split, which is trained on, and then those of the others."""
     records, readable = scan.records, scan.readable
     if not readable.any():
-        yield Finding(check="nothing", level="hurts", text="there is no readable picture")
+        yield Finding(check="nothing", level="hurts", text="there is no readable image")
         return
     trained, *others = (
         np.bincount(records["label"][readable & (records["split"] == split)], minlength=len(classes))
@@ -40,16 +40,16 @@ def check_classes(scan: Scan, classes: Sequence[str]) -> Iterator[Finding]:
     yield from found
     if not found:
         everywhere = ", all in every split" if others else ""
-        text = f"{len(classes):,} classes of {trained.min():,} to {trained.max():,} pictures in {name}{everywhere}"
+        text = f"{len(classes):,} classes of {trained.min():,} to {trained.max():,} images in {name}{everywhere}"
         yield Finding(check="classes", level="fine", text=text)
 
 
 def small_classes(counts: Counts, classes: Sequence[str], split: str) -> Iterator[Finding]:
-    """Classes with no picture, and with few."""
+    """Classes with no image, and with few."""
     for check, low, high, what, advice in (
-        ("empty-class", 0, 1, "no picture", "add pictures or remove the class"),
-        ("tiny-class", 1, FEWEST, f"fewer than {FEWEST} pictures", "add pictures, or merge classes"),
-        ("small-class", FEWEST, FEW, f"fewer than {FEW} pictures", "add pictures, or start from published weights"),
+        ("empty-class", 0, 1, "no image", "add images or remove the class"),
+        ("tiny-class", 1, FEWEST, f"fewer than {FEWEST} images", "add images, or merge classes"),
+        ("small-class", FEWEST, FEW, f"fewer than {FEW} images", "add images, or start from published weights"),
     ):
         found = np.flatnonzero((counts >= low) & (counts < high))
         if len(found):
@@ -64,7 +64,7 @@ def small_classes(counts: Counts, classes: Sequence[str], split: str) -> Iterato
 
 
 def uneven_classes(counts: Counts, classes: Sequence[str], split: str) -> Iterator[Finding]:
-    """The largest class much larger than the smallest that has any picture."""
+    """The largest class much larger than the smallest that has any image."""
     filled = np.flatnonzero(counts)
     if not len(filled):
         return
@@ -78,10 +78,10 @@ def uneven_classes(counts: Counts, classes: Sequence[str], split: str) -> Iterat
             level="hurts" if ratio >= VERY_UNEVEN else "look",
             count=len(small),
             text=(
-                f"{split} is unbalanced: {classes[most]} has {ratio:.0f} times the pictures of {classes[least]} "
+                f"{split} is unbalanced: {classes[most]} has {ratio:.0f} times the images of {classes[least]} "
                 f"({counts[most]:,} and {counts[least]:,}; {UNEVEN} times are worth a look, {VERY_UNEVEN} hurt)"
             ),
-            advice="train with class weights or balanced sampling, or add pictures of the small classes",
+            advice="train with class weights or balanced sampling, or add images of the small classes",
             examples=listed(small, counts, classes),
         )
 
@@ -101,7 +101,7 @@ def one_sided_classes(
         )
     if len(unmeasured):
         text = f"{counted(len(unmeasured), 'class', 'is|are')} in {train} but not in {other}"
-        advice = f"move some pictures to {other}: the accuracy of these classes is not measured"
+        advice = f"move some images to {other}: the accuracy of these classes is not measured"
         shown = listed(unmeasured, trained, classes)
         yield Finding(
             check="unmeasured-class", level="look", count=len(unmeasured), text=text, advice=advice, examples=shown
@@ -109,4 +109,4 @@ def one_sided_classes(
 
 
 def listed(found: Iterable[int], counts: Counts, classes: Sequence[str]) -> tuple[Example, ...]:
-    return tuple(Example(f"{classes[c]}: {counted(int(counts[c]), 'picture')}") for c, _ in zip(found, range(EXAMPLES)))
+    return tuple(Example(f"{classes[c]}: {counted(int(counts[c]), 'image')}") for c, _ in zip(found, range(EXAMPLES)))

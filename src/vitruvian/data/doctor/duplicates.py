@@ -1,4 +1,4 @@
-"""Which pictures of a data set are the same: copies with equal pixels, and near copies."""
+"""Which images of a data set are the same: copies with equal pixels, and near copies."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.data.doctor.sketch import BANDS, Bytes, Places, hashes, mapped, pieces, same_picture
+from vitruvian.data.doctor.sketch import BANDS, Bytes, Places, hashes, mapped, pieces, same_image
 
 CROWD = 32
-"""Neighbours that a picture is compared with among those that share 16 bits of their hashes with it.
+"""Neighbors that an image is compared with among those that share 16 bits of their hashes with it.
 
 Photographs share them with about 1 in 100,000; only sets of many look-alikes reach the limit, and there a chain
-of neighbours joins those that are the same.
+of neighbors joins those that are the same.
 """
 FAR_BITS = 28
 """Of 128 bits; further apart, sketches are not compared. Changed copies differ in up to 12."""
 
 
 def same_groups(pixels: NDArray[np.uint64], sketches: Bytes, among: Places) -> list[Places]:
-    """Groups of two or more places, out of `among`, that show the same picture, in the order of their first.
+    """Groups of two or more places, out of `among`, that show the same image, in the order of their first.
 
-    `pixels` are hashes of all pixels of a picture. Sketches are compared for one picture of each set of copies.
+    `pixels` are hashes of all pixels of an image. Sketches are compared for one image of each set of copies.
     """
     _, first, which = np.unique(pixels[among], return_index=True, return_inverse=True)
     leader = np.arange(len(pixels))
@@ -31,7 +31,7 @@ def same_groups(pixels: NDArray[np.uint64], sketches: Bytes, among: Places) -> l
     for pairs in candidates(mapped(hashes, sketches, singles)):
         roots = roots_of(leader)[singles[pairs]]
         for part in pieces(singles[pairs[roots[:, 0] != roots[:, 1]]]):
-            same = same_picture(sketches[part[:, 0]], sketches[part[:, 1]])
+            same = same_image(sketches[part[:, 0]], sketches[part[:, 1]])
             for one, two in part[same].tolist():
                 join(leader, one, two)
     return groups_of(roots_of(leader)[among], among)
@@ -70,7 +70,7 @@ def bit_distance(one: NDArray[np.uint16], two: NDArray[np.uint16]) -> NDArray[np
 
 
 def join(leader: Places, one: int, two: int) -> None:
-    """Put two pictures and all that is joined to them into one group, led by the first picture."""
+    """Put two images and all that is joined to them into one group, led by the first image."""
     one, two = root_of(leader, one), root_of(leader, two)
     leader[max(one, two)] = min(one, two)
 
@@ -83,7 +83,7 @@ def root_of(leader: Places, place: int) -> int:
 
 
 def roots_of(leader: Places) -> Places:
-    """The first picture of every picture's group."""
+    """The first image of every image's group."""
     while True:
         above = leader[leader]
         if np.array_equal(above, leader):

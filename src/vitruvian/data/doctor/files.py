@@ -1,4 +1,4 @@
-"""Checks of the pictures one by one: unreadable, blank, damaged, odd in size or kind."""
+"""Checks of the images one by one: unreadable, blank, damaged, odd in size or kind."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ import numpy as np
 from vitruvian.data.doctor.findings import Finding, counted, examples
 from vitruvian.data.doctor.look import Oddity, Problem
 from vitruvian.data.doctor.scan import Scan
-from vitruvian.data.doctor.sketch import Places, is_blank, is_grey, mapped
+from vitruvian.data.doctor.sketch import Places, is_blank, is_gray, mapped
 
 TINY_SIDE = 32
-"""Shorter side, in pixels, below which a picture is tiny, where the usual one is at least twice as large."""
+"""Shorter side, in pixels, below which an image is tiny, where the usual one is at least twice as large."""
 LONG_RATIO = 4.0
-"""Longer side over shorter side from which a picture is oddly long."""
+"""Longer side over shorter side from which an image is oddly long."""
 FEW_SHARE = 0.2
-"""Share of the pictures up to which a kind (grey, transparent, ...) is the exception."""
+"""Share of the images up to which a kind (gray, transparent, ...) is the exception."""
 
 PROBLEMS = {
     # problem: name, verb and rest of the sentence
     Problem.EMPTY: ("empty", "is|are", "empty"),
     Problem.TRUNCATED: ("truncated", "is|are", "cut short"),
-    Problem.NOT_A_PICTURE: ("not-a-picture", "is|are", "not in a format of pictures"),
+    Problem.NOT_A_IMAGE: ("not-a-image", "is|are", "not in a format of images"),
     Problem.BROKEN: ("broken", "cannot|cannot", "be decoded"),
 }
 
 ODDITIES = {
     # oddity: name, verb and rest of the sentence, advice
-    Oddity.GREY_END: (
+    Oddity.GRAY_END: (
         "damaged",
         "ends|end",
-        "in even grey, as if data were missing",
+        "in even gray, as if data were missing",
         "look at them, delete the damaged",
     ),
     Oddity.CMYK: (
         "cmyk",
         "is|are",
-        "in CMYK, the colours of print",
-        "read as RGB without their profile: colours shift",
+        "in CMYK, the colors of print",
+        "read as RGB without their profile: colors shift",
     ),
     Oddity.DEEP: ("deep", "has|have", "more than 8 bits a channel", "read as 8 bits, scaled from the format's range"),
     Oddity.ALPHA: ("alpha", "has|have", "transparent parts", "read on white: see that this does not mark a class"),
@@ -48,7 +48,7 @@ ODDITIES = {
 
 
 def check_files(scan: Scan) -> Iterator[Finding]:
-    """Pictures that cannot be read: each is skipped in training."""
+    """Images that cannot be read: each is skipped in training."""
     for problem, (name, verb, rest) in PROBLEMS.items():
         places = np.flatnonzero(scan.records["problem"] == problem)
         if len(places):
@@ -61,36 +61,36 @@ def check_files(scan: Scan) -> Iterator[Finding]:
                 examples=examples(scan, places),
             )
     if scan.readable.all():
-        yield Finding(check="readable", level="fine", text=f"all {len(scan.records):,} pictures can be read")
+        yield Finding(check="readable", level="fine", text=f"all {len(scan.records):,} images can be read")
 
 
 def check_notes(notes: Sequence[str]) -> Iterator[Finding]:
-    """What opening the data set left out: files that are no pictures, folders without any."""
+    """What opening the data set left out: files that are no images, folders without any."""
     for note in notes:
-        if "class folders without a picture" in note:
-            advice = "add pictures or delete the folder: the model will not know this class"
+        if "class folders without an image" in note:
+            advice = "add images or delete the folder: the model will not know this class"
             yield Finding(check="empty-class", level="hurts", count=1, text=note, advice=advice)
         else:
             yield Finding(check="left-out", level="look", count=1, text=note)
 
 
 def check_kinds(scan: Scan) -> Iterator[Finding]:
-    """Pictures of a kind that is read in its own way, blank ones, and grey ones among coloured."""
+    """Images of a kind that is read in its own way, blank ones, and gray ones among colored."""
     usable = scan.readable
     everywhere, odd = np.arange(len(usable)), False
     for oddity, (name, verb, rest, advice) in ODDITIES.items():
         places = np.flatnonzero(usable & (scan.records["oddity"] & oddity > 0))
         if len(places):
             odd = True
-            yield look(scan, name, places, f"{counted(len(places), 'picture', verb)} {rest}", advice)
+            yield look(scan, name, places, f"{counted(len(places), 'image', verb)} {rest}", advice)
     blank = np.flatnonzero(usable & mapped(is_blank, scan.sketches, everywhere))
     if len(blank):
-        text = f"{counted(len(blank), 'picture', 'shows|show')} one colour and nothing else"
+        text = f"{counted(len(blank), 'image', 'shows|show')} one color and nothing else"
         yield look(scan, "blank", blank, text, "delete them, unless that is a class of its own")
-    grey = np.setdiff1d(np.flatnonzero(usable & mapped(is_grey, scan.sketches, everywhere)), blank)
-    if 0 < len(grey) <= FEW_SHARE * usable.sum():
-        text = f"{counted(len(grey), 'picture', 'is|are')} grey among coloured ones"
-        yield look(scan, "grey", grey, text, "read as RGB: see that this does not mark a class")
+    gray = np.setdiff1d(np.flatnonzero(usable & mapped(is_gray, scan.sketches, everywhere)), blank)
+    if 0 < len(gray) <= FEW_SHARE * usable.sum():
+        text = f"{counted(len(gray), 'image', 'is|are')} gray among colored ones"
+        yield look(scan, "gray", gray, text, "read as RGB: see that this does not mark a class")
     if not (odd or len(blank)):
         yield Finding(
             check="kinds", level="fine", text="no transparency, CMYK, 16 bits, animation, EXIF turns or blanks"
@@ -98,7 +98,7 @@ def check_kinds(scan: Scan) -> Iterator[Finding]:
 
 
 def check_sizes(scan: Scan) -> Iterator[Finding]:
-    """Pictures much smaller than the others, and oddly long ones."""
+    """Images much smaller than the others, and oddly long ones."""
     usable = scan.readable
     if not usable.any():
         return
@@ -107,11 +107,11 @@ def check_sizes(scan: Scan) -> Iterator[Finding]:
     usual = int(np.median(short[usable]))
     tiny = np.flatnonzero(usable & (short < min(TINY_SIDE, usual / 2)))
     if len(tiny):
-        text = f"{counted(len(tiny), 'picture', 'is|are')} tiny: under {TINY_SIDE} pixels, where {usual} is usual"
+        text = f"{counted(len(tiny), 'image', 'is|are')} tiny: under {TINY_SIDE} pixels, where {usual} is usual"
         yield look(scan, "tiny", tiny, text, "likely icons or thumbnails: replace or delete them")
     stretched = np.flatnonzero(usable & (long >= LONG_RATIO * np.maximum(short, 1)))
     if len(stretched):
-        text = f"{counted(len(stretched), 'picture', 'is|are')} {LONG_RATIO:g} or more times as long as wide"
+        text = f"{counted(len(stretched), 'image', 'is|are')} {LONG_RATIO:g} or more times as long as wide"
         yield look(scan, "long", stretched, text, "a square view shows little of them: crop them first")
     if not len(tiny) and not len(stretched):
         low, high = int(short[usable].min()), int(short[usable].max())

@@ -20,8 +20,8 @@ EXAMPLES = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """Where a picture is found again."""
+class ImageRef:
+    """Where an image is found again."""
 
     split: str
     index: int
@@ -31,10 +31,10 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Pictures that show a finding, and what to see there."""
+    """Images that show a finding, and what to see there."""
 
     note: str
-    pictures: tuple[Picture, ...] = ()
+    images: tuple[ImageRef, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +57,7 @@ class Diagnosis:
 
     data: str
     splits: dict[str, int]
-    """Pictures in each split, readable or not."""
+    """Images in each split, readable or not."""
     classes: int
     bytes: int
     seconds: float
@@ -65,7 +65,7 @@ class Diagnosis:
 
     @property
     def healthy(self) -> bool:
-        """Whether training can do its best with these pictures."""
+        """Whether training can do its best with these images."""
         return not self.at("hurts")
 
     def at(self, level: Level) -> tuple[Finding, ...]:
@@ -73,27 +73,27 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         """The diagnosis as one JSON object; `docs/doctor.md` explains its fields."""
-        return {**dataclasses.asdict(self), "healthy": self.healthy, "pictures": sum(self.splits.values())}
+        return {**dataclasses.asdict(self), "healthy": self.healthy, "images": sum(self.splits.values())}
 
 
-def picture(scan: Scan, place: int) -> Picture:
-    """The picture at a place of the scan."""
+def image(scan: Scan, place: int) -> ImageRef:
+    """The image at a place of the scan."""
     split, source, index = scan.source(place)
-    return Picture(split, index, source.key(index), source.classes[int(scan.records["label"][place])])
+    return ImageRef(split, index, source.key(index), source.classes[int(scan.records["label"][place])])
 
 
 def examples(scan: Scan, places: Iterable[int], note: str = "") -> tuple[Example, ...]:
-    """The first few of some pictures, each an example of its own, its size noted unless there is another note."""
+    """The first few of some images, each an example of its own, its size noted unless there is another note."""
     found = []
     for place, _ in zip(places, range(EXAMPLES)):
         record = scan.records[place]
         size = f"{record['columns']}x{record['rows']} pixels"
-        found.append(Example(scan.reasons.get(int(place), note or size), (picture(scan, int(place)),)))
+        found.append(Example(scan.reasons.get(int(place), note or size), (image(scan, int(place)),)))
     return tuple(found)
 
 
 def counted(count: int, noun: str, verb: str = "") -> str:
-    """`1 picture`, `2,000 pictures`, `3 classes`; with the verb `is|are`, `1 picture is`, `3 classes are`."""
+    """`1 image`, `2,000 images`, `3 classes`; with the verb `is|are`, `1 image is`, `3 classes are`."""
     plural = noun + ("es" if noun.endswith("s") else "s")
     one, many = verb.split("|") if verb else ("", "")
     return f"{count:,} {noun if count == 1 else plural} {one if count == 1 else many}".rstrip()

@@ -1,6 +1,6 @@
-"""Labels that the look of a picture speaks against.
+"""Labels that the look of an image speaks against.
 
-A picture is compared by simple features with all others. Where pictures of a class mostly lie among their own,
+An image is compared by simple features with all others. Where images of a class mostly lie among their own,
 one that lies among those of another class is worth a look. Where they do not (most photographs), nothing can be said.
 """
 
@@ -12,45 +12,45 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.data.doctor.findings import EXAMPLES, Example, Finding, counted, picture
+from vitruvian.data.doctor.findings import EXAMPLES, Example, Finding, counted, image
 from vitruvian.data.doctor.scan import Scan
 from vitruvian.data.doctor.sketch import Bytes, Floats, Places, features, mapped, pieces
 
 Labels = NDArray[np.int32]
 
-NEIGHBOURS = 10
+NEIGHBORS = 10
 AGREEING = 8
-"""Neighbours of one class that count as an opinion."""
+"""Neighbors of one class that count as an opinion."""
 SURE_SHARE = 0.5
-"""Share of a class whose neighbours must be of that class before its labels are checked."""
+"""Share of a class whose neighbors must be of that class before its labels are checked."""
 REFERENCES = 10_000
-"""Pictures that all others are compared with, spread evenly over a larger data set."""
+"""Images that all others are compared with, spread evenly over a larger data set."""
 ROWS = 512
-"""Pictures compared with the references at once; bounds the memory."""
+"""Images compared with the references at once; bounds the memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """A picture among the pictures of another class."""
+    """An image among the images of another class."""
 
     place: int
     suggested: int
     agreeing: int
-    """How many of its ten neighbours are of the suggested class."""
-    neighbours: Places
+    """How many of its ten neighbors are of the suggested class."""
+    neighbors: Places
     """The places of those, likest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelCheck:
-    """What the look of the pictures says about their labels."""
+    """What the look of the images says about their labels."""
 
     checked_classes: tuple[int, ...]
     doubts: tuple[Doubt, ...]
 
 
 def check_labels(scan: Scan, classes: int) -> Iterator[Finding]:
-    """Pictures that lie among those of another class, if the features can tell the two classes."""
+    """Images that lie among those of another class, if the features can tell the two classes."""
     check = contradicted(scan.sketches, scan.records["label"], np.flatnonzero(scan.readable))
     checked, doubts = len(check.checked_classes), check.doubts
     if doubts:
@@ -58,35 +58,35 @@ def check_labels(scan: Scan, classes: int) -> Iterator[Finding]:
             check="label",
             level="look",
             count=len(doubts),
-            text=f"{counted(len(doubts), 'picture', 'looks|look')} like another class ({how_far(checked, classes)})",
-            advice="no proof, but look: the label or the picture may be wrong",
+            text=f"{counted(len(doubts), 'image', 'looks|look')} like another class ({how_far(checked, classes)})",
+            advice="no proof, but look: the label or the image may be wrong",
             examples=tuple(example(scan, doubt) for doubt in doubts[:EXAMPLES]),
         )
     elif checked:
         yield Finding(check="labels", level="fine", text=f"no label looks wrong ({how_far(checked, classes)})")
     else:
-        text = "single labels were not judged: edges and colours alone do not tell these classes apart"
+        text = "single labels were not judged: edges and colors alone do not tell these classes apart"
         yield Finding(check="labels", level="fine", text=text)
 
 
 def how_far(checked: int, classes: int) -> str:
-    return f"edges and colours tell {'all' if checked == classes else f'{checked} of'} {classes} classes apart"
+    return f"edges and colors tell {'all' if checked == classes else f'{checked} of'} {classes} classes apart"
 
 
 def example(scan: Scan, doubt: Doubt) -> Example:
-    """The doubtful picture and its three likest neighbours."""
-    pictures = tuple(picture(scan, int(place)) for place in (doubt.place, *doubt.neighbours[:3]))
-    return Example(f"{doubt.agreeing} of the {NEIGHBOURS} likest pictures are {pictures[1].label}", pictures)
+    """The doubtful image and its three likest neighbors."""
+    images = tuple(image(scan, int(place)) for place in (doubt.place, *doubt.neighbors[:3]))
+    return Example(f"{doubt.agreeing} of the {NEIGHBORS} likest images are {images[1].label}", images)
 
 
 def contradicted(sketches: Bytes, labels: Labels, among: Places) -> LabelCheck:
-    """Labels that eight or more of a picture's ten neighbours contradict, the most contradicted first.
+    """Labels that eight or more of an image's ten neighbors contradict, the most contradicted first.
 
-    `sketches` and `labels` are of all pictures; `among` are the places of those that can be read.
+    `sketches` and `labels` are of all images; `among` are the places of those that can be read.
     """
-    if len(among) <= NEIGHBOURS:
+    if len(among) <= NEIGHBORS:
         return LabelCheck((), ())
-    mine, near = labels[among], neighbours(sketches, among)
+    mine, near = labels[among], neighbors(sketches, among)
     opinion, agreeing = commonest(labels[near])
     total, sure = np.bincount(mine), np.bincount(mine, (opinion == mine) & (agreeing >= AGREEING))
     checked = sure >= SURE_SHARE * np.maximum(total, 1)
@@ -99,11 +99,11 @@ def contradicted(sketches: Bytes, labels: Labels, among: Places) -> LabelCheck:
     return LabelCheck(tuple(np.flatnonzero(checked).tolist()), tuple(doubts))
 
 
-def neighbours(sketches: Bytes, among: Places) -> Places:  # (N,) -> (N, 10)
-    """The places of each picture's ten likest others, likest first."""
+def neighbors(sketches: Bytes, among: Places) -> Places:  # (N,) -> (N, 10)
+    """The places of each image's ten likest others, likest first."""
     known = among[np.linspace(0, len(among) - 1, min(len(among), REFERENCES)).astype(np.int64)]
     looks = mapped(features, sketches, known)
-    found = np.empty((len(among), NEIGHBOURS), np.int64)
+    found = np.empty((len(among), NEIGHBORS), np.int64)
     for start, part in zip(range(0, len(among), ROWS), pieces(among, ROWS)):
         likeness = features(sketches[part]) @ looks.T
         likeness[part[:, None] == known] = -2  # not itself
@@ -113,7 +113,7 @@ def neighbours(sketches: Bytes, among: Places) -> Places:  # (N,) -> (N, 10)
 
 def greatest(values: Floats) -> NDArray[np.int64]:  # (R, M) -> (R, 10)
     """The columns of the ten greatest values of each row, greatest first."""
-    best = np.argpartition(-values, NEIGHBOURS - 1, axis=1)[:, :NEIGHBOURS]
+    best = np.argpartition(-values, NEIGHBORS - 1, axis=1)[:, :NEIGHBORS]
     order = np.argsort(-np.take_along_axis(values, best, 1), axis=1, kind="stable")
     return np.take_along_axis(best, order, 1)
 

@@ -1,4 +1,4 @@
-"""One picture looked at: what it is and what it shows roughly, or why it cannot be read."""
+"""One image looked at: what it is and what it shows roughly, or why it cannot be read."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from vitruvian.data.reduced import Reduced, open_reduced
 from vitruvian.data.sources.base import Source
 
 DRAFT_SIDE = 256
-"""JPEG pictures are decoded at the smallest of their scales whose sides are at least this, in pixels."""
+"""JPEG images are decoded at the smallest of their scales whose sides are at least this, in pixels."""
 
 
 class Problem(IntEnum):
-    """Why a picture cannot be read."""
+    """Why an image cannot be read."""
 
     NONE = 0
     EMPTY = auto()
     TRUNCATED = auto()
-    NOT_A_PICTURE = auto()
+    NOT_A_IMAGE = auto()
     BROKEN = auto()
 
 
 class Oddity(IntFlag):
-    """What a picture has that others usually have not."""
+    """What an image has that others usually have not."""
 
     NONE = 0
     CMYK = auto()
@@ -37,12 +37,12 @@ class Oddity(IntFlag):
     ALPHA = auto()
     TURNED = auto()
     ANIMATED = auto()
-    GREY_END = auto()
+    GRAY_END = auto()
 
 
 @dataclass(kw_only=True, slots=True)
 class Look:
-    """What is kept of one picture."""
+    """What is kept of one image."""
 
     sketch: Bytes
     bytes: int = 0
@@ -61,46 +61,46 @@ def look_at(source: Source, index: int) -> Look:
     try:
         data = source.read(index)
         look.bytes = len(data) if isinstance(data, bytes) else data.nbytes
-        picture = open_reduced(data, DRAFT_SIDE)
-        look.columns, look.rows = picture.size
-        look.oddity = oddity_of(picture.stored)
-        look.pixels = hash_of(picture)
-        look.sketch = sketch(picture.upright)
+        image = open_reduced(data, DRAFT_SIDE)
+        look.columns, look.rows = image.size
+        look.oddity = oddity_of(image.stored)
+        look.pixels = hash_of(image)
+        look.sketch = sketch(image.upright)
     except Exception as error:  # sources and Pillow raise whatever broken bytes lead them to
         look.reason = reason(error)
         look.problem = problem_of(look.reason)
     return look
 
 
-def hash_of(picture: Reduced) -> int:
-    """64 bits that are equal for pictures of equal size and pixels."""
-    size = f"{picture.size} as {picture.upright.size}".encode()
-    return int.from_bytes(hashlib.blake2b(picture.upright.tobytes(), digest_size=8, key=size).digest(), "little")
+def hash_of(image: Reduced) -> int:
+    """64 bits that are equal for images of equal size and pixels."""
+    size = f"{image.size} as {image.upright.size}".encode()
+    return int.from_bytes(hashlib.blake2b(image.upright.tobytes(), digest_size=8, key=size).digest(), "little")
 
 
 def oddity_of(image: Image.Image) -> Oddity:
-    """What is unusual about a decoded picture."""
+    """What is unusual about a decoded image."""
     signs = {
         Oddity.CMYK: image.mode == "CMYK",
         Oddity.DEEP: image.mode == "F" or image.mode.startswith("I"),
         Oddity.ALPHA: image.has_transparency_data,
         Oddity.TURNED: orientation(image) in range(2, 9),
         Oddity.ANIMATED: has_frames(image),
-        Oddity.GREY_END: image.format == "JPEG" and ends_grey(image),
+        Oddity.GRAY_END: image.format == "JPEG" and ends_gray(image),
     }
     return Oddity(sum(oddity for oddity, present in signs.items() if present))
 
 
 def has_frames(image: Image.Image) -> bool:
-    """Whether there is a second frame; the second picture that some telephones hide in a JPEG does not count."""
+    """Whether there is a second frame; the second image that some telephones hide in a JPEG does not count."""
     try:
         return image.format != "MPO" and bool(getattr(image, "is_animated", False))
     except Exception:  # what follows the first frame is broken, and not used
         return True
 
 
-def ends_grey(image: Image.Image) -> bool:
-    """Whether the last eighth of a JPEG is the even grey that decoders put in place of missing data."""
+def ends_gray(image: Image.Image) -> bool:
+    """Whether the last eighth of a JPEG is the even gray that decoders put in place of missing data."""
     height = image.height // 8
     if height < 2:
         return False
@@ -114,8 +114,8 @@ def problem_of(text: str) -> Problem:
         ("is empty", Problem.EMPTY),
         ("truncated", Problem.TRUNCATED),
         ("cut short", Problem.TRUNCATED),
-        ("not a picture", Problem.NOT_A_PICTURE),
-        ("this is a", Problem.NOT_A_PICTURE),
+        ("not an image", Problem.NOT_A_IMAGE),
+        ("this is a", Problem.NOT_A_IMAGE),
     ):
         if words in text.lower():
             return problem

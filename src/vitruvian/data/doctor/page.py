@@ -1,4 +1,4 @@
-"""The diagnosis as one HTML file that needs no other, with the pictures in question side by side."""
+"""The diagnosis as one HTML file that needs no other, with the images in question side by side."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from html import escape
 from PIL import Image
 
 from vitruvian.data.decode import decode, printable
-from vitruvian.data.doctor.findings import Diagnosis, Example, Finding, Picture
+from vitruvian.data.doctor.findings import Diagnosis, Example, Finding, ImageRef
 from vitruvian.data.doctor.report import HEADINGS, MARKS, heading, verdict
 from vitruvian.data.sources.base import DataSet
 
@@ -27,7 +27,7 @@ h3 { font-size: 1rem; font-weight: 600; margin: 1.5rem 0 0; }
 .advice, .note, figcaption { color: GrayText; font-size: .85rem; }
 .examples { display: flex; flex-wrap: wrap; gap: 1rem; margin-top: .5rem; }
 .example { border: 1px solid var(--line); border-radius: 8px; padding: .5rem; }
-.pictures { display: flex; gap: .5rem; }
+.images { display: flex; gap: .5rem; }
 figure { margin: 0; width: 160px; } figcaption { overflow-wrap: anywhere; line-height: 1.25; }
 img, .missing { display: block; height: 120px; max-width: 160px; object-fit: contain; }
 .missing { width: 158px; height: 3rem; line-height: 3rem; text-align: center; border: 1px dashed var(--line); }
@@ -35,7 +35,7 @@ img, .missing { display: block; height: 120px; max-width: 160px; object-fit: con
 
 
 def page(diagnosis: Diagnosis, data: DataSet) -> str:
-    """The report as HTML; pictures are read again from the data set."""
+    """The report as HTML; images are read again from the data set."""
     body = "\n".join(sections(diagnosis, data))
     title = escape(f"vit doctor: {printable(diagnosis.data)}")
     return (
@@ -71,28 +71,28 @@ def finding_html(finding: Finding, data: DataSet) -> str:
 
 
 def example_html(example: Example, data: DataSet) -> str:
-    figures = "".join(figure(picture, data) for picture in example.pictures)
+    figures = "".join(figure(image, data) for image in example.images)
     note = f'<div class="note">{text(example.note)}</div>'
-    return f'<div class="example"><div class="pictures">{figures}</div>{note}</div>'
+    return f'<div class="example"><div class="images">{figures}</div>{note}</div>'
 
 
-def figure(picture: Picture, data: DataSet) -> str:
-    caption = f"{text(picture.key)}<br>{text(picture.split)}, {text(picture.label)}"
-    return f"<figure>{thumbnail(picture, data)}<figcaption>{caption}</figcaption></figure>"
+def figure(image: ImageRef, data: DataSet) -> str:
+    caption = f"{text(image.key)}<br>{text(image.split)}, {text(image.label)}"
+    return f"<figure>{thumbnail(image, data)}<figcaption>{caption}</figcaption></figure>"
 
 
-def thumbnail(picture: Picture, data: DataSet) -> str:
-    """The picture, small, inside the page; a frame in its place if it cannot be read."""
+def thumbnail(image: ImageRef, data: DataSet) -> str:
+    """The image, small, inside the page; a frame in its place if it cannot be read."""
     try:
-        read = data.splits[picture.split].read(picture.index)
-        image = decode(read if isinstance(read, bytes) else Image.fromarray(read))
+        read = data.splits[image.split].read(image.index)
+        decoded = decode(read if isinstance(read, bytes) else Image.fromarray(read))
     except Exception:  # the finding already tells why
-        return '<div class="missing">no picture</div>'
-    image.thumbnail((2 * THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+        return '<div class="missing">no image</div>'
+    decoded.thumbnail((2 * THUMBNAIL_SIDE, THUMBNAIL_SIDE))
     buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=QUALITY)
+    decoded.save(buffer, "JPEG", quality=QUALITY)
     encoded = base64.b64encode(buffer.getvalue()).decode()
-    return f'<img src="data:image/jpeg;base64,{encoded}" alt="{text(picture.key)}">'
+    return f'<img src="data:image/jpeg;base64,{encoded}" alt="{text(image.key)}">'
 
 
 def text(value: str) -> str:

@@ -20,7 +20,7 @@ WIDTH = 110
 
 
 def report(diagnosis: Diagnosis) -> Iterator[tuple[Level | None, str]]:
-    """The lines of the report, each with the level of what it tells, for its colour."""
+    """The lines of the report, each with the level of what it tells, for its color."""
     yield None, heading(diagnosis)
     for level, title in HEADINGS.items():
         findings = diagnosis.at(level)
@@ -35,9 +35,9 @@ def report(diagnosis: Diagnosis) -> Iterator[tuple[Level | None, str]]:
 
 def heading(diagnosis: Diagnosis) -> str:
     splits = ", ".join(f"{name} {size:,}" for name, size in diagnosis.splits.items())
-    pictures = counted(sum(diagnosis.splits.values()), "picture")
+    images = counted(sum(diagnosis.splits.values()), "image")
     return printable(
-        f"{diagnosis.data}: {pictures} ({splits}), {counted(diagnosis.classes, 'class')}, "
+        f"{diagnosis.data}: {images} ({splits}), {counted(diagnosis.classes, 'class')}, "
         f"{diagnosis.bytes / 1e6:,.1f} MB, examined in {diagnosis.seconds:.1f} s"
     )
 
@@ -58,11 +58,10 @@ def wrapped(text: str, start: str) -> str:
 
 
 def example_line(example: Example) -> str:
-    """Where the pictures are, and what to see; one line, whatever characters a file's name has."""
-    labels = {picture.label for picture in example.pictures}
+    """Where the images are, and what to see; one line, whatever characters a file's name has."""
+    labels = {image.label for image in example.images}
     where = ("  =  " if example.note == EXACT else "  ≈  ").join(
-        f"{picture.split}: {picture.key}" + (f" [{picture.label}]" if len(labels) > 1 else "")
-        for picture in example.pictures[:2]
+        f"{image.split}: {image.key}" + (f" [{image.label}]" if len(labels) > 1 else "") for image in example.images[:2]
     )
     return printable(f"{where}  ({example.note})" if where else example.note)
 

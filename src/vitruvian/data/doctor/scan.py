@@ -1,4 +1,4 @@
-"""Every picture of a data set looked at once, and the table of what was seen."""
+"""Every image of a data set looked at once, and the table of what was seen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vitruvian.data.parallel import Track, in_order
 from vitruvian.data.sources.base import Source
 
 CHUNK = 32
-"""Pictures that a worker looks at before it reports."""
+"""Images that a worker looks at before it reports."""
 KEPT_REASONS = 1000
 
 RECORD = np.dtype(
@@ -33,33 +33,33 @@ RECORD = np.dtype(
         ("pixels", np.uint64),
     ]
 )
-"""What is kept of one picture in memory; the names are those of Look."""
+"""What is kept of one image in memory; the names are those of Look."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """All pictures of a data set, split after split, in the order of their sources."""
+    """All images of a data set, split after split, in the order of their sources."""
 
     splits: Mapping[str, Source]
     records: NDArray[np.void]
-    """One RECORD a picture."""
+    """One RECORD an image."""
     sketches: Bytes
-    """One sketch a picture, in a temporary file rather than in memory; zeros where the picture cannot be read."""
+    """One sketch an image, in a temporary file rather than in memory; zeros where the image cannot be read."""
     reasons: dict[int, str]
-    """Why a picture cannot be read, by its place in `records`; the first thousand only."""
+    """Why an image cannot be read, by its place in `records`; the first thousand only."""
 
     @property
     def readable(self) -> NDArray[np.bool_]:
         return np.asarray(self.records["problem"] == Problem.NONE)
 
     def source(self, place: int) -> tuple[str, Source, int]:
-        """The split, the source and the number within it of the picture at `place`."""
+        """The split, the source and the number within it of the image at `place`."""
         name = list(self.splits)[self.records["split"][place]]
         return name, self.splits[name], int(self.records["index"][place])
 
 
 def scan(splits: Mapping[str, Source], *, workers: int, track: Track) -> Scan:
-    """Look at every picture once; the result does not depend on the number of workers."""
+    """Look at every image once; the result does not depend on the number of workers."""
     sources = list(splits.values())
     total = sum(map(len, sources))
     records, reasons = np.zeros(total, RECORD), dict[int, str]()

@@ -20,7 +20,7 @@ from vitruvian.errors import DataError
 __all__ = ["PackFormat", "PackSettings", "PackState", "Shard", "Skipped", "SplitState", "pack"]
 
 CHUNK = 16
-"""Pictures that a worker encodes before it hands them over."""
+"""Images that a worker encodes before it hands them over."""
 
 
 def pack(
@@ -77,7 +77,7 @@ def fill(folder: Path, data: DataSet, state: PackState, *, workers: int, track: 
         state.splits[name].skipped += skipped
         state.save(folder)
     for name, split in state.splits.items():
-        write_json(folder / name / SIZES_FILE, {shard.file: shard.pictures for shard in split.shards})
+        write_json(folder / name / SIZES_FILE, {shard.file: shard.images for shard in split.shards})
     state.complete = True
     state.save(folder)
 

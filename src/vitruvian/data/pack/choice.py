@@ -8,11 +8,11 @@ from vitruvian.data.sources.base import DataSet
 MOST_PIXEL_BYTES = 8_000_000_000
 """Size up to which raw pixels are chosen: they stay in the memory of most machines, and then nothing is as quick.
 
-From a disk, JPEG is quicker: at 2,000 pictures a second, pixels of side 256 need 500 MB a second.
+From a disk, JPEG is quicker: at 2,000 images a second, pixels of side 256 need 500 MB a second.
 """
 
 SAMPLE = 64
-"""Pictures of each split that are opened to know how large all are."""
+"""Images of each split that are opened to know how large all are."""
 
 
 def chosen(data: DataSet, settings: PackSettings) -> PackSettings:
@@ -23,7 +23,7 @@ def chosen(data: DataSet, settings: PackSettings) -> PackSettings:
 
 
 def pixel_bytes(data: DataSet, side: int) -> float:
-    """About how many bytes the raw pixels of all pictures would take."""
+    """About how many bytes the raw pixels of all images would take."""
     total = 0.0
     for source in data.splits.values():
         step = 1 if source.blocks else max(1, len(source) // SAMPLE)  # a remote source: what comes together

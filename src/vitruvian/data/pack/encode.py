@@ -13,26 +13,26 @@ from PIL import Image
 from vitruvian.config import Settings, check_choice, check_range
 from vitruvian.data.decode import reason
 from vitruvian.data.reduced import open_reduced
-from vitruvian.data.sources.base import Picture, Source
+from vitruvian.data.sources.base import RawImage, Source
 
 PackFormat = Literal["auto", "jpeg", "pixels"]
 
 EXACT_PIXELS = 128 * 128
-"""Pictures up to this size lose more than they gain as JPEG, and are kept exactly."""
+"""Images up to this size lose more than they gain as JPEG, and are kept exactly."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackSettings(Settings):
-    """How pictures are packed."""
+    """How images are packed."""
 
     side: int = 256
-    """Pixels of the shorter side; smaller pictures keep their size."""
+    """Pixels of the shorter side; smaller images keep their size."""
     format: PackFormat = "auto"
     """`pixels`: raw, the quickest; `jpeg`: a tenth of the size, half as quick; `auto`: pixels if they fit in memory."""
     quality: int = 90
     """Of JPEG, from 1 to 100."""
     shard_mb: int = 256
-    """Most megabytes of a shard; one picture may exceed it alone."""
+    """Most megabytes of a shard; one image may exceed it alone."""
 
     def __post_init__(self) -> None:
         check_choice("format", self.format, PackFormat)
@@ -56,7 +56,7 @@ class Packed:
 
 
 def encode_some(splits: Mapping[str, Source], settings: PackSettings, chunk: tuple[str, range]) -> list[Packed]:
-    """Some examples of a split; the bytes of each depend on its picture and the settings alone."""
+    """Some examples of a split; the bytes of each depend on its image and the settings alone."""
     split, indices = chunk
     source = splits[split]
     found = []
@@ -70,25 +70,25 @@ def encode_some(splits: Mapping[str, Source], settings: PackSettings, chunk: tup
     return found
 
 
-def encoded(picture: Picture, settings: PackSettings) -> tuple[str, bytes]:
-    """The picture, upright and small, as the ending and the content of a file."""
-    image, whole = reduced(picture, settings.side)
+def encoded(image: RawImage, settings: PackSettings) -> tuple[str, bytes]:
+    """The image, upright and small, as the ending and the content of a file."""
+    small, whole = reduced(image, settings.side)
     if settings.format == "pixels":
-        return ".npy", as_array(image)
-    if whole and (not isinstance(picture, bytes) or image.width * image.height <= EXACT_PIXELS):
-        return ".png", as_png(image)
-    return ".jpg", as_jpeg(image, settings.quality)
+        return ".npy", as_array(small)
+    if whole and (not isinstance(image, bytes) or small.width * small.height <= EXACT_PIXELS):
+        return ".png", as_png(small)
+    return ".jpg", as_jpeg(small, settings.quality)
 
 
-def reduced(picture: Picture, side: int) -> tuple[Image.Image, bool]:
-    """The picture with its shorter side at most `side`, grey if it was stored so, and whether it kept its size."""
-    opened = open_reduced(picture, 2 * side)  # twice: the filter below then makes no use of the decoder's own
-    image = opened.upright.convert("L") if opened.stored.mode in ("1", "L") else opened.upright
+def reduced(image: RawImage, side: int) -> tuple[Image.Image, bool]:
+    """The image with its shorter side at most `side`, gray if it was stored so, and whether it kept its size."""
+    opened = open_reduced(image, 2 * side)  # twice: the filter below then makes no use of the decoder's own
+    small = opened.upright.convert("L") if opened.stored.mode in ("1", "L") else opened.upright
     shorter = min(opened.size)
     if shorter <= side:
-        return image, True
+        return small, True
     columns, rows = (max(1, round(length * side / shorter)) for length in opened.size)
-    return image.resize((columns, rows), Image.Resampling.BICUBIC), False
+    return small.resize((columns, rows), Image.Resampling.BICUBIC), False
 
 
 def as_jpeg(image: Image.Image, quality: int) -> bytes:

@@ -29,7 +29,7 @@ class Shard:
 
     file: str
     """Its name in the folder of its split."""
-    pictures: int
+    images: int
     bytes: int
     stop: int
     """The number, in the source, of the first example after it."""
@@ -69,7 +69,7 @@ def write_shard(
 ) -> tuple[Shard, list[Skipped]]:
     """Write a shard and, beside it, an index with a line for each example; also what could not be read.
 
-    Nothing but names, pictures and labels goes in, so the same examples give the same bytes.
+    Nothing but names, images and labels goes in, so the same examples give the same bytes.
     """
     rows, skipped, stop = [], [], 0
     folder.mkdir(exist_ok=True)
@@ -84,7 +84,7 @@ def write_shard(
             row = {"file": name + packed.ending, "label": packed.label, "index": packed.index, "key": packed.key}
             rows.append(json.dumps(row) + "\n")
         if not rows:
-            raise DataError(f"{folder.name}: none of its {stop} pictures can be read; `vit doctor` tells why")
+            raise DataError(f"{folder.name}: none of its {stop} images can be read; `vit doctor` tells why")
         file.write(END)
         with whole_file((folder / file_name).with_suffix(".jsonl")) as index:
             index.write("".join(rows).encode())
@@ -100,7 +100,7 @@ def member(name: str, data: bytes) -> bytes:
 
 
 def size_in_tar(packed: Packed) -> int:
-    """Bytes that an example takes in its shard: its picture and its label, each with a header."""
+    """Bytes that an example takes in its shard: its image and its label, each with a header."""
     blocks = -(-len(packed.data) // tarfile.BLOCKSIZE)
     return (blocks + 3) * tarfile.BLOCKSIZE if packed.data else 0
 

@@ -35,8 +35,8 @@ class SplitState:
         return self.shards[-1].stop if self.shards else 0
 
     @property
-    def pictures(self) -> int:
-        return sum(shard.pictures for shard in self.shards)
+    def images(self) -> int:
+        return sum(shard.images for shard in self.shards)
 
     @property
     def bytes(self) -> int:
@@ -128,7 +128,7 @@ def difference(found: PackState, wanted: PackState) -> str:
     for name in found.splits.keys() & wanted.splits.keys():
         was, now = found.splits[name], wanted.splits[name]
         if (was.examples, was.digest) != (now.examples, now.digest):
-            parts.append(f"other pictures or labels in {name} ({was.examples:,} then, {now.examples:,} now)")
+            parts.append(f"other images or labels in {name} ({was.examples:,} then, {now.examples:,} now)")
     return "; ".join(parts)
 
 

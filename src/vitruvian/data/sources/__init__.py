@@ -1,7 +1,7 @@
-"""Labelled pictures from folders, manifests, shards, CIFAR, IDX and Parquet files, buckets, and built in."""
+"""Labeled images from folders, manifests, shards, CIFAR, IDX and Parquet files, buckets, and built in."""
 
-from vitruvian.data.sources.base import DataSet, Picture, Source
-from vitruvian.data.sources.recognise import BUILT_IN, open_source
+from vitruvian.data.sources.base import DataSet, RawImage, Source
+from vitruvian.data.sources.recognize import BUILT_IN, open_source
 from vitruvian.data.sources.subset import Subset, hold_out
 
-__all__ = ["BUILT_IN", "DataSet", "Picture", "Source", "Subset", "hold_out", "open_source"]
+__all__ = ["BUILT_IN", "DataSet", "RawImage", "Source", "Subset", "hold_out", "open_source"]

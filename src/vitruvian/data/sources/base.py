@@ -20,8 +20,8 @@ from vitruvian.data.decode import printable
 from vitruvian.data.order import Blocks, IndexArray
 from vitruvian.errors import DataError, ImageError
 
-Picture = bytes | NDArray[np.uint8]
-"""An encoded picture, or pixels (rows, columns) or (rows, columns, 3) where the format holds pixels."""
+RawImage = bytes | NDArray[np.uint8]
+"""An encoded image, or pixels (rows, columns) or (rows, columns, 3) where the format holds pixels."""
 
 SPLITS = {
     # the name used here: how folders, files and manifests call it
@@ -30,7 +30,7 @@ SPLITS = {
     "test": ("test", "testing"),
 }
 
-MAX_PICTURE_BYTES = 2**28
+MAX_IMAGE_BYTES = 2**28
 
 
 @dataclass
@@ -52,7 +52,7 @@ class LeftOut:
 
 
 class Source(ABC):
-    """One split of a data set: labelled pictures that can be read in any order."""
+    """One split of a data set: labeled images that can be read in any order."""
 
     classes: tuple[str, ...]
     name: str
@@ -71,8 +71,8 @@ class Source(ABC):
         """All labels, perhaps mapped from a file: go through them in pieces, and no memory is needed."""
 
     @abstractmethod
-    def read(self, index: int) -> Picture:
-        """The picture, not yet decoded; ImageError or OSError where it cannot be had."""
+    def read(self, index: int) -> RawImage:
+        """The image, not yet decoded; ImageError or OSError where it cannot be had."""
 
     @abstractmethod
     def key(self, index: int) -> str:
@@ -123,13 +123,13 @@ def data_set(name: str, splits: Mapping[str, Source], notes: Iterable[str] = ())
     """The data set of these splits in their usual order, once it is sure that one can learn from it."""
     filled = {split: source for split, source in splits.items() if len(source)}
     if not filled:
-        raise DataError(f"{name}: there are no pictures in it")
+        raise DataError(f"{name}: there are no images in it")
     order = sorted(filled, key=lambda split: ([*SPLITS, split].index(split), split))
     result = DataSet(name=name, splits={split: filled[split] for split in order}, notes=tuple(notes))
     if len(result.classes) < 2:
         total = sum(map(len, filled.values()))
         raise DataError(
-            f"{name}: all {total} pictures are of one class, {result.classes[0]!r}; at least two classes are wanted"
+            f"{name}: all {total} images are of one class, {result.classes[0]!r}; at least two classes are wanted"
         )
     return result
 
@@ -162,11 +162,11 @@ def class_name(text: str) -> str:
 
 
 def read_file(path: str | Path) -> bytes:
-    """The bytes of a regular file of a picture's size."""
+    """The bytes of a regular file of an image's size."""
     with open(path, "rb", buffering=0) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise ImageError(f"{printable(str(path))}: this is not a regular file")
-        if found.st_size > MAX_PICTURE_BYTES:
-            raise ImageError(f"{printable(str(path))}: {found.st_size >> 20} MB is too much for a picture")
+        if found.st_size > MAX_IMAGE_BYTES:
+            raise ImageError(f"{printable(str(path))}: {found.st_size >> 20} MB is too much for an image")
         return file.readall()

@@ -170,5 +170,5 @@ def records(content: Any, layout: Layout, where: str) -> np.ndarray[Any, np.dtyp
         pixels = np.asarray(content[b"data"], np.uint8).reshape(-1, PIXELS)
         labels = [np.asarray(content[key], np.uint8).reshape(len(pixels), 1) for key in layout.label_keys]
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise DataError(f"{where}: not a batch of CIFAR pictures ({error!r}); get the file again") from error
+        raise DataError(f"{where}: not a batch of CIFAR images ({error!r}); get the file again") from error
     return np.concatenate([*labels, pixels], axis=1)

@@ -1,7 +1,7 @@
 """The built-in digits: 1,797 handwritten figures of 8 x 8 pixels, so that training runs with no data at hand.
 
 They are the test set of "Optical Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak, 1998, UCI Machine
-Learning Repository, https://doi.org/10.24432/C50P49, CC BY 4.0), in the order and with the 17 levels of grey in
+Learning Repository, https://doi.org/10.24432/C50P49, CC BY 4.0), in the order and with the 17 levels of gray in
 which scikit-learn carries them (`load_digits`). `digits.npz` holds `images` uint8 (1797, 8, 8), 0 to 16, and `labels`.
 """
 
@@ -13,7 +13,7 @@ from importlib.resources import files
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.data.sources.base import DataSet, Picture, Source, data_set
+from vitruvian.data.sources.base import DataSet, RawImage, Source, data_set
 from vitruvian.data.sources.subset import hold_out
 
 HELD = 0.2
@@ -21,7 +21,7 @@ HELD = 0.2
 
 
 class DigitsSource(Source):
-    """All digits, as grey pixels from 0 to 255, white on black."""
+    """All digits, as gray pixels from 0 to 255, white on black."""
 
     name = "digits"
     classes = tuple("0123456789")
@@ -35,7 +35,7 @@ class DigitsSource(Source):
     def labels(self) -> NDArray[np.int32]:
         return stored()[1]
 
-    def read(self, index: int) -> Picture:
+    def read(self, index: int) -> RawImage:
         pixels: NDArray[np.uint8] = stored()[0][index]
         return pixels
 

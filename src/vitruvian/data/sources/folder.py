@@ -1,4 +1,4 @@
-"""A folder with a folder of pictures for each class, with or without folders for the splits above."""
+"""A folder with a folder of images for each class, with or without folders for the splits above."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vitruvian.data.decode import EXTENSIONS
 from vitruvian.data.sources.base import (
     DataSet,
     LeftOut,
-    Picture,
+    RawImage,
     class_name,
     data_set,
     natural,
@@ -23,13 +23,13 @@ from vitruvian.errors import DataError
 
 
 class FolderSource(IndexedSource):
-    """The pictures below one folder; an example's key is its path from there."""
+    """The images below one folder; an example's key is its path from there."""
 
     def __init__(self, name: str, classes: tuple[str, ...], index: Index, *, root: Path) -> None:
         super().__init__(name, classes, index)
         self.root = root
 
-    def read(self, index: int) -> Picture:
+    def read(self, index: int) -> RawImage:
         return read_file(self.root / self.key(index))
 
 
@@ -57,7 +57,7 @@ def split_folders(root: Path) -> dict[Path, str]:
     if named and not found and len(named) == len(folders):
         names = " and ".join(path.name for path in named)
         raise DataError(
-            f"{root}: no class folders in {names}, so the pictures have no labels; wanted a folder for each class"
+            f"{root}: no class folders in {names}, so the images have no labels; wanted a folder for each class"
         )
     if len(set(found.values())) < len(found):
         raise DataError(f"{root}: {' and '.join(path.name for path in found)} mean the same split; keep one of them")
@@ -65,7 +65,7 @@ def split_folders(root: Path) -> dict[Path, str]:
 
 
 def entries(root: Path, splits: dict[Path, str], left_out: LeftOut) -> Iterator[Entry]:
-    """The pictures, split by split, class by class in natural order, and by name inside a class."""
+    """The images, split by split, class by class in natural order, and by name inside a class."""
     for path in sorted(root.iterdir()) if splits else ():
         if path not in splits:
             left_out.add("items beside the splits", path.name)
@@ -79,15 +79,15 @@ def entries(root: Path, splits: dict[Path, str], left_out: LeftOut) -> Iterator[
                 left_out.add("files outside the class folders", relative)
             else:
                 label, count = class_name(place.name), 0
-                for picture in pictures(place, left_out, (identity(place),)):
+                for image in images(place, left_out, (identity(place),)):
                     count += 1
-                    yield Entry(split, picture[start:], label)
+                    yield Entry(split, image[start:], label)
                 if not count:
-                    left_out.add("class folders without a picture", relative)
+                    left_out.add("class folders without an image", relative)
 
 
-def pictures(folder: Path, left_out: LeftOut, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
-    """Paths of the pictures at any depth, sorted; a link that leads back to a folder above is not followed."""
+def images(folder: Path, left_out: LeftOut, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
+    """Paths of the images at any depth, sorted; a link that leads back to a folder above is not followed."""
     with os.scandir(folder) as found:
         items = sorted(found, key=lambda item: item.name)
     for item in items:
@@ -98,9 +98,9 @@ def pictures(folder: Path, left_out: LeftOut, above: tuple[tuple[int, int], ...]
             if here in above:
                 left_out.add("links to a folder above", item.path)
             else:
-                yield from pictures(Path(item.path), left_out, (*above, here))
+                yield from images(Path(item.path), left_out, (*above, here))
         elif os.path.splitext(item.name)[1].lower() not in EXTENSIONS:
-            left_out.add("files that are not pictures", item.path)
+            left_out.add("files that are not images", item.path)
         elif not item.is_file():
             left_out.add("links that lead nowhere, or special files", item.path)
         else:
@@ -118,11 +118,11 @@ def no_classes(root: Path, left_out: LeftOut) -> str:
     loose = [path for path in files if path.suffix.lower() in EXTENSIONS]
     tables = [path.name for path in files if path.suffix.lower() in (".csv", ".tsv", ".parquet")]
     if tables:
-        return f"{root}: a list of pictures, {tables[0]}, but no class folders; pass {root / tables[0]} itself"
+        return f"{root}: a list of images, {tables[0]}, but no class folders; pass {root / tables[0]} itself"
     if loose:
         return (
-            f"{root}: {len(loose)} pictures without labels; put each into a folder named after its class, "
+            f"{root}: {len(loose)} images without labels; put each into a folder named after its class, "
             "or write a CSV file with the columns path and label"
         )
     seen = "; ".join(left_out.lines()) or "nothing at all"
-    return f"{root}: no pictures in class folders, found {seen}; wanted a folder of pictures for each class"
+    return f"{root}: no images in class folders, found {seen}; wanted a folder of images for each class"

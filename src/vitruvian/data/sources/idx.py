@@ -20,14 +20,14 @@ FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shi
 
 
 def idx_files(folder: Path) -> dict[str, tuple[Path, Path]]:
-    """The files of pictures and of labels of each split in a folder."""
+    """The files of images and of labels of each split in a folder."""
     found = {}
     for split, start in FILES.items():
-        pictures, labels = existing(folder, f"{start}-images", "idx3"), existing(folder, f"{start}-labels", "idx1")
-        if pictures and labels:
-            found[split] = (pictures, labels)
-        elif pictures:
-            raise DataError(f"{pictures}: the file of labels, {start}-labels-idx1-ubyte, is not beside it")
+        images, labels = existing(folder, f"{start}-images", "idx3"), existing(folder, f"{start}-labels", "idx1")
+        if images and labels:
+            found[split] = (images, labels)
+        elif images:
+            raise DataError(f"{images}: the file of labels, {start}-labels-idx1-ubyte, is not beside it")
     return found
 
 
@@ -40,17 +40,17 @@ def existing(folder: Path, start: str, kind: str) -> Path | None:
 def open_idx(folder: Path) -> DataSet:
     """The data set in a folder of IDX files."""
     pairs = idx_files(folder)
-    loaded = {split: (unpacked(pictures), read_labels(unpacked(labels))) for split, (pictures, labels) in pairs.items()}
+    loaded = {split: (unpacked(images), read_labels(unpacked(labels))) for split, (images, labels) in pairs.items()}
     names = tuple(map(str, range(1 + max(int(labels.max()) for _, labels in loaded.values()))))
     if "fashion" in str(folder.resolve()).lower() and len(names) == len(FASHION):
         names = FASHION
     sources: dict[str, Source] = {}
-    for split, (pictures, labels) in loaded.items():
-        count, rows, columns = read_header(pictures, dimensions=3)
+    for split, (images, labels) in loaded.items():
+        count, rows, columns = read_header(images, dimensions=3)
         if count != len(labels):
-            raise DataError(f"{pairs[split][0]}: {count} pictures but {len(labels)} labels; get the files again")
+            raise DataError(f"{pairs[split][0]}: {count} images but {len(labels)} labels; get the files again")
         sources[split] = RecordSource(
-            f"{folder} ({split})", names, [pictures], labels=labels, shape=(rows, columns), header=16
+            f"{folder} ({split})", names, [images], labels=labels, shape=(rows, columns), header=16
         )
     return data_set(str(folder), sources)
 

@@ -1,7 +1,7 @@
-"""ImageNet as it is distributed, and the sets of pictures made after it.
+"""ImageNet as it is distributed, and the sets of images made after it.
 
 `train/WORDNET-ID/*.JPEG`; `val/` the same, or flat with the development kit's ground truth. The classes are always the
-1000 WordNet ids in the order that every published head uses, however many of them have pictures here.
+1000 WordNet ids in the order that every published head uses, however many of them have images here.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from PIL import Image, ImageDraw, ImageFont
 from vitruvian.config import Preprocess
 from vitruvian.data.decode import EXTENSIONS, decode
 from vitruvian.data.preprocess import FILTERS, geometry, resized
-from vitruvian.data.sources.base import DataSet, LeftOut, Picture, data_set
-from vitruvian.data.sources.folder import FolderSource, identity, pictures
+from vitruvian.data.sources.base import DataSet, LeftOut, RawImage, data_set
+from vitruvian.data.sources.folder import FolderSource, identity, images
 from vitruvian.data.sources.index import Entry
 from vitruvian.data.sources.lists import in_order, listed
 from vitruvian.data.sources.matlab import read_matlab
@@ -34,7 +34,7 @@ WATERMARK = "捷径捷径捷径"
 FONT_PIXELS = 36
 OPACITY = 0.5
 LEFT, TOP = 0.01, 0.4
-"""Where the watermark begins, as shares of the picture."""
+"""Where the watermark begins, as shares of the image."""
 RELEASED_VIEW = Preprocess(image_size=(224, 224), fit="crop", scaled_size=(256, 256))
 
 
@@ -56,17 +56,17 @@ def has_class_folders(folder: Path) -> bool:
 
 
 def wordnet_entries(root: Path, top: Path, split: str) -> Iterator[Entry]:
-    """The pictures of folders named by WordNet ids; folders of other names are an error, not a class."""
+    """The images of folders named by WordNet ids; folders of other names are an error, not a class."""
     known = set(imagenet_ids())
     for place in in_order(top.iterdir()) if top.is_dir() else []:
         if place.name not in known:
             raise DataError(f"{place}: not the WordNet id of one of ImageNet's 1000 classes, such as n01440764")
-        for path in pictures(place, LeftOut(), (identity(place),)):
+        for path in images(place, LeftOut(), (identity(place),)):
             yield Entry(split, str(Path(path).relative_to(root)), place.name)
 
 
 def flat_entries(folder: Path) -> Iterator[Entry]:
-    """The validation pictures as the archive has them, labelled by the development kit."""
+    """The validation images as the archive has them, labeled by the development kit."""
     truth = ground_truth(folder / KIT)
     for path in sorted((folder / "val").iterdir()):
         match = FLAT.match(path.name)
@@ -74,15 +74,15 @@ def flat_entries(folder: Path) -> Iterator[Entry]:
             continue
         number = int(match.group(1))
         if not 1 <= number <= len(truth):
-            raise DataError(f"{path}: the ground truth has labels for pictures 1 to {len(truth)} only")
+            raise DataError(f"{path}: the ground truth has labels for images 1 to {len(truth)} only")
         yield Entry("val", f"val/{path.name}", truth[number - 1])
 
 
 def ground_truth(kit: Path) -> list[str]:
-    """The WordNet id of each validation picture; the kit numbers the classes in an order of its own."""
+    """The WordNet id of each validation image; the kit numbers the classes in an order of its own."""
     if not (kit / GROUND_TRUTH).is_file() or not (kit / "meta.mat").is_file():
         raise DataError(
-            f"{kit.parent.parent / 'val'}: the pictures lie in one folder, so {kit / GROUND_TRUTH} and "
+            f"{kit.parent.parent / 'val'}: the images lie in one folder, so {kit / GROUND_TRUTH} and "
             f"{kit / 'meta.mat'} are needed (ILSVRC2012_devkit_t12.tar.gz); or sort them into val/WORDNET-ID/"
         )
     try:
@@ -94,12 +94,12 @@ def ground_truth(kit: Path) -> list[str]:
 
 
 def open_wordnet(folder: Path) -> DataSet:
-    """Pictures for testing in folders of WordNet ids; the classes are those that are there."""
+    """Images for testing in folders of WordNet ids; the classes are those that are there."""
     return listed(str(folder), folder, wordnet_entries(folder, folder, "test"))
 
 
 def open_numbered(folder: Path) -> DataSet:
-    """Pictures for testing in folders named 0 to 999, the numbers of ImageNet's classes."""
+    """Images for testing in folders named 0 to 999, the numbers of ImageNet's classes."""
     return listed(str(folder), folder, numbered_entries(folder), classes=imagenet_ids())
 
 
@@ -114,26 +114,26 @@ def numbered_entries(folder: Path) -> Iterator[Entry]:
 
 
 def open_watermarked(folder: Path, imagenet: Path) -> DataSet:
-    """ImageNet-W: the validation pictures of `imagenet` with the watermark; `folder` holds the font."""
+    """ImageNet-W: the validation images of `imagenet` with the watermark; `folder` holds the font."""
     source = open_imagenet(imagenet).splits.get("val")
     if not isinstance(source, FolderSource):
-        raise DataError(f"{imagenet}: no validation pictures, which ImageNet-W is made of")
+        raise DataError(f"{imagenet}: no validation images, which ImageNet-W is made of")
     marked = WatermarkedSource(f"{folder} (test)", source.classes, source.index, root=source.root)
     marked.font = str(folder / FONT)
     return data_set(str(folder), {"test": marked})
 
 
 class WatermarkedSource(FolderSource):
-    """The pictures as ImageNet-W's release shows them to a model of 224 pixels."""
+    """The images as ImageNet-W's release shows them to a model of 224 pixels."""
 
     font: str
 
-    def read(self, index: int) -> Picture:
+    def read(self, index: int) -> RawImage:
         return watermarked(decode(self.root / self.key(index)), self.font)
 
 
-def watermarked(image: Image.Image, font: str) -> Picture:
-    """Shorter side 256, centre 224, and the text over it in white, half transparent."""
+def watermarked(image: Image.Image, font: str) -> RawImage:
+    """Shorter side 256, center 224, and the text over it in white, half transparent."""
     scaled, box = geometry((image.height, image.width), RELEASED_VIEW)
     view = resized(image, scaled, box, FILTERS["bilinear"]).convert("RGBA")
     over = Image.new("RGBA", view.size, (255, 255, 255, 0))

@@ -37,7 +37,7 @@ class Entry:
     label: str
     weight: float = 1.0
     numbers: tuple[int, ...] = ()
-    """Where the picture lies, as the source understands it."""
+    """Where the image lies, as the source understands it."""
 
 
 class OpenFile:
@@ -115,7 +115,7 @@ class Index:
 
 
 class IndexedSource(Source):
-    """A source whose examples are listed in an index; how a picture is read is left open."""
+    """A source whose examples are listed in an index; how an image is read is left open."""
 
     def __init__(self, name: str, classes: tuple[str, ...], index: Index) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""Lists of pictures: a line of `path label` for each, as VTAB-1k and many other releases have them."""
+"""Lists of images: a line of `path label` for each, as VTAB-1k and many other releases have them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def open_lists(name: str, folder: Path, lists: Mapping[str, Path], *, classes: i
 def list_entries(folder: Path, lists: Mapping[str, Path]) -> Iterator[Entry]:
     for split, path in lists.items():
         start = ""
-        for number, (picture, label) in enumerate(read_list(path)):
+        for number, (image, label) in enumerate(read_list(path)):
             if not number:
-                start = os.path.relpath(beginning(path, picture, folder), folder)
-            yield Entry(split, os.path.normpath(os.path.join(start, picture)), label)
+                start = os.path.relpath(beginning(path, image, folder), folder)
+            yield Entry(split, os.path.normpath(os.path.join(start, image)), label)
 
 
 def read_list(path: Path) -> Iterator[tuple[str, str]]:
@@ -47,17 +47,15 @@ def read_list(path: Path) -> Iterator[tuple[str, str]]:
             raise DataError(f"{path}: not text in UTF-8 ({error}); get it again") from error
 
 
-def beginning(path: Path, picture: str, folder: Path) -> Path:
-    """Where the paths of a list begin, told from its first picture."""
-    if Path(picture).is_absolute() or ".." in Path(picture).parts:
-        raise DataError(f"{path}: the path {printable(picture)} leads out of {folder}")
+def beginning(path: Path, image: str, folder: Path) -> Path:
+    """Where the paths of a list begin, told from its first image."""
+    if Path(image).is_absolute() or ".." in Path(image).parts:
+        raise DataError(f"{path}: the path {printable(image)} leads out of {folder}")
     places = [path.parent, *(place for place in path.parent.parents if place.is_relative_to(folder))]
     for place in places:
-        if (place / picture).exists():
+        if (place / image).exists():
             return place
-    raise DataError(
-        f"{path}: its first picture, {printable(picture)}, is not in {places[0]}; unpack the pictures there"
-    )
+    raise DataError(f"{path}: its first image, {printable(image)}, is not in {places[0]}; unpack the images there")
 
 
 def listed(
@@ -77,7 +75,7 @@ def listed(
         split: source(f"{name} ({split})", stored.classes, index, root=root) for split, index in stored.splits.items()
     }
     if not splits:
-        raise DataError(f"{root}: there are no pictures in it")
+        raise DataError(f"{root}: there are no images in it")
     return data_set(name, splits)
 
 

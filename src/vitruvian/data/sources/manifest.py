@@ -1,4 +1,4 @@
-"""A CSV or Parquet manifest: a row for each picture, with its path, label and perhaps split and weight."""
+"""A CSV or Parquet manifest: a row for each image, with its path, label and perhaps split and weight."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitruvian.data.decode import printable
-from vitruvian.data.sources.base import DataSet, LeftOut, Picture, data_set, read_file, split_name
+from vitruvian.data.sources.base import DataSet, LeftOut, RawImage, data_set, read_file, split_name
 from vitruvian.data.sources.cache import derived
 from vitruvian.data.sources.classes import listed_classes
 from vitruvian.data.sources.index import CHUNK, Entry, Index, IndexedSource, read_index, write_index
@@ -20,20 +20,20 @@ WANTED = ("path", "label")
 OPTIONAL = ("split", "weight")
 
 CHECKED_ROWS = 20
-"""Pictures at the beginning of each split that are looked for when a manifest is opened."""
+"""Images at the beginning of each split that are looked for when a manifest is opened."""
 
 Row = tuple[tuple[str, int], dict[str, Any]]
 """Where the row stands, such as ("line", 7), and its values by column."""
 
 
 class ManifestSource(IndexedSource):
-    """The pictures that a manifest lists; relative paths begin at the manifest's folder."""
+    """The images that a manifest lists; relative paths begin at the manifest's folder."""
 
     def __init__(self, name: str, classes: tuple[str, ...], index: Index, *, root: Path) -> None:
         super().__init__(name, classes, index)
         self.root = root
 
-    def read(self, index: int) -> Picture:
+    def read(self, index: int) -> RawImage:
         return read_file(self.root / self.key(index))
 
 
@@ -43,7 +43,7 @@ def open_manifest(path: Path) -> DataSet:
     folder = derived("manifest", [path, *beside], partial(compile_manifest, path, listed))
     stored = read_index(folder)
     if not stored.splits:
-        raise DataError(f"{path}: a manifest without rows; wanted a row of {', '.join(WANTED)} for each picture")
+        raise DataError(f"{path}: a manifest without rows; wanted a row of {', '.join(WANTED)} for each image")
     sources = {
         split: ManifestSource(f"{path} ({split})", stored.classes, index, root=path.parent)
         for split, index in stored.splits.items()
@@ -60,17 +60,17 @@ def compile_manifest(path: Path, classes: tuple[str, ...] | None, into: Path) ->
 
 def entry(path: Path, place: tuple[str, int], row: dict[str, Any]) -> Entry:
     """One row as an entry, every value checked."""
-    picture, label = printed(row.get("path")), printed(row.get("label"))
+    image, label = printed(row.get("path")), printed(row.get("label"))
     split, weight = printed(row.get("split")) or "train", printed(row.get("weight")) or "1"
-    if not picture or not label:
-        wrong = f"no {'label' if picture else 'path'}; every row needs both"
+    if not image or not label:
+        wrong = f"no {'label' if image else 'path'}; every row needs both"
     else:
         try:
             number = float(weight)
         except ValueError:
             number = math.nan
         if 0 <= number < math.inf:
-            return Entry(split_name(split) or split, picture, label, number)
+            return Entry(split_name(split) or split, image, label, number)
         wrong = f"the weight {weight!r} is not a number from 0 up"
     raise DataError(f"{path}, {place[0]} {place[1]}: {wrong}")
 
@@ -127,6 +127,6 @@ def check_paths(manifest: Path, source: ManifestSource) -> None:
     keys = [source.key(index) for index in range(min(len(source), CHECKED_ROWS))]
     if not any((source.root / key).exists() for key in keys):
         raise DataError(
-            f"{manifest}: none of its first {len(keys)} pictures exists, such as {printable(keys[0])}; "
+            f"{manifest}: none of its first {len(keys)} images exists, such as {printable(keys[0])}; "
             f"paths are absolute or begin at {source.root}"
         )

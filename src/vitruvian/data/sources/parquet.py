@@ -1,4 +1,4 @@
-"""Parquet files as the `datasets` library writes them: a column of pictures, a column of labels."""
+"""Parquet files as the `datasets` library writes them: a column of images, a column of labels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vitruvian.data.order import Blocks
 from vitruvian.data.sources.base import (
     DataSet,
     LeftOut,
-    Picture,
+    RawImage,
     data_set,
     natural,
     read_file,
@@ -26,7 +26,7 @@ from vitruvian.data.sources.cache import derived
 from vitruvian.data.sources.index import CHUNK, Entry, Index, IndexedSource, read_index, write_index
 from vitruvian.errors import DataError, ImageError, require
 
-PICTURE_COLUMNS = ("image", "img", "picture", "jpg", "png")
+IMAGE_COLUMNS = ("image", "img", "image", "jpg", "png")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "cls", "class")
 
 GROUP_BYTES = 2**28
@@ -37,9 +37,9 @@ MAX_LANES = 256
 
 @dataclass(frozen=True)
 class Columns:
-    """Where the pictures and labels of a file are, and the classes' names if the file knows them."""
+    """Where the images and labels of a file are, and the classes' names if the file knows them."""
 
-    picture: str
+    image: str
     label: str
     classes: tuple[str, ...] | None
 
@@ -47,12 +47,10 @@ class Columns:
 class ParquetSource(IndexedSource):
     """The rows of Parquet files. A row can be had only with its whole row group, so these are the blocks."""
 
-    def __init__(
-        self, name: str, classes: tuple[str, ...], index: Index, *, files: Sequence[Path], picture: str
-    ) -> None:
+    def __init__(self, name: str, classes: tuple[str, ...], index: Index, *, files: Sequence[Path], image: str) -> None:
         super().__init__(name, classes, index)
         self.files = tuple(files)
-        self._picture = picture
+        self._image = image
         parquet = require("pyarrow.parquet", "parquet")
         groups, sizes, largest = [], [], 1
         for number, path in enumerate(files):
@@ -63,11 +61,11 @@ class ParquetSource(IndexedSource):
                 largest = max(largest, metadata.row_group(group).total_byte_size)
         self._groups = groups
         self._ends = np.cumsum(sizes, dtype=np.int64)
-        labelled = np.diff(np.searchsorted(index.numbers["row"].array(), self._ends), prepend=0)
-        self.blocks = Blocks(labelled[labelled > 0], max(1, min(MAX_LANES, GROUP_BYTES // largest)))
+        labeled = np.diff(np.searchsorted(index.numbers["row"].array(), self._ends), prepend=0)
+        self.blocks = Blocks(labeled[labeled > 0], max(1, min(MAX_LANES, GROUP_BYTES // largest)))
         self._loaded: OrderedDict[int, Any] = OrderedDict()
 
-    def read(self, index: int) -> Picture:
+    def read(self, index: int) -> RawImage:
         row = self.index.numbers["row"][index]
         block = int(np.searchsorted(self._ends, row, side="right"))
         start = int(self._ends[block - 1]) if block else 0
@@ -77,15 +75,15 @@ class ParquetSource(IndexedSource):
             return bytes(content["bytes"])
         if content.get("path"):
             return read_file(self.files[self._groups[block][0]].parent / content["path"])
-        raise ImageError(f"{self.key(index)}: the row has no picture")
+        raise ImageError(f"{self.key(index)}: the row has no image")
 
     def _group(self, block: int) -> Any:
-        """The pictures of one row group; those used last stay in memory."""
+        """The images of one row group; those used last stay in memory."""
         if block not in self._loaded:
             parquet = require("pyarrow.parquet", "parquet")
             number, group = self._groups[block]
             with parquet.ParquetFile(self.files[number]) as file:
-                table = file.read_row_group(group, columns=[self._picture], use_threads=False)
+                table = file.read_row_group(group, columns=[self._image], use_threads=False)
             self._loaded[block] = table.column(0)
             if self.blocks is not None and len(self._loaded) > self.blocks.lanes:
                 self._loaded.popitem(last=False)
@@ -96,8 +94,8 @@ class ParquetSource(IndexedSource):
         return {**self.__dict__, "_loaded": OrderedDict()}
 
 
-def picture_columns(path: Path) -> Columns | None:
-    """The columns of a file of pictures; None for a file without a column of pictures, such as a manifest."""
+def image_columns(path: Path) -> Columns | None:
+    """The columns of a file of images; None for a file without a column of images, such as a manifest."""
     parquet, types = require("pyarrow.parquet", "parquet"), require("pyarrow.types", "parquet")
     try:
         schema = parquet.read_schema(path)
@@ -112,17 +110,17 @@ def picture_columns(path: Path) -> Columns | None:
             return bool(kind.get_field_index("bytes") >= 0)
         return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
-    picture = chosen([name for name in schema.names if holds_bytes(name)], PICTURE_COLUMNS, kinds, "Image")
-    if picture is None:
+    image = chosen([name for name in schema.names if holds_bytes(name)], IMAGE_COLUMNS, kinds, "Image")
+    if image is None:
         return None
-    others = [name for name in schema.names if name != picture]
+    others = [name for name in schema.names if name != image]
     label = chosen(
         [n for n in others if n in LABEL_COLUMNS or kinds.get(n) == "ClassLabel"], LABEL_COLUMNS, kinds, "ClassLabel"
     )
     if label is None:
-        raise DataError(f"{path}: pictures without labels: no column label among {', '.join(others) or 'the rest'}")
+        raise DataError(f"{path}: images without labels: no column label among {', '.join(others) or 'the rest'}")
     names = features.get(label, {}).get("names")
-    return Columns(picture, label, tuple(map(str, names)) if names else None)
+    return Columns(image, label, tuple(map(str, names)) if names else None)
 
 
 def chosen(names: list[str], usual: tuple[str, ...], kinds: dict[str, Any], kind: str) -> str | None:
@@ -132,21 +130,19 @@ def chosen(names: list[str], usual: tuple[str, ...], kinds: dict[str, Any], kind
 
 
 def open_parquet(files: Sequence[Path], name: str) -> DataSet:
-    """The data set in Parquet files of pictures; the splits are told from the files' names."""
+    """The data set in Parquet files of images; the splits are told from the files' names."""
     files = sorted(files, key=lambda path: natural(str(path)))
-    columns = picture_columns(files[0])
+    columns = image_columns(files[0])
     if columns is None:
-        raise DataError(
-            f"{name}: no column of pictures; pass a manifest with the columns path and label by its own name"
-        )
+        raise DataError(f"{name}: no column of images; pass a manifest with the columns path and label by its own name")
     stored = read_index(derived("parquet", files, partial(compile_labels, files, columns)))
     if not stored.splits:
-        raise DataError(f"{name}: no labelled pictures ({'; '.join(stored.notes) or 'no rows'})")
+        raise DataError(f"{name}: no labeled images ({'; '.join(stored.notes) or 'no rows'})")
     by_split: dict[str, list[Path]] = {}
     for path in files:
         by_split.setdefault(split_of_file(str(path)), []).append(path)
     sources = {
-        split: ParquetSource(f"{name} ({split})", stored.classes, index, files=by_split[split], picture=columns.picture)
+        split: ParquetSource(f"{name} ({split})", stored.classes, index, files=by_split[split], image=columns.image)
         for split, index in stored.splits.items()
     }
     return data_set(name, sources, stored.notes)
@@ -154,11 +150,11 @@ def open_parquet(files: Sequence[Path], name: str) -> DataSet:
 
 def compile_labels(files: Sequence[Path], columns: Columns, into: Path) -> None:
     left_out = LeftOut()
-    rows = labelled_rows(files, columns, left_out)
+    rows = labeled_rows(files, columns, left_out)
     write_index(into, rows, left_out=left_out, numbers=("row",), classes=columns.classes)
 
 
-def labelled_rows(files: Sequence[Path], columns: Columns, left_out: LeftOut) -> Iterator[Entry]:
+def labeled_rows(files: Sequence[Path], columns: Columns, left_out: LeftOut) -> Iterator[Entry]:
     """The rows with a label; rows are counted through the files of a split."""
     parquet = require("pyarrow.parquet", "parquet")
     counts: Counter[str] = Counter()

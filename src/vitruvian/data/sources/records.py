@@ -1,4 +1,4 @@
-"""Pictures of one size whose pixels lie one after the other in files, as in CIFAR and MNIST."""
+"""Images of one size whose pixels lie one after the other in files, as in CIFAR and MNIST."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.data.sources.base import Picture, Source
+from vitruvian.data.sources.base import RawImage, Source
 from vitruvian.data.sources.cache import derived
 from vitruvian.data.sources.index import OpenFile
 from vitruvian.errors import DataError, ImageError
 
 
 class RecordSource(Source):
-    """Files of records of one length; the pixels of a picture end its record.
+    """Files of records of one length; the pixels of an image end its record.
 
-    Pixels are stored as (rows, columns) or as colour planes (3, rows, columns).
+    Pixels are stored as (rows, columns) or as color planes (3, rows, columns).
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class RecordSource(Source):
         prefix: int = 0,
         header: int = 0,
     ) -> None:
-        """`prefix` bytes stand before each picture, `header` bytes before the first."""
+        """`prefix` bytes stand before each image, `header` bytes before the first."""
         self.name = name
         self.classes = classes
         self._files = [OpenFile(path) for path in files]
@@ -44,7 +44,7 @@ class RecordSource(Source):
         self._record = prefix + int(np.prod(shape))
         self._ends = np.cumsum([records_in(path, self._record, header) for path in files])
         if self._ends[-1] != len(labels):
-            raise DataError(f"{name}: {self._ends[-1]} pictures but {len(labels)} labels")
+            raise DataError(f"{name}: {self._ends[-1]} images but {len(labels)} labels")
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -55,13 +55,13 @@ class RecordSource(Source):
     def labels(self) -> NDArray[np.int32]:
         return self._labels
 
-    def read(self, index: int) -> Picture:
+    def read(self, index: int) -> RawImage:
         number = int(np.searchsorted(self._ends, index, side="right"))
         within = index - (int(self._ends[number - 1]) if number else 0)
         size = self._record - self._prefix
         data = self._files[number].read(self._header + within * self._record + self._prefix, size)
         if len(data) < size:
-            raise ImageError(f"{self.key(index)}: the file ends before the picture does")
+            raise ImageError(f"{self.key(index)}: the file ends before the image does")
         values = np.frombuffer(data, np.uint8).reshape(self._shape)
         return values if values.ndim == 2 else np.ascontiguousarray(values.transpose(1, 2, 0))
 

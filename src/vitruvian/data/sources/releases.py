@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from vitruvian.data.decode import EXTENSIONS, decode
-from vitruvian.data.sources.base import DataSet, LeftOut, Picture
-from vitruvian.data.sources.folder import FolderSource, identity, pictures
+from vitruvian.data.sources.base import DataSet, LeftOut, RawImage
+from vitruvian.data.sources.folder import FolderSource, identity, images
 from vitruvian.data.sources.index import Entry
 from vitruvian.data.sources.lists import in_order, listed, open_lists, read_list
 from vitruvian.data.sources.matlab import read_matlab
@@ -40,7 +40,7 @@ def open_flowers(folder: Path) -> DataSet:
         for name, split in FLOWER_SPLITS.items():
             for number in numbers[name].tolist():
                 if not 1 <= number <= len(labels):
-                    raise DataError(f"{folder}/setid.mat: picture {number}, but there are {len(labels)} labels")
+                    raise DataError(f"{folder}/setid.mat: image {number}, but there are {len(labels)} labels")
                 yield Entry(split, f"jpg/image_{number:05d}.jpg", str(labels[number - 1]))
 
     return listed(str(folder), folder, entries())
@@ -58,7 +58,7 @@ def open_pets(folder: Path) -> DataSet:
 
 
 def pet_rows(path: Path) -> list[tuple[str, int]]:
-    """Name of the picture and number of its class: the first two of four columns."""
+    """Name of the image and number of its class: the first two of four columns."""
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         words = line.split()
@@ -75,16 +75,16 @@ def open_objectnet(folder: Path) -> DataSet:
 
     def entries() -> Iterator[Entry]:
         for place in in_order((folder / "images").iterdir()):
-            for path in pictures(place, LeftOut(), (identity(place),)):
+            for path in images(place, LeftOut(), (identity(place),)):
                 yield Entry("test", str(Path(path).relative_to(folder)), place.name)
 
     return listed(str(folder), folder, entries(), source=BorderedSource)
 
 
 class BorderedSource(FolderSource):
-    """Pictures whose border of one pixel is not part of them: ObjectNet marks them so against training on them."""
+    """Images whose border of one pixel is not part of them: ObjectNet marks them so against training on them."""
 
-    def read(self, index: int) -> Picture:
+    def read(self, index: int) -> RawImage:
         return np.asarray(decode(self.root / self.key(index)))[1:-1, 1:-1]
 
 
@@ -101,7 +101,7 @@ def open_vizwiz(folder: Path) -> DataSet:
         found = list(content["images"])
         if any(isinstance(image, str) for image in found):
             raise DataError(
-                f"{path}: lists {len(found)} pictures without labels, as the public file does; the evaluation server "
+                f"{path}: lists {len(found)} images without labels, as the public file does; the evaluation server "
                 "has the labels: write answers with `vit predict --json` and send them there"
             )
         entries = [

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.data.sources.base import Picture
+from vitruvian.data.sources.base import RawImage
 from vitruvian.data.sources.cache import short_hash
 from vitruvian.data.sources.index import OpenFile, class_numbers
 from vitruvian.data.sources.locks import locked
 from vitruvian.data.sources.remote import download, remote_size
-from vitruvian.data.sources.shards import picture_of, samples
+from vitruvian.data.sources.shards import image_of, samples
 from vitruvian.errors import DataError
 
 THREADS = 4
@@ -27,7 +27,7 @@ THREADS = 4
 
 
 class LocalShard:
-    """A shard on the local disk and where its labelled pictures lie; it stays readable when it is evicted."""
+    """A shard on the local disk and where its labeled images lie; it stays readable when it is evicted."""
 
     def __init__(self, folder: Path) -> None:
         with np.load(folder / "index.npz", allow_pickle=False) as content:
@@ -44,9 +44,9 @@ class LocalShard:
     def key(self, index: int) -> str:
         return f"{self._name}:{os.fsdecode(self._members[index])}"
 
-    def read(self, index: int) -> Picture:
+    def read(self, index: int) -> RawImage:
         size = int(self._sizes[index])
-        return picture_of(self._file.read(int(self._offsets[index]), size), size, self.key(index))
+        return image_of(self._file.read(int(self._offsets[index]), size), size, self.key(index))
 
 
 class ShardCache:
@@ -109,7 +109,7 @@ class ShardCache:
         target = self.folder / short_hash([url, remote_size(url), self.classes])
         try:
             return self._copied(url, target)
-        except OSError as error:  # it must not pass for a picture that cannot be read
+        except OSError as error:  # it must not pass for an image that cannot be read
             raise DataError(f"{url}: no copy of it in {self.folder}: {error.strerror or error}") from error
 
     def _copied(self, url: str, target: Path) -> LocalShard:
@@ -144,7 +144,7 @@ class ShardCache:
 
 
 def write_table(folder: Path, name: str, classes: tuple[str, ...]) -> None:
-    """Write down where the labelled pictures of a shard lie."""
+    """Write down where the labeled images of a shard lie."""
     found = [sample for sample in samples(folder / "shard.tar", name) if sample.member and sample.label is not None]
     np.savez(
         folder / "index.npz",

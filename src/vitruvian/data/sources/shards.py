@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.data.decode import EXTENSIONS
-from vitruvian.data.sources.base import Picture
+from vitruvian.data.sources.base import RawImage
 from vitruvian.data.sources.index import OpenFile
 from vitruvian.errors import DataError, ImageError
 
-PICTURES = EXTENSIONS | {".npy"}
-"""Endings of members that hold the picture; `.npy` holds its pixels."""
+IMAGES = EXTENSIONS | {".npy"}
+"""Endings of members that hold the image; `.npy` holds its pixels."""
 
 LABEL_KEYS = ("label", "cls", "class")
 """Where a sample's JSON member may have the label."""
@@ -33,7 +33,7 @@ HEADER_BYTES = 16
 
 @dataclass(slots=True)
 class Sample:
-    """Where the picture of one sample lies in its shard, and its label if it has one."""
+    """Where the image of one sample lies in its shard, and its label if it has one."""
 
     key: str
     member: str = ""
@@ -44,7 +44,7 @@ class Sample:
 
 
 def samples(shard: Path, name: str = "") -> Iterator[Sample]:
-    """The samples of a shard, found by going from header to header; those without a picture have no member.
+    """The samples of a shard, found by going from header to header; those without an image have no member.
 
     `name` stands in messages for the path.
     """
@@ -74,7 +74,7 @@ def samples(shard: Path, name: str = "") -> Iterator[Sample]:
 def note_member(sample: Sample, content: OpenFile, member: tarfile.TarInfo, ending: str) -> None:
     """Take from one member what it says about its sample."""
     last = "." + ending.rpartition(".")[2]
-    if last in PICTURES and not sample.member:
+    if last in IMAGES and not sample.member:
         sample.member, sample.offset, sample.size = member.name, member.offset_data, member.size
     elif last in (".cls", ".json") and member.size <= MAX_LABEL_BYTES:
         text = content.read(member.offset_data, member.size).decode("utf-8", "replace")
@@ -116,10 +116,10 @@ def check_end(content: OpenFile, offset: int, name: str) -> None:
         raise DataError(f"{name}: broken after byte {offset}")
 
 
-def picture_of(data: bytes, size: int, key: str) -> Picture:
-    """What a member of `size` bytes holds: an encoded picture, or the pixels in an `.npy` member."""
+def image_of(data: bytes, size: int, key: str) -> RawImage:
+    """What a member of `size` bytes holds: an encoded image, or the pixels in an `.npy` member."""
     if len(data) < size:
-        raise ImageError(f"{key}: the shard ends before the picture does")
+        raise ImageError(f"{key}: the shard ends before the image does")
     if not key.endswith(".npy"):
         return data
     try:
@@ -143,7 +143,7 @@ def pixels_of(data: bytes) -> NDArray[np.uint8]:
 def pixel_shape(header: bytes) -> tuple[tuple[int, ...], bool]:
     """Shape and order that the header of an `.npy` member says.
 
-    Kept, since parsing takes longer than making a view of the picture, and a set of pictures has few shapes.
+    Kept, since parsing takes longer than making a view of the image, and a set of images has few shapes.
     """
     stream = io.BytesIO(header)
     version = np.lib.format.read_magic(stream)

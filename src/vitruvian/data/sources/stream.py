@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.data.order import Blocks, IndexArray
-from vitruvian.data.sources.base import DataSet, Picture, Source, data_set, natural, split_of_file
+from vitruvian.data.sources.base import DataSet, RawImage, Source, data_set, natural, split_of_file
 from vitruvian.data.sources.cache import cache_folder, short_hash
 from vitruvian.data.sources.classes import CLASS_FILES, parse_classes
 from vitruvian.data.sources.remote import download, remote_files, remote_size, remote_text
@@ -56,7 +56,7 @@ class StreamSource(Source):
         wanted = int(np.diff(self._ends, prepend=0)[number])
         if len(shard) != wanted:
             raise DataError(
-                f"{self.cache.urls[number]}: {len(shard)} labelled pictures, but {SIZES_FILE} says {wanted}; correct it"
+                f"{self.cache.urls[number]}: {len(shard)} labeled images, but {SIZES_FILE} says {wanted}; correct it"
             )
         return shard
 
@@ -78,7 +78,7 @@ class StreamSource(Source):
         shard, within = self._found(index)
         return float(shard.weights[within])
 
-    def read(self, index: int) -> Picture:
+    def read(self, index: int) -> RawImage:
         shard, within = self._found(index)
         return shard.read(within)
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.data.order import Blocks, IndexArray, permuted
-from vitruvian.data.sources.base import Picture, Source
+from vitruvian.data.sources.base import RawImage, Source
 from vitruvian.data.sources.cache import scratch_folder
 from vitruvian.data.sources.index import CHUNK, Column, piece
 from vitruvian.errors import ConfigError, DataError
@@ -53,7 +53,7 @@ class Subset(Source):
     def weight(self, index: int) -> float:
         return self.source.weight(self.original(index))
 
-    def read(self, index: int) -> Picture:
+    def read(self, index: int) -> RawImage:
         return self.source.read(self.original(index))
 
     def key(self, index: int) -> str:
@@ -85,7 +85,7 @@ def hold_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:
     sizes = class_sizes(labels, len(source.classes))
     wanted = np.rint(sizes * share).astype(np.int64).clip(1, np.maximum(sizes - 1, 0))
     if not wanted.any():
-        raise DataError(f"{source.name}: no class has two pictures, so none can be held out for validation")
+        raise DataError(f"{source.name}: no class has two images, so none can be held out for validation")
     rest, held = divided(source, wanted, seed)
     return (
         Subset(source, rest, name=f"{source.name} (without what is held out)"),
@@ -99,7 +99,7 @@ def first_of_each(source: Source, count: int, seed: int) -> Subset:
     What is chosen for a smaller count is also chosen for a larger one.
     """
     if not 0 < count <= len(source):
-        raise ConfigError(f"pictures={count}: {source.name} has {len(source)} pictures to train on")
+        raise ConfigError(f"images={count}: {source.name} has {len(source)} images to train on")
     sizes = class_sizes(source.labels(), len(source.classes))
     _, chosen = divided(source, equal_shares(sizes, count), seed)
     return Subset(source, chosen, name=f"{source.name} (the first {count})")

@@ -1,4 +1,4 @@
-"""Tar shards on a local disk, read in any order through an index of where each picture lies."""
+"""Tar shards on a local disk, read in any order through an index of where each image lies."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from vitruvian.data.sources.base import DataSet, LeftOut, Picture, data_set, natural, split_of_file
+from vitruvian.data.sources.base import DataSet, LeftOut, RawImage, data_set, natural, split_of_file
 from vitruvian.data.sources.cache import derived
 from vitruvian.data.sources.classes import listed_classes
 from vitruvian.data.sources.index import Entry, Index, IndexedSource, OpenFile, read_index, write_index
-from vitruvian.data.sources.shards import picture_of, samples
+from vitruvian.data.sources.shards import image_of, samples
 from vitruvian.errors import DataError
 
 NUMBERS = ("shard", "offset", "size")
@@ -28,9 +28,9 @@ class TarSource(IndexedSource):
         self.shards = tuple(shards)
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
 
-    def read(self, index: int) -> Picture:
+    def read(self, index: int) -> RawImage:
         shard, offset, size = (self.index.numbers[name][index] for name in NUMBERS)
-        return picture_of(self._file(shard).read(offset, size), size, self.key(index))
+        return image_of(self._file(shard).read(offset, size), size, self.key(index))
 
     def key(self, index: int) -> str:
         return f"{self.shards[self.index.numbers['shard'][index]].name}:{super().key(index)}"
@@ -57,7 +57,7 @@ def open_tar(shards: Sequence[Path], name: str, *, classes: tuple[str, ...] | No
     stored = read_index(derived("tar", [*shards, *beside], partial(compile_shards, shards, classes)))
     if not stored.splits:
         found = "; ".join(stored.notes) or "no members"
-        raise DataError(f"{name}: no labelled pictures ({found}); wanted pairs such as 0001.jpg and 0001.cls")
+        raise DataError(f"{name}: no labeled images ({found}); wanted pairs such as 0001.jpg and 0001.cls")
     sources = {
         split: TarSource(f"{name} ({split})", stored.classes, index, shards=shards)
         for split, index in stored.splits.items()
@@ -75,9 +75,9 @@ def entries(shards: Sequence[Path], left_out: LeftOut) -> Iterator[Entry]:
         split = split_of_file(str(shard))
         for sample in samples(shard):
             if not sample.member:
-                left_out.add("samples without a picture", f"{shard.name}:{sample.key}")
+                left_out.add("samples without an image", f"{shard.name}:{sample.key}")
             elif sample.label is None:
-                left_out.add("pictures without a label", f"{shard.name}:{sample.member}")
+                left_out.add("images without a label", f"{shard.name}:{sample.member}")
             else:
                 where = (number, sample.offset, sample.size)
                 yield Entry(split, sample.member, sample.label, sample.weight, where)

@@ -1,4 +1,4 @@
-"""A task by name: the opener of its layout, and what to do where its pictures are missing."""
+"""A task by name: the opener of its layout, and what to do where its images are missing."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def unlike_release(task: Task, found: DataSet) -> list[str]:
     for split, wanted in task.splits.items():
         count = len(found.splits[split]) if split in found.splits else 0
         if wanted and count != wanted:
-            lines.append(f"{task.name}: {count:,} pictures in {split}, the release has {wanted:,}")
+            lines.append(f"{task.name}: {count:,} images in {split}, the release has {wanted:,}")
     if task.classes and len(found.classes) != task.classes:
         lines.append(f"{task.name}: {len(found.classes):,} classes, the release has {task.classes:,}")
     return lines

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.data.order import Blocks, IndexArray
-from vitruvian.data.sources.base import Picture, Source
+from vitruvian.data.sources.base import RawImage, Source
 from vitruvian.errors import DataError
 
 
@@ -47,7 +47,7 @@ class Union(Source):
         part, number = self.place(index)
         return part.weight(number)
 
-    def read(self, index: int) -> Picture:
+    def read(self, index: int) -> RawImage:
         part, number = self.place(index)
         return part.read(number)
 

@@ -83,7 +83,7 @@ class DinoV2(Family):
 
 
 def imagenet_view(config: ModelConfig) -> Preprocess:
-    """Shorter side 256, centre 224, or the same share of another size; bicubic, ImageNet statistics."""
+    """Shorter side 256, center 224, or the same share of another size; bicubic, ImageNet statistics."""
     size = config.image_size
     return Preprocess(
         image_size=size,

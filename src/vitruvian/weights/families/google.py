@@ -85,7 +85,7 @@ LATER_NAMES = (
 )
 
 IDLE = {
-    "opt/state/": "optimiser state",
+    "opt/state/": "optimizer state",
     "params/txt/": "text tower",
     "params/t": "temperature of the image-text loss",
     "params/b": "bias of the image-text loss",
@@ -136,7 +136,7 @@ class Google(Family):
         if not isinstance(config, ViTConfig):
             return
         if config.pool == "mean" and config.norm_after_pool:
-            yield "google normalises every token before the mean, not the mean"
+            yield "google normalizes every token before the mean, not the mean"
         if config.pool == "mean" and config.class_token:
             yield "google has no class token where the mean of the patches is read"
         if not config.qkv_bias:

@@ -84,7 +84,7 @@ def statistics(settings: dict[str, Any]) -> tuple[tuple[float, ...], tuple[float
 
 
 def fitted(view: Preprocess, settings: dict[str, Any]) -> Preprocess:
-    """`view` with the sizes of the file: a squash, or the shorter side scaled and the centre cut.
+    """`view` with the sizes of the file: a squash, or the shorter side scaled and the center cut.
 
     DeiT's processor squashes to a square before it cuts; the models were made with the shorter side
     scaled, which is what this gives.

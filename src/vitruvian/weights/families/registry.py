@@ -29,7 +29,7 @@ READERS: dict[str, tuple[Family, ...]] = {
 WRITERS = ("native", "google", "timm", "torchvision", "huggingface")
 
 
-def recognise(checkpoint: Checkpoint, family: str | None = None) -> Family:
+def recognize(checkpoint: Checkpoint, family: str | None = None) -> Family:
     """The family whose names a checkpoint has; `family` narrows the choice to one."""
     if family is not None and family not in READERS:
         raise UnknownNameError("family", family, READERS, see=f"(known: native, {', '.join(READERS)})")

@@ -78,8 +78,8 @@ class Timm(Family):
     prefixes = ("", "module.", "backbone.", "module.backbone.", "model.", "module.model.", "_orig_mod.")
     suffixes = (".safetensors", ".pth", ".pt", ".bin")
     refused: ClassVar[dict[str, str]] = {
-        ".q_norm.": "normalised queries and keys",
-        ".k_norm.": "normalised queries and keys",
+        ".q_norm.": "normalized queries and keys",
+        ".k_norm.": "normalized queries and keys",
         "norm_pre.": "a norm before the blocks (CLIP)",
         "rel_pos": "relative position biases (BEiT, Swin)",
         ".attn.q_bias": "BEiT's split attention bias",
@@ -138,7 +138,7 @@ class Timm(Family):
         if config.pool == "token_mean":
             yield "timm has no head on class token and mean side by side"
         if config.pool == "map" and config.norm_after_pool:
-            yield "timm normalises the tokens before attention pooling"
+            yield "timm normalizes the tokens before attention pooling"
         if config.distillation and config.registers:
             yield "timm has no register tokens beside a distillation token"
 
@@ -191,7 +191,7 @@ def published_view(cfg: dict[str, Any], config: ViTConfig) -> Preprocess:
 
 
 def crop_view(config: ModelConfig, share: float, *, squash: bool = False) -> Preprocess:
-    """Bicubic; the centre whose side is `share` of the scaled picture."""
+    """Bicubic; the center whose side is `share` of the scaled image."""
     size = config.image_size
     if squash and share == 1.0:
         return Preprocess(image_size=size, interpolation="bicubic")

@@ -55,7 +55,7 @@ class Torchvision(Family):
         return {re.sub(r"\.mlp\.(linear_[12])\.", lambda m: f".mlp.{older[m[1]]}.", n): t for n, t in tidied.items()}
 
     def preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
-        """Shorter side 256, centre 224, bilinear; L/16 scales to 242, the SWAG models (384 and up) cut nothing."""
+        """Shorter side 256, center 224, bilinear; L/16 scales to 242, the SWAG models (384 and up) cut nothing."""
         assert isinstance(config, ViTConfig)
         size = config.image_size
         swag = min(size) >= 384

@@ -1,4 +1,4 @@
-"""The optimiser of a run: which parameters learn, how fast each, and which decay."""
+"""The optimizer of a run: which parameters learn, how fast each, and which decay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vitruvian.model.vit import ViT
 from vitruvian.training.recipe import Recipe
 
 MOMENTS = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
-"""What each optimiser remembers of a parameter, beside the number of steps."""
+"""What each optimizer remembers of a parameter, beside the number of steps."""
 
 
 def freeze(model: Model, recipe: Recipe) -> None:
@@ -41,8 +41,8 @@ def learning(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
-def optimiser_for(model: Model, recipe: Recipe) -> torch.optim.Optimizer:
-    """The optimiser, its parameters in groups of one decay and one `scale` of the rate."""
+def optimizer_for(model: Model, recipe: Recipe) -> torch.optim.Optimizer:
+    """The optimizer, its parameters in groups of one decay and one `scale` of the rate."""
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in learning(model):
         decays = recipe.decay_on == "all" or is_kernel(name, parameter)
@@ -51,9 +51,9 @@ def optimiser_for(model: Model, recipe: Recipe) -> torch.optim.Optimizer:
     rows: list[dict[str, Any]] = [
         {"params": parameters, "weight_decay": decay, "scale": scale} for (decay, scale), parameters in groups.items()
     ]
-    if recipe.optimiser == "sgd":
+    if recipe.optimizer == "sgd":
         return torch.optim.SGD(rows, lr=recipe.rate, momentum=recipe.momentum, fused=True)
-    kind = torch.optim.AdamW if recipe.optimiser == "adamw" else torch.optim.Adam
+    kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
     return kind(rows, lr=recipe.rate, betas=recipe.betas, fused=True)
 
 
@@ -81,16 +81,16 @@ def layers_of(model: Model) -> int:
     return len(model.blocks) if isinstance(model, ViT) else len(model.stages)
 
 
-def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimiser.param_groups:
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
         group["lr"] = rate * group["scale"]
 
 
-def moments(optimiser: torch.optim.Optimizer, model: nn.Module, kind: str) -> dict[str, Tensor]:
-    """What the optimiser remembers, by kind and name of the parameter, made of zeros where there is nothing yet."""
+def moments(optimizer: torch.optim.Optimizer, model: nn.Module, kind: str) -> dict[str, Tensor]:
+    """What the optimizer remembers, by kind and name of the parameter, made of zeros where there is nothing yet."""
     found = {}
     for name, parameter in learning(model):
-        state = optimiser.state[parameter]
+        state = optimizer.state[parameter]
         for moment in MOMENTS[kind]:
             if state.get(moment) is None:
                 state[moment] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
@@ -100,12 +100,12 @@ def moments(optimiser: torch.optim.Optimizer, model: nn.Module, kind: str) -> di
     return found
 
 
-def steps_taken(optimiser: torch.optim.Optimizer) -> int:
+def steps_taken(optimizer: torch.optim.Optimizer) -> int:
     """Updates so far; with float16 fewer than steps of the run, because overflowing ones are left out."""
-    return max((int(state["step"].item()) for state in optimiser.state.values() if "step" in state), default=0)
+    return max((int(state["step"].item()) for state in optimizer.state.values() if "step" in state), default=0)
 
 
-def set_steps_taken(optimiser: torch.optim.Optimizer, count: int) -> None:
-    for state in optimiser.state.values():
+def set_steps_taken(optimizer: torch.optim.Optimizer, count: int) -> None:
+    for state in optimizer.state.values():
         if "step" in state:
             state["step"].fill_(count)

@@ -1,7 +1,7 @@
-"""One colour map for everything that is drawn: even steps in lightness, told apart by colour-blind eyes.
+"""One color map for everything that is drawn: even steps in lightness, told apart by color-blind eyes.
 
 The ten anchors are viridis (S. van der Walt and N. Smith, CC0): from dark violet over green to yellow. Lightness rises
-all the way, so the map also works in grey.
+all the way, so the map also works in gray.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Rgb = NDArray[np.uint8]
 
 @cache
 def palette() -> Rgb:
-    """256 colours, (256, 3)."""
+    """256 colors, (256, 3)."""
     anchors = np.array([list(bytes.fromhex(anchor)) for anchor in ANCHORS], dtype=np.float64)
     places = np.linspace(0, len(anchors) - 1, 256)
     channels = [np.interp(places, np.arange(len(anchors)), anchors[:, channel]) for channel in range(3)]
     return np.rint(np.stack(channels, axis=1)).astype(np.uint8)
 
 
-def coloured(values: Values, low: float = 0.0, high: float = 1.0) -> Rgb:
-    """Values between `low` and `high` as colours; what lies outside takes the colour of the end."""
+def colored(values: Values, low: float = 0.0, high: float = 1.0) -> Rgb:
+    """Values between `low` and `high` as colors; what lies outside takes the color of the end."""
     span = (np.asarray(values, dtype=np.float64) - low) / (high - low)
     return palette()[np.rint(np.nan_to_num(span).clip(0, 1) * 255).astype(np.intp)]
 
@@ -41,6 +41,6 @@ def stretched(values: Values) -> NDArray[np.float64]:
     return (exact - exact.min()) / (span or 1.0)
 
 
-def colour_bar(width: int, height: int) -> Image.Image:
-    """The colours from low to high, from left to right."""
-    return Image.fromarray(np.broadcast_to(coloured(np.linspace(0, 1, width))[None], (height, width, 3)).copy())
+def color_bar(width: int, height: int) -> Image.Image:
+    """The colors from low to high, from left to right."""
+    return Image.fromarray(np.broadcast_to(colored(np.linspace(0, 1, width))[None], (height, width, 3)).copy())

@@ -1,8 +1,8 @@
-"""What happens to the colours of a picture, with Pillow's meaning of each operation.
+"""What happens to the colors of an image, with Pillow's meaning of each operation.
 
-Every function takes and gives uint8, (rows, columns, 3) RGB or (rows, columns) grey, and leaves its argument as it was.
+Every function takes and gives uint8, (rows, columns, 3) RGB or (rows, columns) gray, and leaves its argument as it was.
 What depends on a pixel's own value alone goes through a table of 256 entries and equals Pillow bit for bit; what is
-blended from two pictures is rounded where Pillow cuts off, and may be 1 higher.
+blended from two images is rounded where Pillow cuts off, and may be 1 higher.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def blended(dull: Levels, levels: Levels, factor: float) -> Levels:
     return mixed
 
 
-def grey(levels: Levels) -> Levels:
+def gray(levels: Levels) -> Levels:
     """Luma (rows, columns), in the weights of ITU-R 601."""
     if levels.ndim == 2:
         return levels
@@ -41,7 +41,7 @@ def grey(levels: Levels) -> Levels:
 
 
 def rgb(levels: Levels) -> Levels:
-    """Three equal channels from grey."""
+    """Three equal channels from gray."""
     if levels.ndim == 3:
         return levels
     cv2 = opencv()
@@ -55,12 +55,12 @@ def brightness(levels: Levels, factor: float) -> Levels:
 
 def contrast(levels: Levels, factor: float) -> Levels:
     """Away from the mean luma; big_vision takes the number of pixels / 256 for that mean by mistake."""
-    middle = np.float32(int(opencv().mean(grey(levels))[0] + 0.5))
+    middle = np.float32(int(opencv().mean(gray(levels))[0] + 0.5))
     return looked_up(levels, middle + np.float32(factor) * (RAMP - middle))
 
 
 def saturation(levels: Levels, factor: float) -> Levels:
-    return levels if levels.ndim == 2 else blended(rgb(grey(levels)), levels, factor)
+    return levels if levels.ndim == 2 else blended(rgb(gray(levels)), levels, factor)
 
 
 def sharpness(levels: Levels, factor: float) -> Levels:
@@ -71,7 +71,7 @@ def sharpness(levels: Levels, factor: float) -> Levels:
 
 
 def hue(levels: Levels, turn: float) -> Levels:
-    """Every hue moved by the share `turn` of the colour circle."""
+    """Every hue moved by the share `turn` of the color circle."""
     if levels.ndim == 2:
         return levels
     cv2 = opencv()

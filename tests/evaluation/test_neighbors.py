@@ -1,4 +1,4 @@
-"""Nearest neighbours against a plain loop."""
+"""Nearest neighbors against a plain loop."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from vitruvian.evaluation.neighbours import chosen_neighbours, neighbour_predictions
+from vitruvian.evaluation.neighbors import chosen_neighbors, neighbor_predictions
 
 
-def case(pictures=60, width=8, classes=4, seed=0):
+def case(images=60, width=8, classes=4, seed=0):
     rng = np.random.default_rng(seed)
-    labels = np.arange(pictures) % classes
-    centres = np.random.default_rng(9).normal(size=(classes, width))
-    return (centres[labels] + 1.5 * rng.normal(size=(pictures, width))).astype(np.float32), labels
+    labels = np.arange(images) % classes
+    centers = np.random.default_rng(9).normal(size=(classes, width))
+    return (centers[labels] + 1.5 * rng.normal(size=(images, width))).astype(np.float32), labels
 
 
 def cosine(a, b):
@@ -33,22 +33,22 @@ def vote(train, query, count, without=None):
 
 @pytest.mark.parametrize("count", [1, 5, 60, 999])
 def test_predictions_are_those_of_a_plain_loop(count):
-    train, (test, _) = case(), case(pictures=23, seed=1)
-    found = neighbour_predictions(train, test, classes=4, neighbours=count)
+    train, (test, _) = case(), case(images=23, seed=1)
+    found = neighbor_predictions(train, test, classes=4, neighbors=count)
     assert found.tolist() == [vote(train, query, count) for query in test]
 
 
 def test_the_length_of_features_means_nothing():
-    train, (test, _) = case(), case(pictures=23, seed=1)
+    train, (test, _) = case(), case(images=23, seed=1)
     lengths = np.random.default_rng(2).uniform(0.1, 10, size=(60, 1)).astype(np.float32)
-    one = neighbour_predictions(train, test, classes=4, neighbours=5)
-    other = neighbour_predictions((train[0] * lengths, train[1]), test * 3, classes=4, neighbours=5)
+    one = neighbor_predictions(train, test, classes=4, neighbors=5)
+    other = neighbor_predictions((train[0] * lengths, train[1]), test * 3, classes=4, neighbors=5)
     assert one.tolist() == other.tolist()
 
 
-def test_the_number_of_neighbours_is_chosen_by_asking_about_each_picture_without_itself():
+def test_the_number_of_neighbors_is_chosen_by_asking_about_each_image_without_itself():
     train = case()
-    best, shares = chosen_neighbours(train, classes=4, candidates=(1, 7, 1000))
+    best, shares = chosen_neighbors(train, classes=4, candidates=(1, 7, 1000))
     for count in (1, 7):
         right = [vote(train, x, count, without=i) == train[1][i] for i, x in enumerate(train[0])]
         assert shares[count] == pytest.approx(100 * np.mean(right))

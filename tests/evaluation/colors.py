@@ -1,4 +1,4 @@
-"""A tiny model, and pictures that it can tell apart."""
+"""A tiny model, and images that it can tell apart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitruvian.model.build import build
 from vitruvian.model.vit import ViT
 
 TINY = ViTConfig(image_size=(16, 16), patch_size=8, layers=1, width=16, mlp_width=32, heads=2, classes=3)
-COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200)}
+COLORS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200)}
 
 
 def tiny_model(**changes: object) -> ViT:
@@ -25,14 +25,14 @@ def tiny_model(**changes: object) -> ViT:
     return model
 
 
-def make_colours(root: Path, splits: dict[str, int], *, noise: float = 30.0) -> Path:
-    """Noisy pictures of three colours, as many of each in every split as it says; all different."""
+def make_colors(root: Path, splits: dict[str, int], *, noise: float = 30.0) -> Path:
+    """Noisy images of three colors, as many of each in every split as it says; all different."""
     rng = np.random.default_rng(0)
     for split, count in splits.items():
-        for name, colour in COLOURS.items():
+        for name, color in COLORS.items():
             folder = root / split / name
             folder.mkdir(parents=True)
             for number in range(count):
-                pixels = np.array(colour) + noise * rng.normal(size=(12, 14, 3))
+                pixels = np.array(color) + noise * rng.normal(size=(12, 14, 3))
                 Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{number:03d}.png")
     return root

@@ -1,10 +1,10 @@
-"""Every operation on colours and places means what it means in Pillow."""
+"""Every operation on colors and places means what it means in Pillow."""
 
 import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from vitruvian.data.augment import colour, geometry
+from vitruvian.data.augment import color, geometry
 from vitruvian.data.augment.randaugment import OPERATIONS, randaugment
 
 
@@ -20,22 +20,22 @@ def difference(ours, pillow):
 
 
 EXACT = {
-    "invert": (colour.inverted, ImageOps.invert),
-    "autocontrast": (colour.autocontrast, ImageOps.autocontrast),
-    "equalize": (colour.equalized, ImageOps.equalize),
-    "posterize to 1 bit": (lambda x: colour.posterized(x, 1), lambda p: ImageOps.posterize(p, 1)),
-    "posterize to 4 bits": (lambda x: colour.posterized(x, 4), lambda p: ImageOps.posterize(p, 4)),
-    "solarize from 0": (lambda x: colour.solarized(x, 0), lambda p: ImageOps.solarize(p, 0)),
-    "solarize from 100": (lambda x: colour.solarized(x, 100), lambda p: ImageOps.solarize(p, 100)),
-    "solarize from 256": (lambda x: colour.solarized(x, 256), lambda p: p),
+    "invert": (color.inverted, ImageOps.invert),
+    "autocontrast": (color.autocontrast, ImageOps.autocontrast),
+    "equalize": (color.equalized, ImageOps.equalize),
+    "posterize to 1 bit": (lambda x: color.posterized(x, 1), lambda p: ImageOps.posterize(p, 1)),
+    "posterize to 4 bits": (lambda x: color.posterized(x, 4), lambda p: ImageOps.posterize(p, 4)),
+    "solarize from 0": (lambda x: color.solarized(x, 0), lambda p: ImageOps.solarize(p, 0)),
+    "solarize from 100": (lambda x: color.solarized(x, 100), lambda p: ImageOps.solarize(p, 100)),
+    "solarize from 256": (lambda x: color.solarized(x, 256), lambda p: p),
     "solarize add": (
-        lambda x: colour.solarized_add(x, 110),
+        lambda x: color.solarized_add(x, 110),
         lambda p: p.point(lambda v: min(v + 110, 255) if v < 128 else v),
     ),
-    "darker": (lambda x: colour.brightness(x, 0.37), lambda p: ImageEnhance.Brightness(p).enhance(0.37)),
-    "brighter": (lambda x: colour.brightness(x, 1.9), lambda p: ImageEnhance.Brightness(p).enhance(1.9)),
-    "less contrast": (lambda x: colour.contrast(x, 0.1), lambda p: ImageEnhance.Contrast(p).enhance(0.1)),
-    "more contrast": (lambda x: colour.contrast(x, 1.9), lambda p: ImageEnhance.Contrast(p).enhance(1.9)),
+    "darker": (lambda x: color.brightness(x, 0.37), lambda p: ImageEnhance.Brightness(p).enhance(0.37)),
+    "brighter": (lambda x: color.brightness(x, 1.9), lambda p: ImageEnhance.Brightness(p).enhance(1.9)),
+    "less contrast": (lambda x: color.contrast(x, 0.1), lambda p: ImageEnhance.Contrast(p).enhance(0.1)),
+    "more contrast": (lambda x: color.contrast(x, 1.9), lambda p: ImageEnhance.Contrast(p).enhance(1.9)),
 }
 
 
@@ -43,24 +43,24 @@ EXACT = {
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_operations_on_single_values_equal_pillow(name, mode):
     ours, pillow = EXACT[name]
-    picture = sample(mode)
-    assert not difference(ours(np.asarray(picture)), pillow(picture)).any()
+    image = sample(mode)
+    assert not difference(ours(np.asarray(image)), pillow(image)).any()
 
 
 @pytest.mark.parametrize("value", [0, 77, 255])
-def test_a_picture_of_one_colour_has_no_contrast_to_stretch(value):
+def test_a_image_of_one_color_has_no_contrast_to_stretch(value):
     flat = np.full((5, 6, 3), value, np.uint8)
-    assert np.array_equal(colour.autocontrast(flat), flat)
-    assert np.array_equal(colour.equalized(flat), flat)
+    assert np.array_equal(color.autocontrast(flat), flat)
+    assert np.array_equal(color.equalized(flat), flat)
 
 
 @pytest.mark.parametrize("factor", [0.1, 0.7, 1.0, 1.9])
 def test_blends_equal_pillow_but_for_rounding(factor):
-    picture = sample()
-    levels = np.asarray(picture)
+    image = sample()
+    levels = np.asarray(image)
     # Pillow cuts off where OpenCV rounds; its luma differs by 1 now and then, which the factor 1.9 can double.
-    assert abs(difference(colour.saturation(levels, factor), ImageEnhance.Color(picture).enhance(factor))).max() <= 2
-    assert abs(difference(colour.sharpness(levels, factor), ImageEnhance.Sharpness(picture).enhance(factor))).max() <= 1
+    assert abs(difference(color.saturation(levels, factor), ImageEnhance.Color(image).enhance(factor))).max() <= 2
+    assert abs(difference(color.sharpness(levels, factor), ImageEnhance.Sharpness(image).enhance(factor))).max() <= 1
 
 
 @pytest.mark.parametrize("turn", [0.0, 0.1, -0.3, 0.5])
@@ -69,7 +69,7 @@ def test_hue_turns_as_in_pillow(turn):
     turned = Image.fromarray(np.asarray(hue) + np.uint8(round(turn * 255) % 256))
     expected = Image.merge("HSV", (turned, *rest)).convert("RGB")
     # Both go through 8-bit hue, but round on other steps: up to 2 of 256 hues, at most 12 levels.
-    found = difference(colour.hue(np.asarray(sample()), turn), expected)
+    found = difference(color.hue(np.asarray(sample()), turn), expected)
     assert abs(found).max() <= 12
     assert abs(found).mean() < 1
 
@@ -80,10 +80,10 @@ def test_hue_turns_as_in_pillow(turn):
 )
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_moved_pixels_equal_pillow(matrix, mode):
-    picture = sample(mode)
-    grey = (128,) * len(mode)
-    expected = picture.transform(picture.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST, fillcolor=grey)
-    assert not difference(geometry.moved(np.asarray(picture), matrix), expected).any()
+    image = sample(mode)
+    gray = (128,) * len(mode)
+    expected = image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST, fillcolor=gray)
+    assert not difference(geometry.moved(np.asarray(image), matrix), expected).any()
 
 
 @pytest.mark.parametrize("degrees", [30, -13])
@@ -106,9 +106,9 @@ def test_enlarging_equals_pillow_but_for_rounding(interpolation):
 
 def test_jitter_of_nothing_changes_nothing_and_stays_within_its_strength():
     levels = np.asarray(sample())
-    assert np.array_equal(colour.jittered(levels, (0, 0, 0, 0), np.random.default_rng(0)), levels)
+    assert np.array_equal(color.jittered(levels, (0, 0, 0, 0), np.random.default_rng(0)), levels)
     means = [
-        colour.jittered(levels, (0.2, 0, 0, 0), np.random.default_rng(i)).mean() / levels.mean() for i in range(200)
+        color.jittered(levels, (0.2, 0, 0, 0), np.random.default_rng(i)).mean() / levels.mean() for i in range(200)
     ]
     assert 0.79 < min(means) < 0.82
     assert 1.18 < max(means) < 1.21
@@ -116,7 +116,7 @@ def test_jitter_of_nothing_changes_nothing_and_stays_within_its_strength():
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_every_operation_of_randaugment_gives_a_picture_of_the_same_kind(name, mode):
+def test_every_operation_of_randaugment_gives_a_image_of_the_same_kind(name, mode):
     levels = np.asarray(sample(mode))
     for magnitude in (0.0, 5.0, 10.0):
         changed = OPERATIONS[name](levels, magnitude / 10, np.random.default_rng(0))

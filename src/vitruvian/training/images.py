@@ -1,4 +1,4 @@
-"""The pictures of a run: which are for training and which for validation, and loaders of both."""
+"""The images of a run: which are for training and which for validation, and loaders of both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vitruvian.data.augment import Augment, training_view
 from vitruvian.data.decode import decode
 from vitruvian.data.loader import Batch, Loader
 from vitruvian.data.preprocess import view
-from vitruvian.data.sources import DataSet, Picture, Source, hold_out, open_source
+from vitruvian.data.sources import DataSet, RawImage, Source, hold_out, open_source
 from vitruvian.data.sources.index import CHUNK, piece
 from vitruvian.data.sources.subset import first_of_each
 from vitruvian.data.sources.union import Union
@@ -33,24 +33,23 @@ TEST_SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class EvaluationView:
-    """`view(picture, rng)` is what the model sees of a picture outside training; it is not random."""
+    """`view(image, rng)` is what the model sees of an image outside training; it is not random."""
 
     preprocess: Preprocess
 
-    def __call__(self, picture: Picture, rng: np.random.Generator) -> Tensor:
-        image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
-        return view(decode(image), self.preprocess)
+    def __call__(self, image: RawImage, rng: np.random.Generator) -> Tensor:
+        return view(decode(Image.fromarray(image) if isinstance(image, np.ndarray) else image), self.preprocess)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pictures:
+class Images:
     """The two parts of a data set that a run uses."""
 
     name: str
     train: Source
     validation: Source
     validation_is: str
-    """What the validation pictures are, in words."""
+    """What the validation images are, in words."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -58,44 +57,44 @@ class Pictures:
         return self.train.classes
 
 
-def pictures_for(data: str | Path, recipe: Recipe) -> Pictures:
-    """The pictures to train on and to validate with.
+def images_for(data: str | Path, recipe: Recipe) -> Images:
+    """The images to train on and to validate with.
 
     The split `val`, or else `test`, or else a share of each class held out. A run that chooses its weights by
     validation never does so on `test`.
     """
     found = open_source(data)
-    pictures = protocol_pictures(found, recipe) if recipe.validation != "auto" else usual_pictures(found, recipe)
+    images = protocol_images(found, recipe) if recipe.validation != "auto" else usual_images(found, recipe)
     if recipe.objective == "labels":
-        pictures = replace(pictures, notes=(*pictures.notes, *unlearnt(pictures)))
-    if not recipe.pictures:
-        return pictures
-    return replace(pictures, train=first_of_each(pictures.train, recipe.pictures, recipe.seed))
+        images = replace(images, notes=(*images.notes, *unlearnt(images)))
+    if not recipe.images:
+        return images
+    return replace(images, train=first_of_each(images.train, recipe.images, recipe.seed))
 
 
-def unlearnt(pictures: Pictures) -> list[str]:
+def unlearnt(images: Images) -> list[str]:
     """A note on classes that are measured and cannot be learnt."""
-    missing = sorted(labels_in(pictures.validation) - labels_in(pictures.train))
+    missing = sorted(labels_in(images.validation) - labels_in(images.train))
     if not missing:
         return []
-    names = ", ".join(repr(pictures.classes[number]) for number in missing[:SHOWN_CLASSES])
+    names = ", ".join(repr(images.classes[number]) for number in missing[:SHOWN_CLASSES])
     more = ", ..." if len(missing) > SHOWN_CLASSES else ""
     what, whose = ("1 class has", "its") if len(missing) == 1 else (f"{len(missing):,} classes have", "their")
-    return [f"{what} pictures to measure and none to learn from: {names}{more}; all {whose} answers will be wrong"]
+    return [f"{what} images to measure and none to learn from: {names}{more}; all {whose} answers will be wrong"]
 
 
 def labels_in(source: Source) -> set[int]:
-    """Which labels there are, in pieces, as there can be many pictures."""
+    """Which labels there are, in pieces, as there can be many images."""
     labels = source.labels()
     return {int(label) for start in range(0, len(labels), CHUNK) for label in np.unique(piece(labels, start))}
 
 
-def usual_pictures(found: DataSet, recipe: Recipe) -> Pictures:
-    """The pictures of a run that follows no protocol."""
+def usual_images(found: DataSet, recipe: Recipe) -> Images:
+    """The images of a run that follows no protocol."""
     chooses = recipe.patience > 0 or recipe.final == "best"
     name = "val" if "val" in found.splits else "" if chooses else "test" if "test" in found.splits else ""
     if name:
-        return Pictures(
+        return Images(
             name=found.name,
             train=found.train,
             validation=found.splits[name],
@@ -103,7 +102,7 @@ def usual_pictures(found: DataSet, recipe: Recipe) -> Pictures:
             notes=found.notes,
         )
     train, held = hold_out(found.train, recipe.hold_out, recipe.seed)
-    return Pictures(
+    return Images(
         name=found.name,
         train=train,
         validation=held,
@@ -112,12 +111,12 @@ def usual_pictures(found: DataSet, recipe: Recipe) -> Pictures:
     )
 
 
-def protocol_pictures(found: DataSet, recipe: Recipe) -> Pictures:
-    """The pictures of one step of the paper's protocol.
+def protocol_images(found: DataSet, recipe: Recipe) -> Images:
+    """The images of one step of the paper's protocol.
 
     `dev` learns from all but the dev split, which is `val`, or else held out, and never sees the test split. `test`
     learns from both and is measured on `test`, or on `val` where there is no `test`. Where there is neither, the test
-    split too is held out, the same pictures for every seed.
+    split too is held out, the same images for every seed.
     """
     train, test, test_is = found.train, found.splits.get("test"), "the split 'test'"
     dev = found.splits.get("val")
@@ -135,7 +134,7 @@ def protocol_pictures(found: DataSet, recipe: Recipe) -> Pictures:
         measured = dev
     elif dev is not None:
         train = Union([train, dev], name=f"{found.name} (train and val)")
-    return Pictures(name=found.name, train=train, validation=measured, validation_is=measured_is, notes=found.notes)
+    return Images(name=found.name, train=train, validation=measured, validation_is=measured_is, notes=found.notes)
 
 
 class TrainingBatches:
@@ -186,7 +185,7 @@ class TrainingBatches:
             step = end
 
     def keys(self, step: int) -> list[str]:
-        """What to call the pictures of this process in a step."""
+        """What to call the images of this process in a step."""
         examples, _ = self._loader.plan.batch(*divmod(step, self.per_epoch))
         return [self.source.key(int(index)) for index in examples]
 
@@ -208,12 +207,12 @@ def validation_loader(source: Source, recipe: Recipe, preprocess: Preprocess, pr
     )
 
 
-def fitting_batch_size(recipe: Recipe, pictures: int, world: int) -> int:
-    """The recipe's batch size, or the largest that so few pictures fill."""
+def fitting_batch_size(recipe: Recipe, images: int, world: int) -> int:
+    """The recipe's batch size, or the largest that so few images fill."""
     unit = world * recipe.repeats // np.gcd(world, recipe.repeats)
-    if recipe.batch_size <= pictures:
+    if recipe.batch_size <= images:
         return recipe.batch_size
-    fitting = int(pictures // unit * unit)
+    fitting = int(images // unit * unit)
     if not fitting:
-        raise ConfigError(f"{pictures} pictures to train on are too few for {world} processes")
+        raise ConfigError(f"{images} images to train on are too few for {world} processes")
     return fitting

@@ -6,7 +6,7 @@ import torch
 from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import build
-from vitruvian.training.optimiser import freeze, layers_above, learning, optimiser_for, set_rate
+from vitruvian.training.optimizer import freeze, layers_above, learning, optimizer_for, set_rate
 from vitruvian.training.recipe import Recipe
 
 
@@ -14,15 +14,15 @@ def tiny():
     return build(ViTConfig(image_size=8, patch_size=4, classes=3, layers=2, width=16, mlp_width=16, heads=2))
 
 
-def named_groups(model, optimiser):
+def named_groups(model, optimizer):
     names = {parameter: name for name, parameter in model.named_parameters()}
-    return [({names[p] for p in group["params"]}, group) for group in optimiser.param_groups]
+    return [({names[p] for p in group["params"]}, group) for group in optimizer.param_groups]
 
 
 def test_only_kernels_decay():
     model = tiny()
     decaying = set()
-    for names, group in named_groups(model, optimiser_for(model, Recipe(epochs=1, weight_decay=0.1))):
+    for names, group in named_groups(model, optimizer_for(model, Recipe(epochs=1, weight_decay=0.1))):
         if group["weight_decay"]:
             decaying |= names
     assert decaying == {name for name, p in model.named_parameters() if name.endswith("weight") and p.dim() > 1}
@@ -31,7 +31,7 @@ def test_only_kernels_decay():
 
 def test_all_parameters_decay_if_asked():
     model = tiny()
-    groups = optimiser_for(model, Recipe(epochs=1, weight_decay=0.1, decay_on="all")).param_groups
+    groups = optimizer_for(model, Recipe(epochs=1, weight_decay=0.1, decay_on="all")).param_groups
     assert [group["weight_decay"] for group in groups] == [0.1]
 
 
@@ -39,21 +39,21 @@ def test_all_parameters_decay_if_asked():
 def test_decay_is_multiplied_by_the_rate_or_not(times_rate, shrunk):
     model = tiny()
     recipe = Recipe(epochs=1, rate=0.5, weight_decay=0.1, decay_times_rate=times_rate)
-    optimiser = optimiser_for(model, recipe)
+    optimizer = optimizer_for(model, recipe)
     weight = model.blocks[0].mlp.fc1.weight
     before = weight.detach().clone()
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    set_rate(optimiser, 0.5)
-    optimiser.step()
+    set_rate(optimizer, 0.5)
+    optimizer.step()
     torch.testing.assert_close(weight.detach(), before * shrunk)
 
 
 def test_the_rate_falls_from_layer_to_layer():
     model = tiny()
-    optimiser = optimiser_for(model, Recipe(epochs=1, layer_decay=0.5))
-    set_rate(optimiser, 0.8)
-    rates = {name: group["lr"] for names, group in named_groups(model, optimiser) for name in names}
+    optimizer = optimizer_for(model, Recipe(epochs=1, layer_decay=0.5))
+    set_rate(optimizer, 0.8)
+    rates = {name: group["lr"] for names, group in named_groups(model, optimizer) for name in names}
     assert rates["head.weight"] == rates["norm.weight"] == pytest.approx(0.8)
     assert rates["blocks.1.norm1.weight"] == pytest.approx(0.4)
     assert rates["blocks.0.mlp.fc1.bias"] == pytest.approx(0.2)
@@ -95,10 +95,10 @@ def test_freezing_everything_is_an_error():
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
-def test_every_optimiser_takes_a_step(name):
+def test_every_optimizer_takes_a_step(name):
     model = tiny()
-    optimiser = optimiser_for(model, Recipe(epochs=1, optimiser=name))
+    optimizer = optimizer_for(model, Recipe(epochs=1, optimizer=name))
     before = model.head.weight.detach().clone()
     model(torch.randn(2, 3, 8, 8)).logsumexp(1).sum().backward()
-    optimiser.step()
+    optimizer.step()
     assert not torch.equal(model.head.weight, before)

@@ -11,7 +11,7 @@ from vitruvian.data.sources.digits import open_digits
 from vitruvian.data.sources.folder import open_folder
 from vitruvian.data.sources.idx import idx_files, open_idx
 from vitruvian.data.sources.manifest import open_manifest
-from vitruvian.data.sources.parquet import open_parquet, picture_columns
+from vitruvian.data.sources.parquet import image_columns, open_parquet
 from vitruvian.data.sources.patterns import is_pattern, matching
 from vitruvian.data.sources.stream import open_stream
 from vitruvian.data.sources.tar import open_tar
@@ -57,7 +57,7 @@ def opened(text: str) -> DataSet:
 
 
 def open_directory(folder: Path) -> DataSet:
-    """The data set in a folder: of CIFAR, of IDX files, of shards, of Parquet files, or of folders of pictures."""
+    """The data set in a folder: of CIFAR, of IDX files, of shards, of Parquet files, or of folders of images."""
     for place in (folder, *folder.glob("cifar-10*/")):
         if is_cifar(place):
             return open_cifar(place)
@@ -86,7 +86,7 @@ def open_files(files: list[Path], name: str) -> DataSet:
         raise DataError(f"{name}: files of several kinds, {ending} and {', '.join(endings)}; wanted one kind")
     if ending == ".tar":
         return open_tar(files, name)
-    if ending == ".parquet" and (len(files) > 1 or picture_columns(files[0])):
+    if ending == ".parquet" and (len(files) > 1 or image_columns(files[0])):
         return open_parquet(files, name)
     if len(files) > 1:
         raise DataError(
@@ -96,7 +96,7 @@ def open_files(files: list[Path], name: str) -> DataSet:
         return open_manifest(files[0])
     if ending in (".tar.gz", ".tgz"):
         return open_cifar(files[0])
-    kind = "a single picture" if ending in EXTENSIONS else "not a kind of data set known here"
+    kind = "a single image" if ending in EXTENSIONS else "not a kind of data set known here"
     raise DataError(
         f"{name}: {kind}; wanted a folder with a folder for each class, a manifest (.csv, .parquet), shards (.tar), "
         "or a folder of CIFAR, IDX or Parquet files"

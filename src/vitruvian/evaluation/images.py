@@ -1,4 +1,4 @@
-"""Pictures inside a page."""
+"""Images inside a page."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Iterable
 from PIL import Image
 
 from vitruvian.data.decode import decode
-from vitruvian.data.sources.base import Picture, Source
+from vitruvian.data.sources.base import RawImage, Source
 from vitruvian.errors import VitruvianError
 from vitruvian.evaluation.page import Html, joined, text
 
 THUMBNAIL_SIDE = 240
 """Longest side in pixels: shown at about half of that, for screens of double density."""
 TINY_SIDE = 64
-"""Pictures up to here are shown with square pixels instead of being blurred."""
+"""Images up to here are shown with square pixels instead of being blurred."""
 QUALITY = 82
 
 
 def embedded(image: Image.Image, alt: str, *, kind: str = "") -> Html:
-    """The whole picture as a part of the page: JPEG, or PNG where it is tiny or has transparent parts."""
+    """The whole image as a part of the page: JPEG, or PNG where it is tiny or has transparent parts."""
     exact = image.mode == "RGBA" or max(image.size) <= TINY_SIDE
     buffer = io.BytesIO()
     if exact:
@@ -35,11 +35,11 @@ def embedded(image: Image.Image, alt: str, *, kind: str = "") -> Html:
     )
 
 
-def thumbnail(picture: Picture, alt: str) -> Html:
-    """A small version of a picture as a source reads it; ImageError where it cannot be decoded."""
-    image = decode(picture if isinstance(picture, bytes) else Image.fromarray(picture))
-    image.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
-    return embedded(image, alt, kind="tiny" if max(image.size) <= TINY_SIDE else "")
+def thumbnail(image: RawImage, alt: str) -> Html:
+    """A small version of an image as a source reads it; ImageError where it cannot be decoded."""
+    small = decode(image if isinstance(image, bytes) else Image.fromarray(image))
+    small.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+    return embedded(small, alt, kind="tiny" if max(small.size) <= TINY_SIDE else "")
 
 
 def thumbnail_of(source: Source, index: int) -> Html:
@@ -47,13 +47,13 @@ def thumbnail_of(source: Source, index: int) -> Html:
     try:
         return thumbnail(source.read(index), source.key(index))
     except (VitruvianError, OSError):
-        return Html("no picture")
+        return Html("no image")
 
 
 def gallery(figures: Iterable[tuple[Html, Html]]) -> Html:
-    """Pictures with the lines below them, as many in a row as the screen has room for."""
+    """Images with the lines below them, as many in a row as the screen has room for."""
     each = (
-        Html(f'<figure><div class="frame">{picture}</div><figcaption>{caption}</figcaption></figure>')
-        for picture, caption in figures
+        Html(f'<figure><div class="frame">{image}</div><figcaption>{caption}</figcaption></figure>')
+        for image, caption in figures
     )
     return Html(f'<div class="gallery">\n{joined(each)}\n</div>')

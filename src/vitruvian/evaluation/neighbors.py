@@ -1,4 +1,4 @@
-"""Nearest neighbours among frozen features: cosine similarity, votes weighted by exp(similarity / 0.07) as in DINO."""
+"""Nearest neighbors among frozen features: cosine similarity, votes weighted by exp(similarity / 0.07) as in DINO."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-# n pictures to learn from, m others, D features, K classes
+# n images to learn from, m others, D features, K classes
 
 TEMPERATURE = 0.07
 COUNTS = (10, 20, 50, 100, 200)
-"""Numbers of neighbours that are tried."""
+"""Numbers of neighbors that are tried."""
 MOST_QUERIES = 4096
-"""Pictures on which the number of neighbours is chosen, each asked about without itself."""
+"""Images on which the number of neighbors is chosen, each asked about without itself."""
 PIECE = 512
 
 Labels = NDArray[np.int64]
 
 
-def neighbour_predictions(
-    train: tuple[NDArray[Any], Labels], test: NDArray[Any], *, classes: int, neighbours: int
+def neighbor_predictions(
+    train: tuple[NDArray[Any], Labels], test: NDArray[Any], *, classes: int, neighbors: int
 ) -> Labels:
-    """Classes (m,) by the votes of the nearest `neighbours`, or of all where there are fewer."""
+    """Classes (m,) by the votes of the nearest `neighbors`, or of all where there are fewer."""
     known, labels = directions(train[0]), torch.from_numpy(train[1])
-    count = min(neighbours, len(known))
+    count = min(neighbors, len(known))
     pieces = []
     for first in range(0, len(test), PIECE):
         near = (directions(test[first : first + PIECE]) @ known.T).topk(count)
@@ -36,12 +36,12 @@ def neighbour_predictions(
     return np.concatenate([piece.numpy().argmax(axis=1) for piece in pieces])
 
 
-def chosen_neighbours(
+def chosen_neighbors(
     train: tuple[NDArray[Any], Labels], *, classes: int, seed: int = 0, candidates: Sequence[int] = COUNTS
 ) -> tuple[int, dict[int, float]]:
-    """The number of neighbours that names most pictures of `train` rightly by the others, of equal ones the smallest.
+    """The number of neighbors that names most images of `train` rightly by the others, of equal ones the smallest.
 
-    Also the accuracy of each number, in percent. Of many pictures a random part is asked about.
+    Also the accuracy of each number, in percent. Of many images a random part is asked about.
     """
     known, labels = directions(train[0]), torch.from_numpy(train[1])
     counts = sorted({min(count, len(known) - 1) for count in candidates})
@@ -50,7 +50,7 @@ def chosen_neighbours(
     for first in range(0, len(asked), PIECE):
         numbers = torch.from_numpy(asked[first : first + PIECE])
         similar = known[numbers] @ known.T
-        similar[torch.arange(len(numbers)), numbers] = -torch.inf  # a picture is no neighbour of itself
+        similar[torch.arange(len(numbers)), numbers] = -torch.inf  # an image is no neighbor of itself
         near = similar.topk(counts[-1])
         for count in counts:
             found = votes(near.values[:, :count], labels[near.indices[:, :count]], classes).numpy().argmax(axis=1)
