@@ -65,7 +65,7 @@ def vitruvian(shape: Shape, *, checkpointed: bool = False) -> tuple[nn.Module, F
     )
     model = build(config)
     assert isinstance(model, vt.ViT)
-    model.checkpoint_activations = checkpointed
+    model.grad_checkpointing = checkpointed
     return model, model
 
 

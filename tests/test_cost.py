@@ -53,7 +53,7 @@ ODD_ONES = {
     "no positions": {"positions": "none"},
     "gated": {"mlp": "swiglu", "qkv_bias": False, "registers": 2},
     "distilled": {"distillation": True, "layer_scale": True, "class_position": False},
-    "hidden": {"head_hidden": 7, "pool": "token_mean"},
+    "hidden": {"representation_size": 7, "pool": "token_mean"},
     "headless": {"classes": 0},
     "gray": {"channels": 1},
 }
@@ -73,5 +73,5 @@ def test_multiply_adds_are_what_torch_counts(name):
     # torch does not count its fused attention on a CPU; the plain products are the same work
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         # published counts are of every token in every block, also of those that a forward pass need not compute
-        model.answer(model.encode(pixels)) if isinstance(config, ViTConfig) else model(pixels)
+        model.forward_head(model.forward_features(pixels)) if isinstance(config, ViTConfig) else model(pixels)
     assert counter.get_total_flops() == 2 * multiply_adds(config)

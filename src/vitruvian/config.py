@@ -141,8 +141,8 @@ class ViTConfig(Settings):
     mlp_width: int = 3072
     heads: int = 12
     pool: Pool = "token"
-    """`token`: the class token; `mean`: of the patch tokens; `map`: attention pooling by a learned
-    probe; `token_mean`: class token and mean of patches side by side."""
+    """`token`: the class token; `mean`: of the patch tokens; `map`: the MAP head, attention pooling by a
+    learned probe; `token_mean`: class token and mean of patches side by side."""
     norm_after_pool: bool = False
     """The final LayerNorm acts on the pooled vector instead of on every token."""
     class_token: bool = True
@@ -153,8 +153,8 @@ class ViTConfig(Settings):
     positions: Positions = "learned"
     class_position: bool = True
     """The class and distillation tokens have positions of their own."""
-    head_hidden: int = 0
-    """Width of the tanh layer before the head; 0 for none."""
+    representation_size: int = 0
+    """Width of the pre-logits layer (linear, tanh) before the head; 0 for none."""
     mlp: Mlp = "gelu"
     qkv_bias: bool = True
     layer_scale: bool = False
@@ -170,7 +170,7 @@ class ViTConfig(Settings):
         object.__setattr__(self, "image_size", as_size(self.image_size))
         for name in ("patch_size", "channels", "layers", "width", "mlp_width", "heads"):
             check_range(name, getattr(self, name), 1)
-        for name in ("classes", "registers", "head_hidden"):
+        for name in ("classes", "registers", "representation_size"):
             check_range(name, getattr(self, name), 0)
         for name in REGULARISERS:
             check_range(name, getattr(self, name), 0.0, 0.99)
@@ -225,7 +225,7 @@ class ViTConfig(Settings):
     @property
     def feature_width(self) -> int:
         """Length of the vector the head reads."""
-        return self.head_hidden or self.pooled_width
+        return self.representation_size or self.pooled_width
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

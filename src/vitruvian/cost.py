@@ -26,8 +26,8 @@ def parameters(config: ModelConfig) -> int:
     count += config.layers * _block_parameters(config, patches + config.prefix_tokens) + 2 * D
     if config.pool == "map":
         count += D + 4 * _dense(D, D) + 2 * D + _dense(D, config.mlp_width) + _dense(config.mlp_width, D)
-    if config.head_hidden:
-        count += _dense(config.pooled_width, config.head_hidden)
+    if config.representation_size:
+        count += _dense(config.pooled_width, config.representation_size)
     return count + (1 + config.distillation) * _dense(config.feature_width, config.classes)
 
 
@@ -52,7 +52,7 @@ def multiply_adds(config: ModelConfig, image_size: int | Size | None = None) -> 
     count += config.layers * block
     if config.pool == "map":
         count += 2 * tokens * D * D + 2 * tokens * D + 2 * D * D + 2 * D * config.mlp_width
-    count += config.pooled_width * config.head_hidden
+    count += config.pooled_width * config.representation_size
     return count + (1 + config.distillation) * config.feature_width * config.classes
 
 

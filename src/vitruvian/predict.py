@@ -20,7 +20,7 @@ from vitruvian.data.preprocess import view
 from vitruvian.errors import ConfigError, ImageError
 from vitruvian.labels import imagenet_labels
 from vitruvian.model.build import Model
-from vitruvian.model.cores import spread
+from vitruvian.model.cores import map_over_cores
 from vitruvian.weights.load import load
 
 # B images, K classes, F features
@@ -108,7 +108,7 @@ class Encoder:
         if training:
             self.model.eval()
         try:
-            return spread(function, pixels.to(self.device)).float().cpu()
+            return map_over_cores(function, pixels.to(self.device)).float().cpu()
         finally:
             if training:
                 self.model.train()

@@ -67,8 +67,8 @@ def forward(model: ViT, image: Tensor) -> tuple[list[Tensor], Tensor]:
         x, attention = block(x, own, model.config)
         attentions.append(attention)
     tokens = x if model.config.norm_after_pool else double.norm(x)
-    if model.pool is None:
-        return attentions, double.answer(tokens[None])[0]
+    if model.attn_pool is None:
+        return attentions, double.forward_head(tokens[None])[0]
     probe, pooled = probe_attention(tokens, double)
     attentions.append(probe)
     return attentions, double.head(pooled)
@@ -100,7 +100,7 @@ def block(x: Tensor, w: dict[str, Tensor], config: ViTConfig) -> tuple[Tensor, T
 
 def probe_attention(tokens: Tensor, model: ViT) -> tuple[Tensor, Tensor]:
     """The pooling probe's attention (H, 1, N), and the pooled vector (D)."""
-    pool, D = model.pool, tokens.shape[1]
+    pool, D = model.attn_pool, tokens.shape[1]
     assert pool is not None
     K = D // model.config.heads
     q = pool.query(pool.probe[0])

@@ -46,7 +46,7 @@ def test_rollout_is_that_of_a_slow_reference(changes):
 def test_attention_of_a_layer_and_head_is_that_of_a_slow_reference(changes, patch):
     model = random_model(**changes)
     pixels = random_pixels(model)
-    probed = model.pool is not None and patch is None
+    probed = model.attn_pool is not None and patch is None
     found = attention_map(model, pixels, layer=None if probed else 1, head=1, patch=patch)
     for image, values in zip(pixels, found):
         attentions, _ = forward(model, image)
@@ -67,7 +67,7 @@ def test_every_row_of_attention_sums_to_one(changes):
         for _, attention in model.attention_maps(random_pixels(model)):
             sums = attention.sum(dim=-1)
             torch.testing.assert_close(sums, torch.ones_like(sums), atol=1e-5, rtol=0)
-        tokens = model.encode(random_pixels(model))
+        tokens = model.forward_features(random_pixels(model))
         torch.testing.assert_close(readout(model, tokens).sum(dim=-1), torch.ones(2), atol=1e-5, rtol=0)
 
 

@@ -21,7 +21,7 @@ def test_it_is_that_of_a_slow_reference_with_the_whole_graph_at_once(changes):
         attentions, logits = forward(model, image)
         slopes = torch.autograd.grad(logits[index], attentions)
         speaking = [(a * slope).clamp(min=0).mean(0).detach() for a, slope in zip(attentions, slopes)]
-        row = speaking.pop() if model.pool is not None else reference_readout(model, attentions)
+        row = speaking.pop() if model.attn_pool is not None else reference_readout(model, attentions)
         N = speaking[0].shape[-1]
         relevance = torch.eye(N, dtype=torch.float64)
         for layer in speaking:
@@ -49,8 +49,8 @@ def test_blocks_and_pools_in_the_open_give_the_forward_passes_numbers(changes):
             torch.testing.assert_close(weights, block.attention.weights(block.norm1(x)))
             x = block(x)
             torch.testing.assert_close(y, x, atol=1e-5, rtol=1e-5)  # float32 sums in another order
-        if model.pool is not None:
-            torch.testing.assert_close(model.pool.explicit(x)[0], model.pool(x), atol=1e-5, rtol=1e-5)
+        if model.attn_pool is not None:
+            torch.testing.assert_close(model.attn_pool.explicit(x)[0], model.attn_pool(x), atol=1e-5, rtol=1e-5)
 
 
 def test_without_classes_it_explains_each_images_own_answer():

@@ -6,7 +6,7 @@ import scipy.ndimage
 import torch
 import torch.nn.functional as F
 
-from vitruvian.model.embed import resize_patch_kernel, resize_positions, sincos_positions
+from vitruvian.model.embed import interpolate_positions, resize_patch_kernel, sincos_positions
 
 
 def random_positions(rows, columns, width=6):
@@ -18,26 +18,28 @@ def test_google_resize_is_scipys_zoom(grid):
     old = random_positions(4, 4)
     zoom = (grid[0] / 4, grid[1] / 4, 1)
     expected = scipy.ndimage.zoom(old.numpy().astype(np.float64), zoom, order=1)
-    torch.testing.assert_close(resize_positions(old, grid, "zoom").double().numpy(), expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        interpolate_positions(old, grid, "zoom").double().numpy(), expected, atol=1e-6, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("method", ["zoom", "bicubic", "bicubic_antialias", "bicubic_aligned", "dino"])
 @pytest.mark.parametrize("grid", [(7, 7), (3, 9), (14, 5)])
 def test_constant_positions_stay_constant(method, grid):
-    resized = resize_positions(torch.full((4, 4, 2), 0.5), grid, method)
+    resized = interpolate_positions(torch.full((4, 4, 2), 0.5), grid, method)
     torch.testing.assert_close(resized, torch.full((*grid, 2), 0.5))
 
 
 @pytest.mark.parametrize("method", ["zoom", "bicubic", "bicubic_antialias", "bicubic_aligned", "dino"])
 def test_the_same_grid_is_left_alone(method):
     old = random_positions(3, 5)
-    assert resize_positions(old, (3, 5), method) is old
+    assert interpolate_positions(old, (3, 5), method) is old
 
 
 def test_families_resize_differently():
     old = random_positions(4, 4)
     methods = ["zoom", "bicubic", "bicubic_antialias", "bicubic_aligned", "dino"]
-    resized = [resize_positions(old, (3, 3), method) for method in methods]
+    resized = [interpolate_positions(old, (3, 3), method) for method in methods]
     for i, one in enumerate(resized):
         for other in resized[i + 1 :]:
             assert (one - other).abs().max() > 1e-3

@@ -6,7 +6,7 @@ import torch
 from vitruvian.config import Numerics, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import build
-from vitruvian.model.cores import even_pieces, spread
+from vitruvian.model.cores import even_pieces, map_over_cores
 
 TINY = ViTConfig(image_size=32, patch_size=8, layers=3, width=32, mlp_width=48, heads=4, classes=5)
 SHAPES = {
@@ -20,7 +20,7 @@ SHAPES = {
     "2-D positions": {"positions": "learned_2d"},
     "relative": {"positions": "relative"},
     "sin-cos": {"positions": "sincos"},
-    "hidden layer": {"head_hidden": 12},
+    "pre-logits layer": {"representation_size": 12},
     "distilled": {"distillation": True},
     "registers and layer scale": {"registers": 3, "layer_scale": True, "class_position": False},
     "gated": {"mlp": "swiglu", "qkv_bias": False},
@@ -72,11 +72,11 @@ def test_other_image_sizes_are_answered(changes):
 
 
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
-def test_the_walk_ends_where_the_forward_pass_does(changes):
+def test_the_intermediates_end_where_the_forward_pass_does(changes):
     model = random_model(**changes)
     images = pixels(model)
     with torch.no_grad():
-        found = model.intermediates(images, model.intermediate_names)
+        found = model.forward_intermediates(images, model.intermediate_names)
         # the forward pass multiplies fewer rows at a time in the last block, so sums round differently
         torch.testing.assert_close(found["logits"], model(images), atol=1e-5, rtol=0)
         torch.testing.assert_close(found["features"], model.features(images), atol=1e-5, rtol=0)
@@ -87,7 +87,7 @@ def test_the_walk_ends_where_the_forward_pass_does(changes):
 def test_the_first_tokens_are_the_same_without_the_others(changes):
     model = random_model(**changes)
     images = pixels(model)
-    every, first = model.encode(images), model.encode(images, 2)
+    every, first = model.forward_features(images), model.forward_features(images, 2)
     torch.testing.assert_close(first, every[:, :2], atol=1e-5, rtol=0)  # float32 sums in another order
     expected = torch.autograd.grad(every[:, :2].square().sum(), model.blocks[0].mlp.fc1.weight)
     torch.testing.assert_close(
@@ -111,6 +111,27 @@ def test_attention_maps_are_the_attention_that_was_paid(changes):
             x = block(x)
 
 
+def test_a_hook_on_the_last_block_sees_every_token_when_the_block_is_not_shortened():
+    model, seen = random_model(), []
+    images = pixels(model)
+    model.blocks[-1].register_forward_hook(lambda block, inputs, output: seen.append(output))
+    with torch.no_grad():
+        short = model(images)
+        model.shorten_last_block = False
+        whole = model(images)
+    assert [output.shape[1] for output in seen] == [1, 1 + model.config.grid[0] * model.config.grid[1]]
+    torch.testing.assert_close(short, whole, atol=1e-5, rtol=0)  # float32 sums in another order
+
+
+def test_the_head_gives_what_it_reads_when_asked_for_pre_logits():
+    model = random_model(representation_size=12)
+    with torch.no_grad():
+        tokens = model.forward_features(pixels(model))
+        features = model.forward_head(tokens, pre_logits=True)
+        torch.testing.assert_close(model.head(features), model.forward_head(tokens))
+    assert features.shape[-1] == 12
+
+
 def test_attention_maps_come_one_layer_at_a_time_and_only_those_asked_for():
     model = random_model()
     assert [layer for layer, _ in model.attention_maps(pixels(model), [0, -1])] == [0, 2]
@@ -121,7 +142,7 @@ def test_attention_maps_come_one_layer_at_a_time_and_only_those_asked_for():
 def test_an_unknown_intermediate_is_answered_with_the_nearest():
     model = random_model()
     with pytest.raises(UnknownNameError, match="unknown intermediate 'block_9'; did you mean block_"):
-        model.intermediates(pixels(model), ["block_9"])
+        model.forward_intermediates(pixels(model), ["block_9"])
 
 
 def test_wrong_pixels_are_refused_with_both_shapes():
@@ -154,7 +175,7 @@ def test_gelu_forms_differ_as_little_as_they_should():
 
 def test_stochastic_depth_grows_with_depth_and_rests_in_evaluation():
     model = random_model(stochastic_depth=0.5, layers=3)
-    assert [block.skip for block in model.blocks] == [0.0, 0.25, 0.5]
+    assert [block.drop_path for block in model.blocks] == [0.0, 0.25, 0.5]
     images = pixels(model)
     with torch.no_grad():
         torch.testing.assert_close(model(images), model(images), atol=0, rtol=0)
@@ -181,7 +202,7 @@ def test_images_spread_over_cores_are_answered_in_order(batch):
     torch.set_num_threads(2)
     try:
         with torch.no_grad():
-            torch.testing.assert_close(spread(model, images), model(images), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(map_over_cores(model, images), model(images), atol=1e-5, rtol=1e-5)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

@@ -100,7 +100,7 @@ def test_the_loss_counts_corrupted_patches_alone():
     losses, _ = objective.judged(model, pixels, draws, torch.no_grad)
     corruption = corruption_of(draws)
     seen = corrupted(model.embed.patches(pixels), model.mask_embedding, corruption)
-    tokens = model.contextual(model.embed.placed(seen, (2, 2)))[:, 1:]
+    tokens = model.forward_blocks(model.embed.placed(seen, (2, 2)))[:, 1:]
     scores = model.colors(tokens).log_softmax(dim=-1)
     colors = colors_of(pixels, 4, model.preprocess)
     for image in range(3):
@@ -143,7 +143,7 @@ def test_models_without_patches_of_their_own_are_refused():
     for config, text in [
         (hybrid, "the stem of a hybrid sees across patches"),
         (SMALL.replace(pool="map"), "attention pooling would not learn"),
-        (SMALL.replace(head_hidden=8), "set architecture.head_hidden=0"),
+        (SMALL.replace(representation_size=8), "set architecture.representation_size=0"),
         (SMALL.replace(patch_size=8), "one patch cannot be told from others"),
     ]:
         with pytest.raises(ConfigError, match=text):

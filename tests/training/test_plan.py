@@ -48,7 +48,7 @@ def test_parts_of_a_batch_one_after_the_other_need_less_memory():
 
 def test_activation_checkpointing_needs_less_memory():
     deep = TINY | {"layers": 8, "patch_size": 2}
-    plain, checkpointed = (planned(architecture=deep, checkpoint_activations=on).step_bytes for on in (False, True))
+    plain, checkpointed = (planned(architecture=deep, grad_checkpointing=on).step_bytes for on in (False, True))
     assert checkpointed < 0.5 * plain
 
 

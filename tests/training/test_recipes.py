@@ -36,7 +36,7 @@ def test_the_papers_recipes_are_the_rows_of_table_3(name):
     assert (recipe.batch_size, recipe.warmup, recipe.image_size) == (4096, 10_000, 224)
     assert recipe.betas == (0.9, 0.999)
     assert recipe.clip == (1.0 if name == "paper-imagenet" else 0.0)
-    assert recipe.architecture["head_hidden"] == resolve(recipe.model).width
+    assert recipe.architecture["representation_size"] == resolve(recipe.model).width
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -53,8 +53,8 @@ def smallest(recipe):
     if isinstance(config, ResNetConfig):
         return recipe.replace(architecture={"stages": (1,), "width": 32}, image_size=16, **short)
     shrunk = {"layers": 1, "width": 16, "mlp_width": 16, "heads": 2}
-    if recipe.architecture.get("head_hidden"):
-        shrunk["head_hidden"] = 16
+    if recipe.architecture.get("representation_size"):
+        shrunk["representation_size"] = 16
     if config.stem:
         shrunk["stem"] = dataclasses.replace(config.stem, stages=config.stem.stages[:1] and (1,), width=32)
         shrunk["patch_size"] = 1
@@ -169,7 +169,7 @@ def test_a_model_by_name_keeps_its_size_and_the_rest_of_the_recipe():
     recipe = chosen_recipe("digits", model="ViT-S/16")
     config = config_of(recipe, 10)
     assert (config.layers, config.width, config.patch_size, config.channels, config.pool) == (12, 384, 4, 1, "mean")
-    assert config_of(chosen_recipe("x", "paper-imagenet21k", model="ViT-L/16"), 10).head_hidden == 1024
+    assert config_of(chosen_recipe("x", "paper-imagenet21k", model="ViT-L/16"), 10).representation_size == 1024
     assert config_of(chosen_recipe("x", "paper-imagenet", model="BiT-R50x1"), 10).classes == 10
 
 

@@ -44,7 +44,7 @@ def test_workers_do_not_change_the_result(tmp_path):
 
 def test_recomputed_activations_give_the_same_weights(tmp_path):
     kept = tiny_run(tmp_path, "architecture.dropout=0.1", name="kept")
-    again = tiny_run(tmp_path, "architecture.dropout=0.1", "checkpoint_activations=true", name="again")
+    again = tiny_run(tmp_path, "architecture.dropout=0.1", "grad_checkpointing=true", name="again")
     assert identical(weights(kept.folder), weights(again.folder))
 
 
@@ -143,8 +143,8 @@ def test_tokens_are_left_out_while_training_only():
     model = model_for(changed(read_recipe("digits"), ["drop_tokens=0.75"]), ["a", "b"])
     assert isinstance(model, ViT)
     pixels = torch.randn(2, 1, 8, 8)
-    assert model.encode(pixels).shape == (2, 1, 96)
-    assert model.eval().encode(pixels).shape == (2, 4, 96)
+    assert model.forward_features(pixels).shape == (2, 1, 96)
+    assert model.eval().forward_features(pixels).shape == (2, 4, 96)
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_names_step_and_batch(tmp_path, monkeypatch):

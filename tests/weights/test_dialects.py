@@ -153,7 +153,7 @@ class TestTimm:
         torch.save({"model": tensors}, tmp_path / "w.pth")
         same_answers(tmp_path / "w.pth", "timm_deit3", heads=4)
 
-    def test_a_hidden_layer_of_older_files_is_kept(self, tmp_path):
+    def test_a_pre_logits_layer_of_older_files_is_kept(self, tmp_path):
         tensors = timm_tensors()
         hidden = {"pre_logits.fc.weight": torch.eye(32), "pre_logits.fc.bias": torch.zeros(32)}
         save_file(tensors | hidden, tmp_path / "w.safetensors")

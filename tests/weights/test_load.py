@@ -144,11 +144,11 @@ class TestHead:
         assert not model.head.weight.any()
         assert model.labels is None
 
-    def test_a_new_head_replaces_the_hidden_layer_too(self):
-        assert load(path_of("google_vit")).config.head_hidden == 24
-        assert load(path_of("google_vit"), classes=3).config.head_hidden == 0
+    def test_a_new_head_replaces_the_pre_logits_layer_too(self):
+        assert load(path_of("google_vit")).config.representation_size == 24
+        assert load(path_of("google_vit"), classes=3).config.representation_size == 0
 
-    def test_without_a_head_the_hidden_layer_gives_the_features(self):
+    def test_without_a_head_the_pre_logits_layer_gives_the_features(self):
         assert load(path_of("google_vit"), classes=0)(torch.zeros(1, 3, 32, 32)).shape == (1, 24)
 
     def test_both_heads_of_a_distilled_model_are_new(self):

@@ -22,7 +22,7 @@ from vitruvian.weights.save import save
 GRIDS = {"timm_oblong": (4, 8)}
 
 EXPRESSED_BY = {
-    # the paper's model without a hidden layer goes everywhere; each other shape where its parts exist
+    # the paper's model without a pre-logits layer goes everywhere; each other shape where its parts exist
     "google_vit_nohidden": "native google timm torchvision huggingface",
     "huggingface_vit": "native google timm torchvision huggingface",
     "timm_vit": "native google timm torchvision huggingface",

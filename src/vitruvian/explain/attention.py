@@ -53,7 +53,7 @@ def rollout(model: Model, pixels: Tensor) -> Tensor:
     vit = require_vit(model)
     rolled: Tensor | None = None
     with inference(vit):
-        for name, value in vit.walk(pixels, range(vit.config.layers)):
+        for name, value in vit.iter_intermediates(pixels, range(vit.config.layers)):
             if name.endswith("/attention"):
                 rolled = roll(value, rolled)
             elif name == "encoded":
@@ -90,7 +90,7 @@ def attention_map(
     vit = require_vit(model)
     check_head(vit, head)
     with inference(vit):
-        if vit.pool is not None and patch is None:
+        if vit.attn_pool is not None and patch is None:
             rows = probe_rows(vit, pixels, layer)
         else:
             rows = token_rows(vit, pixels, -1 if layer is None else layer, patch)
@@ -103,9 +103,9 @@ def probe_rows(vit: ViT, pixels: Tensor, layer: int | None) -> Tensor:  # (B, H,
             f"layer {layer}: this model is read by a probe after the last layer, so no token of a layer stands for "
             "the answer; choose a patch to look from, or leave the layer out for the probe's attention"
         )
-    assert vit.pool is not None
-    tokens = next(value for name, value in vit.walk(pixels) if name == "encoded")
-    return vit.pool.weights(tokens)[:, :, 0]
+    assert vit.attn_pool is not None
+    tokens = next(value for name, value in vit.iter_intermediates(pixels) if name == "encoded")
+    return vit.attn_pool.weights(tokens)[:, :, 0]
 
 
 def token_rows(vit: ViT, pixels: Tensor, layer: int, patch: tuple[int, int] | None) -> Tensor:  # (B, H, N)
@@ -126,8 +126,8 @@ def check_head(vit: ViT, head: int | None) -> None:
 
 def readout(vit: ViT, encoded: Tensor) -> Tensor:
     """How much each token counts where the answer is read, (B, N); a row sums to one."""
-    if vit.pool is not None:
-        return vit.pool.weights(encoded).mean(dim=1)[:, 0]
+    if vit.attn_pool is not None:
+        return vit.attn_pool.weights(encoded).mean(dim=1)[:, 0]
     return token_shares(vit, encoded.shape[1]).to(encoded).expand(len(encoded), -1)
 
 

@@ -160,7 +160,7 @@ class Explainer:
         looks = self.looks
         values = attention_map(self.vit, batch, layer=looks.layer, head=looks.head, patch=looks.patch)[0].numpy()
         layer = f"layer {self.vit.layer(-1 if looks.layer is None else looks.layer)}"
-        if self.vit.pool is not None and looks.patch is None:
+        if self.vit.attn_pool is not None and looks.patch is None:
             layer = "the pooling probe"
         heads = "mean of heads" if looks.head is None else f"head {looks.head}"
         origin = "" if looks.patch is None else f", from patch {looks.patch[0]},{looks.patch[1]}"

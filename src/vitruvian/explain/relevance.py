@@ -44,7 +44,7 @@ def class_map(model: Model, pixels: Tensor, classes: Sequence[int] | Tensor | No
 def block_inputs(vit: ViT, pixels: Tensor) -> list[Tensor]:
     """What enters each block, and what leaves the last one, each (B, N, D)."""
     kept = []
-    for name, value in vit.walk(pixels):
+    for name, value in vit.iter_intermediates(pixels):
         if name == "encoded":
             break
         kept.append(value)
@@ -55,14 +55,14 @@ def answer_gradient(vit: ViT, tokens: Tensor, classes: Sequence[int] | Tensor | 
     """Where the answer is read, (B, N), and the gradient of its logit at the tokens after the last block, (B, N, D)."""
     tokens = tokens.detach().requires_grad_()
     encoded = tokens if vit.config.norm_after_pool else vit.norm(tokens)
-    if vit.pool is None:
-        chosen = chosen_logits(vit.answer(encoded), classes)
+    if vit.attn_pool is None:
+        chosen = chosen_logits(vit.forward_head(encoded), classes)
         (gradient,) = torch.autograd.grad(chosen.sum(), tokens)
         return token_shares(vit, tokens.shape[1]).to(tokens).expand(len(tokens), -1), gradient
     assert vit.head is not None
-    pooled, weights = vit.pool.explicit(encoded)
+    pooled, weights = vit.attn_pool.explicit(encoded)
     pooled = vit.norm(pooled) if vit.config.norm_after_pool else pooled
-    chosen = chosen_logits(vit.head(vit.represent(pooled)), classes)
+    chosen = chosen_logits(vit.head(vit.pre_logits(pooled)), classes)
     gradient, slope = torch.autograd.grad(chosen.sum(), [tokens, weights])
     return speaking(weights, slope)[:, 0], gradient
 

@@ -87,9 +87,9 @@ def initialize_vit(model: ViT, generator: torch.Generator) -> None:
         for scale in (block.scale1, block.scale2):
             if scale is not None:
                 nn.init.constant_(scale, 1e-4)
-    if isinstance(model.pool, AttentionPool):
-        nn.init.xavier_uniform_(model.pool.probe[0], generator=generator)
-        split_xavier(model.pool.key_value.weight, 2, generator)
+    if isinstance(model.attn_pool, AttentionPool):
+        nn.init.xavier_uniform_(model.attn_pool.probe[0], generator=generator)
+        split_xavier(model.attn_pool.key_value.weight, 2, generator)
     if model.distillation_head is not None:
         nn.init.zeros_(model.distillation_head.weight)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 
 
-def spread(function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+def map_over_cores(function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
     """`function(images)` without gradients, computed in pieces of whole images on all cores.
 
     Cores that share one operation wait for each other at its end, some hundred times a forward pass,

@@ -81,13 +81,13 @@ class Embedding(nn.Module):
         if config.positions == "sincos":
             return sincos_positions(grid, config.width).to(self.patch.weight)
         if config.positions == "learned":
-            return resize_positions(self.positions, grid, config.numerics.position_resize)
+            return interpolate_positions(self.positions, grid, config.numerics.position_resize)
         if config.positions == "learned_2d":
             halves = [
                 self.row_positions[:, None].expand(-1, config.grid[1], -1),
                 self.column_positions[None].expand(config.grid[0], -1, -1),
             ]
-            return resize_positions(torch.cat(halves, dim=-1), grid, config.numerics.position_resize)
+            return interpolate_positions(torch.cat(halves, dim=-1), grid, config.numerics.position_resize)
         return None
 
 
@@ -101,8 +101,8 @@ def sincos_positions(grid: Size, width: int) -> Tensor:
     return torch.cat([part.expand(grid[0], grid[1], quarter) for part in parts], dim=-1).float()
 
 
-def resize_positions(positions: Tensor, grid: Size, method: PositionResize) -> Tensor:
-    """Positions (R, C, D) resampled to another grid, in the way of one family of weights."""
+def interpolate_positions(positions: Tensor, grid: Size, method: PositionResize) -> Tensor:
+    """Position interpolation: (R, C, D) resampled to another grid, in the way of one family of weights."""
     old = positions.shape[0], positions.shape[1]
     if old == tuple(grid):
         return positions

@@ -98,12 +98,13 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """z' = MSA(LN(z)) + z; z = MLP(LN(z')) + z'; optionally scaled, and skipped at random while training."""
+    """z' = MSA(LN(z)) + z; z = MLP(LN(z')) + z'; optionally with LayerScale and stochastic depth."""
 
-    def __init__(self, config: ViTConfig, *, skip: float = 0.0) -> None:
+    def __init__(self, config: ViTConfig, *, drop_path: float = 0.0) -> None:
         super().__init__()
         D, eps = config.width, config.numerics.norm_eps
-        self.skip = skip
+        self.drop_path = drop_path
+        """Stochastic depth: chance that a branch is skipped, for one image, while training."""
         self.norm1 = nn.LayerNorm(D, eps=eps)
         self.attention = Attention(config)
         self.norm2 = nn.LayerNorm(D, eps=eps)
@@ -135,14 +136,14 @@ class Block(nn.Module):
             branch = branch * scale
         if self.training:
             branch = self.dropout(branch)
-            if self.skip:
-                branch = branch * keep_mask(branch, self.skip)
+            if self.drop_path:
+                branch = branch * drop_path_mask(branch, self.drop_path)
         if torch.is_grad_enabled() or branch.dtype != x.dtype:
             return x + branch
         return branch.add_(x)  # nobody else holds the branch; x may be an intermediate somebody keeps
 
 
-def keep_mask(x: Tensor, skip: float) -> Tensor:
-    """One factor an image: 0 with chance `skip`, else 1 / (1 - skip)."""
+def drop_path_mask(x: Tensor, drop_path: float) -> Tensor:
+    """Stochastic depth, one factor an image: 0 with chance `drop_path`, else 1 / (1 - drop_path)."""
     mask = torch.empty(len(x), *[1] * (x.dim() - 1), dtype=x.dtype, device=x.device)
-    return mask.bernoulli_(1 - skip).div_(1 - skip)
+    return mask.bernoulli_(1 - drop_path).div_(1 - drop_path)

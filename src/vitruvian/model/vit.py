@@ -18,7 +18,12 @@ from vitruvian.model.encoder import Block, Mlp
 
 
 class ViT(nn.Module):
-    """Normalized pixels (B, channels, height, width) -> logits (B, K), or features (B, F) without a head."""
+    """Normalized pixels (B, channels, height, width) -> logits (B, K), or features (B, F) without a head.
+
+    Where only the class token is read, `forward` lets the last block compute that token alone, so a forward hook on
+    `model.blocks[-1]` sees (B, 1, D). `model.shorten_last_block = False` gives hooks all tokens; the logits are the
+    same. `forward_features` and `forward_intermediates` always give all tokens.
+    """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -28,25 +33,28 @@ class ViT(nn.Module):
         self.origin = ""
         self.temperature = 1.0
         """Logits are divided by it before they become probabilities; `vit evaluate` can fit it."""
-        self.drop_tokens = 0.0
-        """Share of an image's patch tokens that are left out while training, drawn anew each time."""
-        self.checkpoint_activations = False
-        """While training, keep only what enters each block and compute the rest again for its gradients."""
+        self.patch_drop = 0.0
+        """Patch dropout: share of an image's patch tokens that are left out while training, drawn anew each time."""
+        self.grad_checkpointing = False
+        """While training, keep only the input of each block and compute the rest again for its gradients."""
+        self.shorten_last_block = True
+        """Let the last block compute only the tokens that the head reads."""
         self.embed = Embedding(config)
         last = max(1, config.layers - 1)
         self.blocks = nn.ModuleList(
-            Block(config, skip=config.stochastic_depth * layer / last) for layer in range(config.layers)
+            Block(config, drop_path=config.stochastic_depth * layer / last) for layer in range(config.layers)
         )
         self.norm = nn.LayerNorm(config.width, eps=config.numerics.norm_eps)
-        self.pool = AttentionPool(config) if config.pool == "map" else None
-        self.hidden = nn.Linear(config.pooled_width, config.head_hidden) if config.head_hidden else None
+        self.attn_pool = AttentionPool(config) if config.pool == "map" else None
+        size = config.representation_size
+        self.pre_logits = PreLogits(config.pooled_width, size) if size else nn.Identity()
         self.head = nn.Linear(config.feature_width, config.classes) if config.classes else None
         two_heads = config.distillation and config.classes
         self.distillation_head = nn.Linear(config.feature_width, config.classes) if two_heads else None
 
     def forward(self, pixels: Tensor) -> Tensor:
         self.check(pixels)
-        return self.answer(self.encode(pixels, self.tokens_read))
+        return self.forward_head(self.forward_features(pixels, self.tokens_read))
 
     def check(self, pixels: Tensor) -> None:
         if pixels.dim() != 4 or pixels.shape[1] != self.config.channels:
@@ -56,49 +64,53 @@ class ViT(nn.Module):
 
     @property
     def tokens_read(self) -> int | None:
-        """How many of the first tokens pooling and heads read; None is all of them.
+        """How many of the first tokens the last block computes for the head; None is all of them.
 
-        The last block need not compute the others: a sixteenth of ViT-B/16's arithmetic.
+        Leaving out the others saves a sixteenth of ViT-B/16's arithmetic.
         """
-        return 1 + self.config.distillation if self.config.pool == "token" else None
+        shorten = self.shorten_last_block and self.config.pool == "token"
+        return 1 + self.config.distillation if shorten else None
 
-    def encode(self, pixels: Tensor, first: int | None = None) -> Tensor:
+    def forward_features(self, pixels: Tensor, first: int | None = None) -> Tensor:
         """Tokens after the last block and, unless it waits for the pooled vector, the final norm: (B, N, D).
 
         With `first`, only that many tokens; the numbers are the same.
         """
-        return self.contextual(self.embed(pixels), first)
+        return self.forward_blocks(self.embed(pixels), first)
 
-    def contextual(self, tokens: Tensor, first: int | None = None) -> Tensor:
-        """Embedded tokens (B, N, D) through all blocks; the rest of `encode`."""
-        x = self.thinned(tokens) if self.training and self.drop_tokens else tokens
+    def forward_blocks(self, tokens: Tensor, first: int | None = None) -> Tensor:
+        """Embedded tokens (B, N, D) through all blocks and the final norm; the rest of `forward_features`."""
+        x = self.drop_patches(tokens) if self.training and self.patch_drop else tokens
         last = len(self.blocks) - 1
         for layer, block in enumerate(self.blocks):
             kept = first if layer == last else None
-            if self.training and self.checkpoint_activations:
+            if self.training and self.grad_checkpointing:
                 x = checkpoint(block, x, kept, use_reentrant=False)
             else:
                 x = block(x, kept)
         return x if self.config.norm_after_pool else self.norm(x)
 
-    def thinned(self, tokens: Tensor) -> Tensor:
-        """The tokens before the patches, and as many random patches of each image as `drop_tokens` leaves."""
+    def drop_patches(self, tokens: Tensor) -> Tensor:
+        """Patch dropout: the tokens before the patches, and of each image's patches a random share 1 - `patch_drop`."""
         if self.config.positions == "relative":
-            raise ConfigError("tokens cannot be left out of a model with relative positions: they are its order")
+            raise ConfigError(
+                "patch_drop has no meaning with relative positions: the sequence of patches is their order"
+            )
         B, N, D = tokens.shape
         T = self.config.prefix_tokens
-        kept = max(1, round((N - T) * (1 - self.drop_tokens)))
+        kept = max(1, round((N - T) * (1 - self.patch_drop)))
         chosen = torch.rand(B, N - T, device=tokens.device).argsort(dim=1)[:, :kept, None].expand(-1, -1, D)
         return torch.cat([tokens[:, :T], tokens[:, T:].gather(1, chosen)], dim=1)  # (B, T + kept, D)
 
     def features(self, pixels: Tensor) -> Tensor:
         """What the head reads, (B, F)."""
-        return self.represent(self.pooled(self.encode(pixels, self.tokens_read)))
+        self.check(pixels)
+        return self.forward_head(self.forward_features(pixels, self.tokens_read), pre_logits=True)
 
-    def pooled(self, tokens: Tensor) -> Tensor:  # (B, N, D) -> (B, D), or (B, 2 D) for token_mean
+    def pool(self, tokens: Tensor) -> Tensor:  # (B, N, D) -> (B, D), or (B, 2 D) for token_mean
         config = self.config
-        if self.pool is not None:
-            pooled: Tensor = self.pool(tokens)
+        if self.attn_pool is not None:
+            pooled: Tensor = self.attn_pool(tokens)
         elif config.pool == "token":
             pooled = tokens[:, 0]
         else:
@@ -107,19 +119,17 @@ class ViT(nn.Module):
                 pooled = torch.cat([tokens[:, 0], pooled], dim=-1)
         return self.norm(pooled) if config.norm_after_pool else pooled
 
-    def represent(self, pooled: Tensor) -> Tensor:
-        return pooled if self.hidden is None else self.hidden(pooled).tanh()
-
-    def answer(self, tokens: Tensor) -> Tensor:  # (B, N, D) -> (B, K)
-        features = self.represent(self.pooled(tokens))
-        if self.head is None:
+    def forward_head(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:  # (B, N, D) -> (B, K)
+        """Logits of the tokens of `forward_features`; with `pre_logits`, or without a head, what the head reads."""
+        features: Tensor = self.pre_logits(self.pool(tokens))
+        if self.head is None or pre_logits:
             return features
         logits: Tensor = self.head(features)
         if self.distillation_head is not None:
-            logits = (logits + self.distillation_head(self.represent(tokens[:, 1]))) / 2
+            logits = (logits + self.distillation_head(self.pre_logits(tokens[:, 1]))) / 2
         return logits
 
-    def walk(self, pixels: Tensor, attention: Iterable[int] = ()) -> Iterator[tuple[str, Tensor]]:
+    def iter_intermediates(self, pixels: Tensor, attention: Iterable[int] = ()) -> Iterator[tuple[str, Tensor]]:
         """The forward pass step by step: each intermediate's name and value, in order.
 
         `embedded`, then for each layer i `block_i/attention` (B, H, N, N) if asked for and `block_i`
@@ -138,10 +148,10 @@ class ViT(nn.Module):
             yield f"block_{layer}", x
         tokens = x if self.config.norm_after_pool else self.norm(x)
         yield "encoded", tokens
-        yield "pooled", self.pooled(tokens)
-        yield "features", self.represent(self.pooled(tokens))
+        yield "pooled", self.pool(tokens)
+        yield "features", self.forward_head(tokens, pre_logits=True)
         if self.head is not None:
-            yield "logits", self.answer(tokens)
+            yield "logits", self.forward_head(tokens)
 
     @property
     def intermediate_names(self) -> list[str]:
@@ -149,21 +159,21 @@ class ViT(nn.Module):
         blocks = [name for i in layers for name in (f"block_{i}/attention", f"block_{i}")]
         return ["embedded", *blocks, "encoded", "pooled", "features", *(["logits"] if self.head is not None else [])]
 
-    def intermediates(self, pixels: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
-        """The named intermediates of one forward pass; see `walk` for the names."""
+    def forward_intermediates(self, pixels: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
+        """The named intermediates of one forward pass; see `iter_intermediates` for the names."""
         names = list(names)
         known = self.intermediate_names
         for name in names:
             if name not in known:
                 raise UnknownNameError("intermediate", name, known)
         attention = [int(name[6:].split("/")[0]) for name in names if name.endswith("/attention")]
-        found = {name: value for name, value in self.walk(pixels, attention) if name in names}
+        found = {name: value for name, value in self.iter_intermediates(pixels, attention) if name in names}
         return {name: found[name] for name in names}
 
     def attention_maps(self, pixels: Tensor, layers: Iterable[int] | None = None) -> Iterator[tuple[int, Tensor]]:
         """Layer number and its attention (B, H, N, N), one layer at a time, so that one map is held at once."""
         wanted = range(self.config.layers) if layers is None else [self.layer(i) for i in layers]
-        for name, value in self.walk(pixels, wanted):
+        for name, value in self.iter_intermediates(pixels, wanted):
             if name.endswith("/attention"):
                 yield int(name[6:].split("/")[0]), value
 
@@ -175,8 +185,15 @@ class ViT(nn.Module):
         return index % layers
 
 
+class PreLogits(nn.Linear):
+    """The layer between pooling and head that the paper pre-trains with: linear, then tanh."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).tanh()
+
+
 class AttentionPool(nn.Module):
-    """MAP pooling: a learned probe attends to all tokens, then LayerNorm and a residual MLP."""
+    """MAP head (multi-head attention pooling): a learned probe attends to all tokens; LayerNorm and residual MLP."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()

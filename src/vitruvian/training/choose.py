@@ -43,8 +43,8 @@ def kept_architecture(recipe: Recipe, model: str) -> dict[str, Any]:
     """What of a recipe's architecture holds for another model: all but the size, which the model's name tells."""
     kept = {key: value for key, value in recipe.architecture.items() if key not in SIZE}
     config = resolve(model)
-    if "head_hidden" in kept and isinstance(config, ViTConfig):
-        kept["head_hidden"] = config.width
+    if "representation_size" in kept and isinstance(config, ViTConfig):
+        kept["representation_size"] = config.width
     if isinstance(config, ResNetConfig):
         known = {field.name for field in fields(ResNetConfig)}
         return {key: value for key, value in kept.items() if key in known}

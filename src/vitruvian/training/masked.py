@@ -50,7 +50,7 @@ class MaskedViT(ViT):
         corruption = corruption_of(draws)
         grid = self.config.grid_of((pixels.shape[-2], pixels.shape[-1]))
         seen = corrupted(self.embed.patches(pixels), self.mask_embedding, corruption)
-        tokens = self.contextual(self.embed.placed(seen, grid))[:, self.config.prefix_tokens :]
+        tokens = self.forward_blocks(self.embed.placed(seen, grid))[:, self.config.prefix_tokens :]
         if self.config.norm_after_pool:
             tokens = self.norm(tokens)
         logits: Tensor = self.colors(tokens[corruption.chosen])  # (B * M, K)
@@ -83,8 +83,8 @@ def check_fit(model: Model) -> None:
         wrong = "the stem of a hybrid sees across patches"
     elif model.config.pool == "map":
         wrong = "attention pooling would not learn; set architecture.pool='token' or 'mean'"
-    elif model.config.head_hidden:
-        wrong = "the hidden layer before a head would not learn; set architecture.head_hidden=0"
+    elif model.config.representation_size:
+        wrong = "the pre-logits layer would not learn; set architecture.representation_size=0"
     elif model.config.grid[0] * model.config.grid[1] < 2:
         wrong = "one patch cannot be told from others"
     if wrong:

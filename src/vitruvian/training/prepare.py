@@ -144,12 +144,12 @@ def scaled(config: ModelConfig, factor: float) -> Size:
 def set_options(model: Model, recipe: Recipe) -> None:
     """What makes training cheaper, on the model."""
     if isinstance(model, ViT):
-        model.drop_tokens = recipe.drop_tokens
-        model.checkpoint_activations = recipe.checkpoint_activations
-        if recipe.checkpoint_activations:
+        model.patch_drop = recipe.drop_tokens
+        model.grad_checkpointing = recipe.grad_checkpointing
+        if recipe.grad_checkpointing:
             give_back_freed()
-    elif recipe.checkpoint_activations:  # drop_tokens says nothing about a model without tokens
-        raise ConfigError("checkpoint_activations is for Vision Transformers, not for a ResNet")
+    elif recipe.grad_checkpointing:  # drop_tokens says nothing about a model without tokens
+        raise ConfigError("grad_checkpointing is for Vision Transformers, not for a ResNet")
     if isinstance(model.config, ViTConfig):
         for _, side in recipe.resolutions:
             model.config.grid_of((side, side))  # refuses a side that the patches do not divide

@@ -137,7 +137,7 @@ class Recipe(Settings):
 
     precision: Precision = "float32"
     """What autocast computes in; weights stay float32."""
-    checkpoint_activations: bool = False
+    grad_checkpointing: bool = False
     compile: bool = False
     drop_tokens: float = 0.0
     """Share of patch tokens left out while training."""

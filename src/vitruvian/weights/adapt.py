@@ -10,13 +10,13 @@ import torch.nn.functional as F
 
 from vitruvian.config import ModelConfig, ResNetConfig, Size, ViTConfig, as_size
 from vitruvian.errors import CheckpointError
-from vitruvian.model.embed import resize_patch_kernel, resize_positions
+from vitruvian.model.embed import interpolate_positions, resize_patch_kernel
 from vitruvian.weights.families.rules import Tensors
 
 Head = Literal["keep", "new"]
 
 HEAD_NAMES = ("head.weight", "head.bias", "distillation_head.weight", "distillation_head.bias")
-HIDDEN_NAMES = ("hidden.weight", "hidden.bias")
+PRE_LOGITS_NAMES = ("pre_logits.weight", "pre_logits.bias")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,11 +65,11 @@ def change_patches(config: ViTConfig, state: Tensors, changes: Changes) -> tuple
     if new.grid == config.grid:
         return new, state
     if "embed.positions" in state:
-        state["embed.positions"] = resize_positions(state["embed.positions"], new.grid, method)
+        state["embed.positions"] = interpolate_positions(state["embed.positions"], new.grid, method)
     if "embed.row_positions" in state:
         rows, columns = state["embed.row_positions"][:, None], state["embed.column_positions"][None]
-        state["embed.row_positions"] = resize_positions(rows, (new.grid[0], 1), method)[:, 0]
-        state["embed.column_positions"] = resize_positions(columns, (1, new.grid[1]), method)[0]
+        state["embed.row_positions"] = interpolate_positions(rows, (new.grid[0], 1), method)[:, 0]
+        state["embed.column_positions"] = interpolate_positions(columns, (1, new.grid[1]), method)[0]
     for name in [name for name in state if name.endswith(".attention.offsets")]:
         length = 2 * (new.prefix_tokens + new.grid[0] * new.grid[1]) - 1
         state[name] = F.interpolate(state[name].T[None], length, mode="linear", align_corners=True)[0].T
@@ -79,8 +79,8 @@ def change_patches(config: ViTConfig, state: Tensors, changes: Changes) -> tuple
 def change_head(config: ModelConfig, state: Tensors, changes: Changes) -> tuple[ModelConfig, Tensors]:
     """The head kept, left out, or a fresh one of zeros.
 
-    A fresh head is a single linear layer, as in the paper's fine-tuning: a hidden layer before the
-    old head goes with it. Without a head, the hidden layer stays and gives the features.
+    A fresh head is a single linear layer, as in the paper's fine-tuning: a pre-logits layer before the
+    old head goes with it. Without a head, the pre-logits layer stays and gives the features.
     """
     classes = config.classes if changes.classes is None else changes.classes
     if changes.head == "new" and not classes:
@@ -93,8 +93,8 @@ def change_head(config: ModelConfig, state: Tensors, changes: Changes) -> tuple[
     if not classes:
         return config, state
     if isinstance(config, ViTConfig):
-        config = config.replace(head_hidden=0)
-        state = {name: tensor for name, tensor in state.items() if name not in HIDDEN_NAMES}
+        config = config.replace(representation_size=0)
+        state = {name: tensor for name, tensor in state.items() if name not in PRE_LOGITS_NAMES}
     two_heads = not isinstance(config, ResNetConfig) and config.distillation
     for name in ("head", "distillation_head") if two_heads else ("head",):
         state[f"{name}.weight"] = torch.zeros(classes, config.feature_width)

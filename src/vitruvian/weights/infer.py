@@ -65,11 +65,11 @@ def read_shape(native: Tensors, facts: Facts) -> dict[str, Any]:
     width, inputs, patch_size = patch_shape(native)
     stem = infer_stem(native, facts)
     layers = count_blocks(native, facts.layers)
-    hidden, head = shape_of(native, "hidden.weight"), shape_of(native, "head.weight")
+    pre_logits, head = shape_of(native, "pre_logits.weight"), shape_of(native, "head.weight")
     fc1, fc2 = shape_of(native, "blocks.0.mlp.fc1.weight"), shape_of(native, "blocks.0.mlp.fc2.weight")
     mlp_width = fc2[1] if len(fc2) == 2 else fc1[0] if fc1 else 1
     root = shape_of(native, "embed.stem.root.weight")
-    reads = hidden[1] if len(hidden) == 2 else head[1] if len(head) == 2 else width
+    reads = pre_logits[1] if len(pre_logits) == 2 else head[1] if len(head) == 2 else width
     distilled = "embed.distillation_token" in native
     return {
         "patch_size": patch_size,
@@ -82,7 +82,7 @@ def read_shape(native: Tensors, facts: Facts) -> dict[str, Any]:
         "class_token": "embed.class_token" in native,
         "distillation": distilled,
         "registers": shape_of(native, "embed.registers")[1] if len(shape_of(native, "embed.registers")) == 3 else 0,
-        "head_hidden": hidden[0] if hidden else 0,
+        "representation_size": pre_logits[0] if pre_logits else 0,
         "mlp": "swiglu" if fc1 and fc1[0] == 2 * mlp_width else "gelu",
         "qkv_bias": "blocks.0.attention.qkv.bias" in native,
         "layer_scale": "blocks.0.scale1" in native,
@@ -91,7 +91,7 @@ def read_shape(native: Tensors, facts: Facts) -> dict[str, Any]:
 
 
 def infer_pool(native: Tensors, facts: Facts, *, two_halves: bool) -> Pool:
-    if "pool.probe" in native:
+    if "attn_pool.probe" in native:
         return "map"
     if "embed.class_token" not in native or facts.norm_after_pool:
         return "mean"

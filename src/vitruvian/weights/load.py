@@ -38,7 +38,7 @@ def load(
     from an earlier conversion is not read. `heads` and `grid` (rows, columns of patches) tell what a
     file cannot. `image_size` (a side, or rows and columns) and `patch_size` resample positions and
     patch embedding in the family's own way. `classes` other than the file's, or `head="new"`, puts a
-    single linear layer of zeros in place of the head and of a hidden layer before it; `classes=0`
+    single linear layer of zeros in place of the head and of a pre-logits layer before it; `classes=0`
     leaves the head out. What a file held that has no place in the model stands in `model.origin`.
     """
     changes = Changes(image_size=image_size, patch_size=patch_size, classes=classes, head=head)

@@ -12,7 +12,7 @@ from vitruvian.weights.description import Description, fingerprint
 from vitruvian.weights.families.family import Family
 from vitruvian.weights.families.huggingface import HuggingFace
 from vitruvian.weights.families.huggingface_json import preprocess_of, preprocessor_json
-from vitruvian.weights.families.positions import gather
+from vitruvian.weights.families.positions import join_positions
 from vitruvian.weights.families.registry import check_writer, writer
 from vitruvian.weights.families.rules import Tensors
 from vitruvian.weights.files import Checkpoint
@@ -66,7 +66,7 @@ def write(model: Model, path: Path, family: str) -> list[str]:
 def foreign_tensors(member: Family, state: Tensors, config: ModelConfig) -> Tensors:
     """A model's tensors under a family's names and in its layouts."""
     if isinstance(config, ViTConfig):
-        state = gather(state, config, member.prefix_rows(config))
+        state = join_positions(state, config, member.prefix_rows(config))
     return member.dress(member.table.write(member.adopt(state, config), config), config)
 
 

@@ -11,7 +11,7 @@ from vitruvian.model.build import Model, empty
 from vitruvian.weights import native
 from vitruvian.weights.description import Description
 from vitruvian.weights.families.family import Family, first_match
-from vitruvian.weights.families.positions import FLAT, spread
+from vitruvian.weights.families.positions import FLAT, split_positions
 from vitruvian.weights.families.registry import recognize
 from vitruvian.weights.families.rules import Reading, Tensors
 from vitruvian.weights.files import Checkpoint
@@ -68,7 +68,7 @@ def understand(checkpoint: Checkpoint, known: Known) -> tuple[str, Description, 
         description = describe(checkpoint, family, tensors=tensors, reading=reading, known=known)
     config = description.config
     check_size(config)
-    state = spread(reading.native, config) if isinstance(config, ViTConfig) else reading.native
+    state = split_positions(reading.native, config) if isinstance(config, ViTConfig) else reading.native
     model = empty(config)
     check_names(model, state, family=family, reading=reading)
     return family.name, description, model, state

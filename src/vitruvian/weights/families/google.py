@@ -64,7 +64,7 @@ SHARED_ROWS = (
     *layer("embed.patch", "embedding", CONV),
     Row("embed.class_token", ("cls",)),
     *norm("norm", "Transformer/encoder_norm"),
-    *layer("hidden", "pre_logits"),
+    *layer("pre_logits", "pre_logits"),
     *layer("head", "head"),
 )
 

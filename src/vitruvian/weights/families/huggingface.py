@@ -113,7 +113,7 @@ class HuggingFace(Family):
         if not isinstance(config, ViTConfig):
             return
         checks = {
-            "no hidden layer before the head (its classifier bypasses the pooler)": config.head_hidden,
+            "no pre-logits layer before the head (its classifier bypasses the pooler)": config.representation_size,
             "no attention pooling (MAP)": config.pool == "map",
             "no model that reads the mean of the patches": config.pool == "mean",
             "no hybrids with a ResNet stem": config.stem,

@@ -18,7 +18,7 @@ FLAT = "positions"
 """Name of the family's single array (1, rows, D) among our names, until it is split."""
 
 
-def spread(native: Tensors, config: ViTConfig) -> Tensors:
+def split_positions(native: Tensors, config: ViTConfig) -> Tensors:
     """`native` with the single position array split into our parameters.
 
     The array may have rows for all tokens before the patches, for those without registers, or for
@@ -71,8 +71,8 @@ def grid_parameters(grid: Tensor, config: ViTConfig) -> Tensors:  # (R, C, D)
     return {}
 
 
-def gather(state: Tensors, config: ViTConfig, prefix_rows: int) -> Tensors:
-    """`state` with one position array (1, prefix_rows + N, D), the reverse of `spread`.
+def join_positions(state: Tensors, config: ViTConfig, prefix_rows: int) -> Tensors:
+    """`state` with one position array (1, prefix_rows + N, D), the reverse of `split_positions`.
 
     Fixed positions are written out. With `prefix_rows=0` the class token's position is added to it; a
     token that has none here gets a row of zeros.

@@ -54,13 +54,13 @@ STEM_ROWS = (
 )
 
 POOL_ROWS = (
-    Row("pool.probe", ("attn_pool.latent",)),
-    *pair("pool.query", "attn_pool.q"),
-    *pair("pool.key_value", "attn_pool.kv"),
-    *pair("pool.out", "attn_pool.proj"),
-    *pair("pool.norm", "attn_pool.norm"),
-    *pair("pool.mlp.fc1", "attn_pool.mlp.fc1"),
-    *pair("pool.mlp.fc2", "attn_pool.mlp.fc2"),
+    Row("attn_pool.probe", ("attn_pool.latent",)),
+    *pair("attn_pool.query", "attn_pool.q"),
+    *pair("attn_pool.key_value", "attn_pool.kv"),
+    *pair("attn_pool.out", "attn_pool.proj"),
+    *pair("attn_pool.norm", "attn_pool.norm"),
+    *pair("attn_pool.mlp.fc1", "attn_pool.mlp.fc1"),
+    *pair("attn_pool.mlp.fc2", "attn_pool.mlp.fc2"),
 )
 
 OLD_NAMES = (
@@ -91,7 +91,7 @@ class Timm(Family):
             *TOKEN_ROWS,
             *BLOCK_ROWS,
             *POOL_ROWS,
-            *pair("hidden", "pre_logits.fc"),
+            *pair("pre_logits", "pre_logits.fc"),
             *pair("head", "head"),
             *pair("distillation_head", "head_dist"),
             *STEM_ROWS,
@@ -133,8 +133,8 @@ class Timm(Family):
         yield from vit_obstacles(config, "timm")
         if not isinstance(config, ViTConfig):
             return
-        if config.head_hidden:
-            yield "timm has no hidden layer before the head (it drops pre_logits)"
+        if config.representation_size:
+            yield "timm has no pre-logits layer before the head (it drops pre_logits)"
         if config.pool == "token_mean":
             yield "timm has no head on class token and mean side by side"
         if config.pool == "map" and config.norm_after_pool:

@@ -42,7 +42,7 @@ class Torchvision(Family):
             *pair("blocks.{i}.mlp.fc1", f"{BLOCK}.mlp.0"),
             *pair("blocks.{i}.mlp.fc2", f"{BLOCK}.mlp.3"),
             *pair("norm", "encoder.ln"),
-            *pair("hidden", "heads.pre_logits"),
+            *pair("pre_logits", "heads.pre_logits"),
             *pair("head", "heads.head"),
         ),
         block=r"encoder\.layers\.encoder_layer_(\d+)\.",
