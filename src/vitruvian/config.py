@@ -121,7 +121,7 @@ class StemConfig(Settings):
         return self.width * 4 * 2 ** (len(self.stages) - 1) if self.stages else self.width
 
 
-REGULARISERS = ("dropout", "attention_dropout", "stochastic_depth")
+REGULARISERS = ("dropout", "attention_dropout", "drop_path")
 """Settings of a ViT that act in training alone: they change neither its weights nor its answers."""
 
 
@@ -161,7 +161,7 @@ class ViTConfig(Settings):
     dropout: float = 0.0
     """After the position sum and every dense layer except qkv, while training."""
     attention_dropout: float = 0.0
-    stochastic_depth: float = 0.0
+    drop_path: float = 0.0
     """Chance that the last block is skipped while training; earlier blocks less, linearly."""
     stem: StemConfig | None = None
     numerics: Numerics = Numerics()

@@ -22,9 +22,9 @@ def images(tmp_path):
     ("arguments", "text"),
     [
         (["data"], "Missing option '--from'"),
-        (["data", "--from", "w", "--rates", "fast"], "'fast' is not a list of numbers above 0, such as 0.001,0.003"),
-        (["data", "--from", "w", "--rates", "-1"], "'-1' is not a list of numbers above 0"),
-        (["data", "--from", "w", "--rates", ""], "'' is not a list of numbers above 0"),
+        (["data", "--from", "w", "--lrs", "fast"], "'fast' is not a list of numbers above 0, such as 0.001,0.003"),
+        (["data", "--from", "w", "--lrs", "-1"], "'-1' is not a list of numbers above 0"),
+        (["data", "--from", "w", "--lrs", ""], "'' is not a list of numbers above 0"),
         (["data", "--from", "w", "--seeds", "0"], "Invalid value for '--seeds'"),
     ],
 )
@@ -74,12 +74,12 @@ def test_a_quick_sweep_ends_with_a_number_and_a_model(vit, images, weights, tmp_
     changes = ("--set", "batch_size=4", "--image-size", "32", "--steps", "3")
     code, out, err = vit("finetune", *arguments, *changes)
     assert code == 0, err
-    assert "test-rate-0.0003-seed-0" in out
+    assert "test-lr-0.0003-seed-0" in out
     assert "on the test split (one run)" in out
     code, out, err = vit("finetune", *arguments, *changes, "--json")
     assert json.loads(out)["top1"]["count"] == 1
     assert "(done before)" in err
-    model = tmp_path / "sweep" / "test-rate-0.0003-seed-0"
+    model = tmp_path / "sweep" / "test-lr-0.0003-seed-0"
     assert json.loads((model / "model" / "config.json").read_text())["preprocess"]["image_size"] == [32, 32]
     assert vit("predict", images / "test" / "dark" / "0.png", "--model", model).code == 0
 

@@ -40,7 +40,7 @@ OPTIONS = {
     "models": "--json",
     "convert": "--to --heads --image-size --patch-size --classes --json",
     "train": "--recipe --model -m --from --out --set --resume --plan --recipes",
-    "finetune": "--from --out --recipe --task --quick --rates --seeds --steps --image-size --set --data-root --json",
+    "finetune": "--from --out --recipe --task --quick --lrs --seeds --steps --image-size --set --data-root --json",
     "probe": "--model -m --only --shots --neighbors --json --out --batch --heads --image-size --device",
     "evaluate": "--model -m --split --real --wordnet-ids --mappings --calibrated --seed --json --out --batch --heads "
     "--image-size --device",

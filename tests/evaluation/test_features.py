@@ -76,7 +76,7 @@ def test_another_weight_view_or_size_is_another_model():
 
 
 def test_another_head_or_regularizer_is_not_another_model():
-    plain, other = tiny_model(), tiny_model(classes=7, dropout=0.1, stochastic_depth=0.1)
+    plain, other = tiny_model(), tiny_model(classes=7, dropout=0.1, drop_path=0.1)
     below = {name: tensor for name, tensor in plain.state_dict().items() if not name.startswith("head.")}
     other.load_state_dict(below, strict=False)
     assert model_key(Encoder(other)) == model_key(Encoder(plain))

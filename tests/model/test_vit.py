@@ -174,7 +174,7 @@ def test_gelu_forms_differ_as_little_as_they_should():
 
 
 def test_stochastic_depth_grows_with_depth_and_rests_in_evaluation():
-    model = random_model(stochastic_depth=0.5, layers=3)
+    model = random_model(drop_path=0.5, layers=3)
     assert [block.drop_path for block in model.blocks] == [0.0, 0.25, 0.5]
     images = pixels(model)
     with torch.no_grad():

@@ -53,7 +53,7 @@ def test_vtab_has_19_tasks_in_three_groups():
     assert (groups.count("Natural"), groups.count("Specialized"), groups.count("Structured")) == (7, 4, 8)
 
 
-SETUP = Setup(quick=True, settings=("steps=2", "batch_size=8", "accumulate=1", "image_size=16", "workers=0"))
+SETUP = Setup(quick=True, settings=("steps=2", "batch_size=8", "grad_accum_steps=1", "image_size=16", "workers=0"))
 
 
 def test_a_missing_task_leaves_its_cell_with_the_reason_and_the_others_run(tmp_path, weights, root):

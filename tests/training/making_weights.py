@@ -15,7 +15,7 @@ TINY_RECIPE = (
     "augment.flip=0",
     "augment.crop=none",
     "layer_decay=1",
-    "evaluate_every=0.1",
+    "eval_every=0.1",
 )
 
 

@@ -17,7 +17,7 @@ TINY = (
     "steps=12",
     "batch_size=32",
     "warmup=0",
-    "evaluate_every=0.2",
+    "eval_every=0.2",
     "log_every=3",
 )
 """44 steps an epoch, an evaluation every 9."""

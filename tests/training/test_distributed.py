@@ -12,7 +12,14 @@ from runs import changes, command, lines, vit_train, weights
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = ("accumulate=2", "clip=1", "average=ema", "evaluate_every=0.1", "log_every=1", "augment.mixup_alpha=0.2")
+SETTINGS = (
+    "grad_accum_steps=2",
+    "grad_clip=1",
+    "average=ema",
+    "eval_every=0.1",
+    "log_every=1",
+    "augment.mixup_alpha=0.2",
+)
 
 
 def curve(run, split="train"):
@@ -42,7 +49,7 @@ def test_two_processes_with_half_the_batch_each_learn_what_one_learns(tmp_path, 
 
 
 def test_two_processes_count_every_validation_image_once(tmp_path, alone):
-    run = started(tmp_path / "run", "evaluate_batch_size=50", processes=2)  # 359 images: the last batch has 9
+    run = started(tmp_path / "run", "eval_batch_size=50", processes=2)  # 359 images: the last batch has 9
     assert [line["count"] for line in lines(run) if line["split"] == "val"] == [359, 359, 359]
 
 
@@ -72,7 +79,7 @@ def rewind(run, *, step):
 
 
 def test_a_process_that_dies_ends_the_job_with_a_clear_message(tmp_path):
-    words = command("digits", "--out", tmp_path / "run", *changes("steps=1000000", "evaluate_every=10000"), processes=2)
+    words = command("digits", "--out", tmp_path / "run", *changes("steps=1000000", "eval_every=10000"), processes=2)
     job = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "run" / "metrics.jsonl").exists() or not lines(tmp_path / "run"):
         assert job.poll() is None
@@ -98,7 +105,7 @@ def child_of(parent, *, rank):
 
 
 def test_a_job_that_is_asked_to_stop_can_be_continued(tmp_path):
-    settings = changes("steps=1000000", "evaluate_every=10000")
+    settings = changes("steps=1000000", "eval_every=10000")
     job = subprocess.Popen(command("digits", "--out", tmp_path / "run", *settings, processes=2))
     while not (tmp_path / "run" / "metrics.jsonl").exists() or not lines(tmp_path / "run"):
         assert job.poll() is None

@@ -1,4 +1,4 @@
-"""The paper's protocol: who learns from what, which rate is chosen, and a sweep that goes on after a kill."""
+"""The paper's protocol: who learns from what, which learning rate is chosen, and a sweep that goes on after a kill."""
 
 import json
 import signal
@@ -28,7 +28,7 @@ def weights(tmp_path):
 
 @pytest.fixture
 def protocol(weights):
-    return protocol_for("digits", weights, settings=TINY_RECIPE, rates=(1e-3, 1e-2), seeds=2)
+    return protocol_for("digits", weights, settings=TINY_RECIPE, lrs=(1e-3, 1e-2), seeds=2)
 
 
 def folders(root, splits):
@@ -76,7 +76,7 @@ def test_dev_never_sees_the_test_split_and_test_learns_from_all_else(tmp_path, s
 
 
 @pytest.mark.parametrize(
-    ("name", "steps", "rates", "dev", "warmup"),
+    ("name", "steps", "lrs", "dev", "warmup"),
     [
         ("imagenet", 20_000, (0.003, 0.01, 0.03, 0.06), 0.01, 500),
         ("cifar10", 10_000, (0.001, 0.003, 0.01, 0.03), 0.02, 500),
@@ -86,18 +86,18 @@ def test_dev_never_sees_the_test_split_and_test_learns_from_all_else(tmp_path, s
         ("vtab-dtd", 2500, (0.01,), 0.1, 500),
     ],
 )
-def test_the_recipe_of_a_task_is_the_papers_table_4(weights, name, steps, rates, dev, warmup):
+def test_the_recipe_of_a_task_is_the_papers_table_4(weights, name, steps, lrs, dev, warmup):
     found = protocol_for(name, weights)
     recipe = found.recipe
-    assert (recipe.steps, found.rates, recipe.hold_out, recipe.warmup) == (steps, rates, dev, warmup)
+    assert (recipe.steps, found.lrs, recipe.val_fraction, recipe.warmup) == (steps, lrs, dev, warmup)
     assert (recipe.optimizer, recipe.momentum, recipe.batch_size, recipe.image_size) == ("sgd", 0.9, 512, 384)
-    assert (recipe.schedule, recipe.weight_decay, recipe.clip, recipe.head_init) == ("cosine", 0.0, 1.0, "zero")
+    assert (recipe.schedule, recipe.weight_decay, recipe.grad_clip, recipe.head_init) == ("cosine", 0.0, 1.0, "zero")
     assert (recipe.view["fit"], found.seeds) == ("squash", 3)
 
 
 def test_table_2_adds_pixels_and_averaged_weights(weights):
     recipe = protocol_for("imagenet", weights, recipe="finetune-paper-table2").recipe
-    assert (recipe.image_size, recipe.average, recipe.average_decay) == (512, "ema", 0.9999)
+    assert (recipe.image_size, recipe.average, recipe.ema_decay) == (512, "ema", 0.9999)
 
 
 def test_other_data_has_the_small_recipe_or_a_tasks(weights, tmp_path):
@@ -117,7 +117,7 @@ def test_a_whole_sweep_chooses_on_dev_and_averages_on_test(protocol, tmp_path):
     sweep = finetune(protocol, tmp_path / "sweep")
     assert [trial.kind for trial in sweep.trials] == ["dev", "dev", "test", "test"]
     best = max(sweep.dev, key=lambda trial: trial.measures["top1"])
-    assert sweep.chosen_rate == best.rate
+    assert sweep.chosen_lr == best.lr
     assert [trial.seed for trial in sweep.test] == [0, 1]
     record = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     values = [Run(trial.folder).metrics("val")[-1]["top1"] for trial in sweep.test]
@@ -172,11 +172,11 @@ class StopAt(Listener):
 @pytest.mark.slow
 def test_a_sweep_that_is_stopped_goes_on_in_the_middle_of_a_trial(protocol, tmp_path):
     expected = finetune(protocol, tmp_path / "whole")
-    with pytest.raises(Interrupted, match=r"stopped in dev-rate-0\.01 with 1 trials done; the same command goes on"):
-        finetune(protocol, tmp_path / "sweep", listeners=[StopAt("dev-rate-0.01", 3)])
+    with pytest.raises(Interrupted, match=r"stopped in dev-lr-0\.01 with 1 trials done; the same command goes on"):
+        finetune(protocol, tmp_path / "sweep", listeners=[StopAt("dev-lr-0.01", 3)])
     counting = Counting()
     sweep = finetune(protocol, tmp_path / "sweep", listeners=[counting])
-    assert counting.begun[0] == ("dev-rate-0.01", 3)
+    assert counting.begun[0] == ("dev-lr-0.01", 3)
     for one, other in zip(expected.trials, sweep.trials):
         assert {**one.measures, "seconds": 0} == {**other.measures, "seconds": 0}
 
@@ -185,20 +185,20 @@ def test_a_sweep_that_is_stopped_goes_on_in_the_middle_of_a_trial(protocol, tmp_
 def test_a_folder_that_was_cut_off_before_its_run_was_on_record_begins_anew(protocol, tmp_path):
     (tmp_path / "sweep").mkdir()
     finetune(protocol.quickly(), tmp_path / "sweep")
-    left = tmp_path / "sweep" / "dev-rate-0.001" / "checkpoints"
+    left = tmp_path / "sweep" / "dev-lr-0.001" / "checkpoints"
     left.mkdir(parents=True)
     assert finetune(protocol, tmp_path / "sweep").dev[0].state == "done"
 
 
 @pytest.mark.slow
-def test_a_rate_at_which_training_diverges_is_left_out(weights, tmp_path):
-    wild = protocol_for("digits", weights, settings=[*TINY_RECIPE, "clip=0"], rates=(1e-3, 1e30), seeds=1)
+def test_a_lr_at_which_training_diverges_is_left_out(weights, tmp_path):
+    wild = protocol_for("digits", weights, settings=[*TINY_RECIPE, "grad_clip=0"], lrs=(1e-3, 1e30), seeds=1)
     sweep = finetune(wild, tmp_path / "sweep")
     assert [trial.state for trial in sweep.dev] == ["done", "failed"]
-    assert sweep.chosen_rate == 1e-3
-    assert "Training diverged in dev-rate-1e+30" in (tmp_path / "sweep" / "report.html").read_text()
-    hopeless = protocol_for("digits", weights, settings=[*TINY_RECIPE, "clip=0"], rates=(1e30,), seeds=1)
-    with pytest.raises(TrainingError, match="training diverged with every seed, in test-rate-1e"):
+    assert sweep.chosen_lr == 1e-3
+    assert "Training diverged in dev-lr-1e+30" in (tmp_path / "sweep" / "report.html").read_text()
+    hopeless = protocol_for("digits", weights, settings=[*TINY_RECIPE, "grad_clip=0"], lrs=(1e30,), seeds=1)
+    with pytest.raises(TrainingError, match="training diverged with every seed, in test-lr-1e"):
         finetune(hopeless, tmp_path / "other")
 
 
@@ -232,14 +232,14 @@ def test_a_setting_of_a_table_is_named_alone(protocol, weights, tmp_path):
     ("length", "seen", "advice"),
     [
         (["steps=4000"], "128,000", "more than N, --recipe finetune-small is made for such machines"),
-        (["steps=0", "epochs=100"], "143,800", "--set images=N trains on no more than N"),
+        (["steps=0", "epochs=100"], "143,800", "--set max_train_samples=N trains on no more than N"),
     ],
 )
 def test_a_recipe_for_gpus_is_questioned_without_one(weights, tmp_path, length, seen, advice):
     said = []
     long = protocol_for("digits", weights, settings=[*TINY_RECIPE, *length, "device=cpu"]).quickly()
     with pytest.raises(Interrupted):
-        finetune(long, tmp_path / "sweep", listeners=[StopAt("test-rate-0.0003-seed-0", 1)], said=said.append)
+        finetune(long, tmp_path / "sweep", listeners=[StopAt("test-lr-0.0003-seed-0", 1)], said=said.append)
     assert said[0].startswith(f"note: each trial goes through {seen} images, and there is no GPU: this may take days")
     assert said[0].endswith(advice)
 
@@ -255,12 +255,12 @@ def test_nothing_is_written_where_weights_or_data_are_missing(protocol, tmp_path
 def test_what_cannot_be_asked_for_is_said(weights):
     with pytest.raises(TrainingError, match="0 seeds are not one or more"):
         protocol_for("digits", weights, seeds=0)
-    with pytest.raises(TrainingError, match=r"rates \[-1\.0\] are not one or more numbers above 0"):
-        protocol_for("digits", weights, rates=(-1.0,))
+    with pytest.raises(TrainingError, match=r"lrs \[-1\.0\] are not one or more numbers above 0"):
+        protocol_for("digits", weights, lrs=(-1.0,))
     with pytest.raises(ConfigError, match="final='best' choose by what is measured, which the test split is not for"):
         protocol_for("digits", weights, settings=["final=best"])
     with pytest.raises(TrainingError, match="fine-tuning starts from weights; give --from"):
-        Protocol(data="digits", recipe=read_recipe("digits"), rates=(1.0,))
+        Protocol(data="digits", recipe=read_recipe("digits"), lrs=(1.0,))
 
 
 def test_one_value_has_no_deviation():
@@ -279,17 +279,17 @@ def test_a_view_may_give_up_the_crop_of_the_weights(weights, tmp_path):
 def command(weights, out, *more):
     changes = [
         word
-        for setting in (*TINY_RECIPE, "steps=60", "checkpoint_steps=5", "evaluate_every=1")
+        for setting in (*TINY_RECIPE, "steps=60", "checkpoint_steps=5", "eval_every=1")
         for word in ("--set", setting)
     ]
-    arguments = ["digits", "--from", str(weights), "--out", str(out), "--rates", "0.001,0.01", "--seeds", "2", *changes]
+    arguments = ["digits", "--from", str(weights), "--out", str(out), "--lrs", "0.001,0.01", "--seeds", "2", *changes]
     return [sys.executable, "-m", "vitruvian.cli", "finetune", *arguments, *more]
 
 
 @pytest.mark.slow
 def test_a_sweep_killed_half_way_continues_and_ends_as_an_unbroken_one(weights, tmp_path):
     subprocess.run(command(weights, tmp_path / "whole"), check=True, capture_output=True, timeout=300)
-    for place in ("dev-rate-0.01", "test-rate-*-seed-1"):
+    for place in ("dev-lr-0.01", "test-lr-*-seed-1"):
         process = subprocess.Popen(command(weights, tmp_path / "sweep"), stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 120
         while not list((tmp_path / "sweep").glob(f"{place}/checkpoints/step-*")) and time.monotonic() < deadline:
@@ -310,16 +310,14 @@ def test_a_sweep_killed_half_way_continues_and_ends_as_an_unbroken_one(weights, 
 
 @pytest.mark.slow
 def test_two_processes_share_the_trials_of_a_sweep(weights, tmp_path):
-    alone = finetune(
-        protocol_for("digits", weights, settings=TINY_RECIPE, rates=(1e-3, 1e-2), seeds=1), tmp_path / "one"
-    )
+    alone = finetune(protocol_for("digits", weights, settings=TINY_RECIPE, lrs=(1e-3, 1e-2), seeds=1), tmp_path / "one")
     program, *arguments = command(weights, tmp_path / "two", "--seeds", "1", "--set", "steps=8")
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     ended = subprocess.run([program, *torchrun, *arguments], capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("trial 3 of 3") == 1  # one process speaks
     found = json.loads((tmp_path / "two" / "sweep.json").read_text())
-    assert found["chosen_rate"] == alone.chosen_rate
+    assert found["chosen_lr"] == alone.chosen_lr
     assert [trial["state"] for trial in found["trials"]] == ["done"] * 3
     for trial, other in zip(found["trials"], alone.trials):
         assert trial["loss"] == pytest.approx(other.measures["loss"], abs=1e-3)  # sums in another order
@@ -327,10 +325,8 @@ def test_two_processes_share_the_trials_of_a_sweep(weights, tmp_path):
 
 def test_a_rate_whose_last_step_spoils_the_weights_is_left_out(weights, tmp_path):
     """No later step has a loss that could tell: the answers to the dev split do."""
-    one_step = [*TINY_RECIPE, "steps=1", "warmup=0", "clip=0", "evaluate_every=1"]
-    sweep = finetune(
-        protocol_for("digits", weights, settings=one_step, rates=(1e-3, 1e30), seeds=1), tmp_path / "sweep"
-    )
+    one_step = [*TINY_RECIPE, "steps=1", "warmup=0", "grad_clip=0", "eval_every=1"]
+    sweep = finetune(protocol_for("digits", weights, settings=one_step, lrs=(1e-3, 1e30), seeds=1), tmp_path / "sweep")
     assert [trial.state for trial in sweep.dev] == ["done", "failed"]
     assert "the weights after step 1 give answers that are not finite" in sweep.to_json()["trials"][1]["why"]
 

@@ -43,7 +43,7 @@ def test_the_head_is_ridge_regression_times_a_scale():
 
 def test_strength_and_scale_are_those_of_answers_without_the_image_itself():
     features, labels = clouds(count=24, spread=0.5)
-    head = least_squares(features, labels, 3, smoothing=0.1)
+    head = least_squares(features, labels, 3, label_smoothing=0.1)
     x, y = features.double().numpy(), np.eye(3)[labels.numpy()]
     unit = ((x - x.mean(0)) ** 2).sum() / x.shape[1]
 
@@ -122,7 +122,7 @@ class Heard(Listener):
 
 @pytest.mark.parametrize("kind", ["least_squares", "probe"])
 def test_a_run_begins_where_the_probe_ends(tmp_path, kind):
-    settings = ["steps=1", "rate=1e-9", "warmup=0", "average=none", "architecture.pool=mean"]
+    settings = ["steps=1", "lr=1e-9", "warmup=0", "average=none", "architecture.pool=mean"]
     heard = Heard()
     run = train("digits", out=tmp_path / "run", settings=[*settings, f"head_init={kind}"], listeners=[heard])
     assert "fitting the head to 1,438 images" in heard.texts
@@ -132,8 +132,8 @@ def test_a_run_begins_where_the_probe_ends(tmp_path, kind):
 
 
 def test_a_sigmoid_loss_has_no_such_head():
-    with pytest.raises(ConfigError, match="head_init='probe' is for loss='softmax', not for 'sigmoid'"):
-        changed(read_recipe("finetune-small"), ["loss=sigmoid"])
+    with pytest.raises(ConfigError, match="head_init='probe' is for loss='cross_entropy', not for 'bce'"):
+        changed(read_recipe("finetune-small"), ["loss=bce"])
 
 
 def test_one_image_a_class_leaves_nothing_to_choose_by_and_gets_the_strongest_regularization():

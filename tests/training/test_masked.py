@@ -122,9 +122,12 @@ def test_what_is_masked_is_not_seen():
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"loss": "sigmoid"}, "loss cannot be set with objective='masked'"),
-        ({"smoothing": 0.1}, "smoothing cannot be set with objective='masked', which learns colors and no labels"),
-        ({"drop_tokens": 0.5}, "drop_tokens cannot be set"),
+        ({"loss": "bce"}, "loss cannot be set with objective='masked'"),
+        (
+            {"label_smoothing": 0.1},
+            "label_smoothing cannot be set with objective='masked', which learns colors and no labels",
+        ),
+        ({"patch_drop": 0.5}, "patch_drop cannot be set"),
         ({"final": "best"}, "final cannot be set"),
         ({"validation": "test"}, "validation cannot be set"),
     ],
@@ -166,13 +169,13 @@ class StopAt(Listener):
 def pretrained(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VITRUVIAN_CACHE", str(tmp_path_factory.mktemp("cache")))
-        return train("digits", out=tmp_path_factory.mktemp("run") / "run", settings=[*MASKED, "rate=0.003"])
+        return train("digits", out=tmp_path_factory.mktemp("run") / "run", settings=[*MASKED, "lr=0.003"])
 
 
 @pytest.mark.parametrize("step", [4, 9])
 def test_a_run_stopped_and_continued_equals_an_unbroken_one(tmp_path, pretrained, step):
     with pytest.raises(Interrupted):
-        train("digits", out=tmp_path / "run", settings=[*MASKED, "rate=0.003"], listeners=[StopAt(step)])
+        train("digits", out=tmp_path / "run", settings=[*MASKED, "lr=0.003"], listeners=[StopAt(step)])
     assert "mask_embedding" in " ".join(checkpoint_names(tmp_path / "run"))
     continued = resume(tmp_path / "run")
     assert identical(weights(continued.folder), weights(pretrained.folder))
@@ -209,7 +212,7 @@ def test_the_model_has_no_head_and_nothing_of_the_pre_training(pretrained):
 
 def test_training_and_fine_tuning_start_from_it(tmp_path, pretrained):
     start = weights(pretrained.folder)
-    settings = ["steps=2", "batch_size=32", "rate=1e-9", "workers=0", "average=none"]
+    settings = ["steps=2", "batch_size=32", "lr=1e-9", "workers=0", "average=none"]
     run = train("digits", weights=pretrained.folder, out=tmp_path / "run", settings=settings)
     assert run.model().config.classes == 10
     found = weights(run.folder)
@@ -245,7 +248,7 @@ def test_the_three_views_of_an_example_are_image_corruption_and_prediction():
 
 def test_the_papers_recipe_has_the_papers_numbers():
     recipe = read_recipe("paper-masked")
-    assert (recipe.model, recipe.rate, recipe.batch_size, recipe.objective) == ("ViT-B/16", 2e-4, 4096, "masked")
+    assert (recipe.model, recipe.lr, recipe.batch_size, recipe.objective) == ("ViT-B/16", 2e-4, 4096, "masked")
     assert read_recipe("masked").objective == "masked"
 
 
@@ -254,7 +257,7 @@ def test_the_papers_recipe_has_the_papers_numbers():
 def test_two_processes_learn_what_one_learns(tmp_path, pretrained, parallel):
     from runs import changes, vit_train
 
-    settings = changes("objective=masked", "rate=0.003", f"parallel={parallel}")
+    settings = changes("objective=masked", "lr=0.003", f"parallel={parallel}")
     done = vit_train("digits", "--out", tmp_path / "run", *settings, processes=2)
     assert done.returncode == 0, done.stderr
     one, two = ([line["loss"] for line in lines(run)] for run in (pretrained.folder, tmp_path / "run"))

@@ -6,7 +6,7 @@ import torch
 from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import build
-from vitruvian.training.optimizer import freeze, layers_above, learning, optimizer_for, set_rate
+from vitruvian.training.optimizer import freeze, layers_above, learning, optimizer_for, set_lr
 from vitruvian.training.recipe import Recipe
 
 
@@ -31,33 +31,33 @@ def test_only_kernels_decay():
 
 def test_all_parameters_decay_if_asked():
     model = tiny()
-    groups = optimizer_for(model, Recipe(epochs=1, weight_decay=0.1, decay_on="all")).param_groups
+    groups = optimizer_for(model, Recipe(epochs=1, weight_decay=0.1, weight_decay_on="all")).param_groups
     assert [group["weight_decay"] for group in groups] == [0.1]
 
 
-@pytest.mark.parametrize(("times_rate", "shrunk"), [(True, 1 - 0.5 * 0.1), (False, 1 - 0.1)])
-def test_decay_is_multiplied_by_the_rate_or_not(times_rate, shrunk):
+@pytest.mark.parametrize(("decouple", "shrunk"), [(False, 1 - 0.5 * 0.1), (True, 1 - 0.1)])
+def test_decay_is_multiplied_by_lr_or_not(decouple, shrunk):
     model = tiny()
-    recipe = Recipe(epochs=1, rate=0.5, weight_decay=0.1, decay_times_rate=times_rate)
+    recipe = Recipe(epochs=1, lr=0.5, weight_decay=0.1, decouple_lr=decouple)
     optimizer = optimizer_for(model, recipe)
     weight = model.blocks[0].mlp.fc1.weight
     before = weight.detach().clone()
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    set_rate(optimizer, 0.5)
+    set_lr(optimizer, 0.5)
     optimizer.step()
     torch.testing.assert_close(weight.detach(), before * shrunk)
 
 
-def test_the_rate_falls_from_layer_to_layer():
+def test_the_lr_falls_from_layer_to_layer():
     model = tiny()
     optimizer = optimizer_for(model, Recipe(epochs=1, layer_decay=0.5))
-    set_rate(optimizer, 0.8)
-    rates = {name: group["lr"] for names, group in named_groups(model, optimizer) for name in names}
-    assert rates["head.weight"] == rates["norm.weight"] == pytest.approx(0.8)
-    assert rates["blocks.1.norm1.weight"] == pytest.approx(0.4)
-    assert rates["blocks.0.mlp.fc1.bias"] == pytest.approx(0.2)
-    assert rates["embed.patch.weight"] == rates["embed.positions"] == pytest.approx(0.1)
+    set_lr(optimizer, 0.8)
+    lrs = {name: group["lr"] for names, group in named_groups(model, optimizer) for name in names}
+    assert lrs["head.weight"] == lrs["norm.weight"] == pytest.approx(0.8)
+    assert lrs["blocks.1.norm1.weight"] == pytest.approx(0.4)
+    assert lrs["blocks.0.mlp.fc1.bias"] == pytest.approx(0.2)
+    assert lrs["embed.patch.weight"] == lrs["embed.positions"] == pytest.approx(0.1)
 
 
 def test_a_resnet_has_layers_too():

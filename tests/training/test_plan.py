@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 def tiny(**changes):
     settings = {"model": "ViT-Ti/16", "architecture": TINY, "image_size": 8, "steps": 50, "batch_size": 32}
-    return Recipe(**settings | changes, workers=0, evaluate_every=1.0, view={"mean": (0.5,), "std": (0.5,)})
+    return Recipe(**settings | changes, workers=0, eval_every=1.0, view={"mean": (0.5,), "std": (0.5,)})
 
 
 def planned(**changes):
@@ -40,7 +40,7 @@ def test_memory_is_that_of_weights_moments_mean_and_a_step():
 
 
 def test_parts_of_a_batch_one_after_the_other_need_less_memory():
-    whole, parts, small = (planned(**changes) for changes in ({}, {"accumulate": 4}, {"batch_size": 8}))
+    whole, parts, small = (planned(**changes) for changes in ({}, {"grad_accum_steps": 4}, {"batch_size": 8}))
     assert parts.step_bytes < whole.step_bytes / 2
     gradients, pixels = 4 * parts.parameters, 4 * 32 * 8 * 8  # there all the time, unlike in a small batch
     assert parts.step_bytes == pytest.approx(small.step_bytes + gradients + pixels, rel=0.1)

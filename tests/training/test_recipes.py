@@ -8,16 +8,17 @@ import torch
 from vitruvian.catalog import resolve
 from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.cost import parameters
+from vitruvian.data.augment import Augment
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import build
 from vitruvian.training import Recipe, read_recipe, recipe_names, train
 from vitruvian.training.choose import chosen_recipe
 from vitruvian.training.prepare import config_of, model_for
-from vitruvian.training.recipes import changed, to_toml
+from vitruvian.training.recipes import OTHER_NAMES, changed, to_toml
 from vitruvian.weights.save import save
 
 TABLE_3 = {
-    # recipe: model, epochs, rate, schedule, weight decay, dropout
+    # recipe: model, epochs, lr, schedule, weight decay, dropout
     "paper-jft-b": ("ViT-B/16", 7, 8e-4, "linear", 0.1, 0.0),
     "paper-jft-l32": ("ViT-L/32", 7, 6e-4, "linear", 0.1, 0.0),
     "paper-jft-l16": ("ViT-L/16", 7, 4e-4, "linear", 0.1, 0.0),
@@ -31,11 +32,11 @@ TABLE_3 = {
 @pytest.mark.parametrize("name", TABLE_3)
 def test_the_papers_recipes_are_the_rows_of_table_3(name):
     recipe = read_recipe(name)
-    found = (recipe.model, recipe.epochs, recipe.rate, recipe.schedule, recipe.weight_decay)
+    found = (recipe.model, recipe.epochs, recipe.lr, recipe.schedule, recipe.weight_decay)
     assert (*found, recipe.architecture["dropout"]) == TABLE_3[name]
     assert (recipe.batch_size, recipe.warmup, recipe.image_size) == (4096, 10_000, 224)
     assert recipe.betas == (0.9, 0.999)
-    assert recipe.clip == (1.0 if name == "paper-imagenet" else 0.0)
+    assert recipe.grad_clip == (1.0 if name == "paper-imagenet" else 0.0)
     assert recipe.architecture["representation_size"] == resolve(recipe.model).width
 
 
@@ -105,9 +106,9 @@ def test_a_recipe_file_of_ones_own_can_build_on_another(tmp_path):
 def test_a_change_is_read_in_the_type_of_its_setting():
     recipe = changed(
         read_recipe("digits"),
-        ["rate=1", "augment.flip=0.25", "freeze=['embed.*']", "model=ViT-S/16", "architecture.dropout=0.1", "steps=5"],
+        ["lr=1", "augment.flip=0.25", "freeze=['embed.*']", "model=ViT-S/16", "architecture.dropout=0.1", "steps=5"],
     )
-    assert (recipe.rate, recipe.augment.flip, recipe.freeze) == (1.0, 0.25, ("embed.*",))
+    assert (recipe.lr, recipe.augment.flip, recipe.freeze) == (1.0, 0.25, ("embed.*",))
     assert (recipe.model, recipe.architecture["dropout"], recipe.steps, recipe.epochs) == ("ViT-S/16", 0.1, 5, 0.0)
 
 
@@ -115,6 +116,13 @@ def test_a_change_is_read_in_the_type_of_its_setting():
     ("change", "text"),
     [
         ("epoch=3", r"unknown setting 'epoch'; did you mean epochs\?"),
+        ("rate=1", "unknown setting 'rate': here it is lr"),
+        ("learning_rate=1", "unknown setting 'learning_rate': here it is lr"),
+        ("weight-decay=1", "unknown setting 'weight-decay': here it is weight_decay"),
+        ("clip_grad=1", "unknown setting 'clip_grad': here it is grad_clip"),
+        ("amp=true", r"unknown setting 'amp': here it is precision \(float32, bfloat16 or float16\)"),
+        ("drop_path_rate=0.1", "unknown setting 'drop_path_rate': here it is architecture.drop_path"),
+        ("architecture.stochastic_depth=0.1", "unknown setting '.*': here it is architecture.drop_path"),
         ("augment.flp=0", r"unknown setting 'augment.flp'; did you mean augment.flip"),
         ("architecture.witdh=3", r"unknown setting 'architecture.witdh'; did you mean architecture.width"),
         ("epochs=many", "epochs='many' is not a number"),
@@ -127,15 +135,26 @@ def test_a_change_is_read_in_the_type_of_its_setting():
         ("augment.mean=[1]", "augment.mean follows from view.mean: set that"),
         ("betas=[0.9]", r"betas=\[0.9\] does not have 2 values"),
         ("epochs", "'epochs' is not of the form KEY=VALUE"),
-        ("rate=0", "rate=0.0 is not a finite number above 0"),
+        ("lr=0", "lr=0.0 is not a finite number above 0"),
         ("steps=0", "a recipe has epochs or steps, not epochs=0 and steps=0"),
-        ("drop_tokens=1", "drop_tokens=1.0 is not between 0.0 and 0.95"),
+        ("patch_drop=1", "patch_drop=1.0 is not between 0.0 and 0.95"),
     ],
 )
 def test_a_wrong_change_is_one_line_that_says_what_is_wanted(change, text):
     with pytest.raises(ConfigError, match=text) as caught:
         changed(read_recipe("digits"), [change])
     assert "\n" not in str(caught.value)
+
+
+def test_a_name_from_elsewhere_stands_for_one_setting_that_exists():
+    words = [word for others in OTHER_NAMES.values() for word in others.split()]
+    assert len(set(words)) == len(words)
+    assert not {field.name for field in dataclasses.fields(Recipe)}.intersection(words)
+    tables = {"": Recipe(epochs=1), "architecture": ViTConfig(), "augment": Augment()}
+    for meant in OTHER_NAMES:
+        for name in meant.split(" (")[0].split("=")[0].split(" and "):
+            where, _, key = name.rpartition(".")
+            assert hasattr(tables[where], key), name
 
 
 def test_an_unknown_recipe_is_answered_with_the_nearest():
@@ -155,9 +174,9 @@ def test_a_broken_recipe_file_is_named(tmp_path):
         read_recipe(path)
 
 
-def test_decay_that_does_not_follow_the_rate_is_for_adamw():
-    with pytest.raises(ConfigError, match="decay_times_rate=false is for optimizer='adamw', not for 'sgd'"):
-        Recipe(epochs=1, optimizer="sgd", decay_times_rate=False)
+def test_decay_that_does_not_follow_the_lr_is_for_adamw():
+    with pytest.raises(ConfigError, match="decouple_lr=true is for optimizer='adamw', not for 'sgd'"):
+        Recipe(epochs=1, optimizer="sgd", decouple_lr=True)
 
 
 def test_the_head_bias_starts_where_the_recipe_says():
@@ -178,7 +197,7 @@ def test_the_view_keeps_its_share_at_another_size():
     assert (model.preprocess.image_size, model.preprocess.scaled_size) == ((112, 112), (128, 128))
 
 
-@pytest.mark.parametrize("change", ["rate=nan", "rate=inf", "rates=[0.1, nan]"])
+@pytest.mark.parametrize("change", ["lr=nan", "lr=inf", "lrs=[0.1, nan]"])
 def test_a_rate_is_a_finite_number(change):
-    with pytest.raises(ConfigError, match=r"rates?=\S+ is not a finite number above 0"):
+    with pytest.raises(ConfigError, match=r"lrs?=\S+ is not a finite number above 0"):
         changed(read_recipe("finetune-small"), [change])

@@ -65,7 +65,7 @@ def measures(mistakes=2):
 
 
 def test_a_report_has_every_part_and_nothing_that_is_interpreted(run):
-    lines(run.folder, 1, 2, 3, loss=0.5, top1=80.0, rate=1e-3, images_per_second=9.0)
+    lines(run.folder, 1, 2, 3, loss=0.5, top1=80.0, lr=1e-3, images_per_second=9.0)
     lines(run.folder, 3, split="val", loss=0.75, top1=50.0)
     (run.folder / "unreadable.json").write_text(json.dumps({"<b>.jpg": "cut <short>"}))
     squares = Squares([0, 1, 1, 1])

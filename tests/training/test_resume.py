@@ -20,13 +20,13 @@ from vitruvian.training.distributed import Processes
 
 DEMANDING = (
     "architecture.dropout=0.1",
-    "architecture.stochastic_depth=0.1",
+    "architecture.drop_path=0.1",
     "augment.mixup_alpha=0.2",
     "augment.cutmix_alpha=1.0",
     "augment.erasing=0.5",
     "average=ema",
-    "drop_tokens=0.25",
-    "accumulate=2",
+    "patch_drop=0.25",
+    "grad_accum_steps=2",
     "resolutions=[[0, 8], [0.6, 12]]",
 )
 """Everything that uses chance or memory."""
@@ -113,7 +113,7 @@ def test_a_run_killed_at_random_moments_ends_as_an_unbroken_one(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_the_command_exits_with_the_usual_code_and_says_how_to_continue(tmp_path, number, code):
-    words = command("digits", "--out", tmp_path / "run", *changes("steps=100000", "evaluate_every=1000"))
+    words = command("digits", "--out", tmp_path / "run", *changes("steps=100000", "eval_every=1000"))
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "run" / "metrics.jsonl").exists() or not lines(tmp_path / "run"):
         time.sleep(0.05)
@@ -213,8 +213,8 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path):
 def test_a_run_goes_on_with_other_workers_but_not_with_another_rate(tmp_path):
     with pytest.raises(Interrupted):
         train("digits", out=tmp_path / "run", settings=TINY, listeners=[StopAt(2)])
-    with pytest.raises(TrainingError, match=r"'rate=1' cannot be set for a run that goes on, only checkpoint_seconds"):
-        resume(tmp_path / "run", settings=["rate=1"])
+    with pytest.raises(TrainingError, match=r"'lr=1' cannot be set for a run that goes on, only checkpoint_seconds"):
+        resume(tmp_path / "run", settings=["lr=1"])
     assert resume(tmp_path / "run", settings=["checkpoint_steps=3"]).finished
 
 

@@ -15,8 +15,8 @@ def schedule(kind, **changes):
 
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine", "rsqrt"])
 def test_warm_up_rises_in_a_straight_line_from_zero(kind):
-    rates = [schedule(kind).rate_at(step) for step in range(21)]
-    assert rates == pytest.approx([0.8 * step / 20 for step in range(21)])
+    lrs = [schedule(kind).lr_at(step) for step in range(21)]
+    assert lrs == pytest.approx([0.8 * step / 20 for step in range(21)])
 
 
 @pytest.mark.parametrize(
@@ -31,14 +31,14 @@ def test_warm_up_rises_in_a_straight_line_from_zero(kind):
 def test_the_rate_after_warm_up_is_the_closed_form(kind, form):
     made = schedule(kind, end=0.1, timescale=25.0)
     for step in range(20, 100):
-        assert made.rate_at(step) == pytest.approx(form((step - 20) / 80))
+        assert made.lr_at(step) == pytest.approx(form((step - 20) / 80))
 
 
 def test_cool_down_ends_at_the_end_rate():
     made = schedule("rsqrt", cooldown=10, end=0.01)
-    assert made.rate_at(90) == schedule("rsqrt").rate_at(90)
-    assert made.rate_at(95) == pytest.approx(0.01 + (schedule("rsqrt").rate_at(95) - 0.01) / 2)
-    assert made.rate_at(100) == pytest.approx(0.01)
+    assert made.lr_at(90) == schedule("rsqrt").lr_at(90)
+    assert made.lr_at(95) == pytest.approx(0.01 + (schedule("rsqrt").lr_at(95) - 0.01) / 2)
+    assert made.lr_at(100) == pytest.approx(0.01)
 
 
 def test_a_length_below_one_is_a_share_of_the_run():

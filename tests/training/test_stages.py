@@ -30,9 +30,9 @@ def test_work_is_that_of_each_step_at_its_own_size():
 
 
 def test_tokens_left_out_save_work_where_there_are_tokens():
-    recipe = Recipe(steps=10, drop_tokens=0.5)
+    recipe = Recipe(steps=10, patch_drop=0.5)
     stages = stages_of(recipe, (224, 224), 10)
-    whole = recipe.replace(drop_tokens=0.0)
+    whole = recipe.replace(patch_drop=0.0)
     assert run_multiply_adds(recipe, CONFIG, stages) == run_multiply_adds(whole, CONFIG, stages) / 2
     resnet = resolve("BiT-R50x1")
     assert run_multiply_adds(recipe, resnet, stages) == run_multiply_adds(whole, resnet, stages)

@@ -28,8 +28,8 @@ def tiny_run(tmp_path, *settings, name="run", **options):
 
 
 def test_parts_of_a_batch_add_up_to_the_whole_batch(tmp_path):
-    whole = weights(tiny_run(tmp_path, "accumulate=1", "clip=1", name="whole").folder)
-    parts = weights(tiny_run(tmp_path, "accumulate=5", "clip=1", name="parts").folder)
+    whole = weights(tiny_run(tmp_path, "grad_accum_steps=1", "grad_clip=1", name="whole").folder)
+    parts = weights(tiny_run(tmp_path, "grad_accum_steps=5", "grad_clip=1", name="parts").folder)
     for name, tensor in whole.items():  # float32 sums in another order, and twelve steps of Adam
         torch.testing.assert_close(parts[name], tensor, rtol=0, atol=1e-3)
 
@@ -49,8 +49,8 @@ def test_recomputed_activations_give_the_same_weights(tmp_path):
 
 
 def test_the_mean_of_the_weights_is_what_is_evaluated_and_saved(tmp_path):
-    plain = tiny_run(tmp_path, "average=none", "rate=0.01", name="plain")
-    mean = tiny_run(tmp_path, "average=polyak", "average_start=0", "rate=0.01", name="mean")
+    plain = tiny_run(tmp_path, "average=none", "lr=0.01", name="plain")
+    mean = tiny_run(tmp_path, "average=polyak", "polyak_start=0", "lr=0.01", name="mean")
     losses = [[line["loss"] for line in lines(run.folder) if line["split"] == "train"] for run in (plain, mean)]
     assert losses[0] == losses[1]
     assert not identical(weights(plain.folder), weights(mean.folder))
@@ -61,15 +61,15 @@ def test_the_mean_of_the_weights_is_what_is_evaluated_and_saved(tmp_path):
     "setting",
     [
         "precision=bfloat16",
-        "loss=sigmoid",
-        "smoothing=0.1",
+        "loss=bce",
+        "label_smoothing=0.1",
         "class_weights=balanced",
         "sampling=balanced",
-        "repeats=2",
+        "aug_repeats=2",
         "freeze=['embed.*']",
         "schedule=rsqrt",
-        "decay_times_rate=false",
-        "drop_tokens=0.5",
+        "decouple_lr=true",
+        "patch_drop=0.5",
     ],
 )
 def test_every_option_trains_and_matters(tmp_path, setting):
@@ -118,11 +118,11 @@ def test_a_model_is_measured_and_saved_for_larger_images_than_it_learns_from(tmp
 
 
 def test_with_weights_a_recipe_regularizes_and_leaves_their_shape(tmp_path):
-    recipe = read_recipe("digits").replace(architecture={"layers": 5, "stochastic_depth": 0.2})
+    recipe = read_recipe("digits").replace(architecture={"layers": 5, "drop_path": 0.2})
     settings = ["steps=1", "workers=0"]
     run = train("digits", recipe=recipe, weights=tiny_weights(tmp_path / "w"), out=tmp_path / "run", settings=settings)
-    assert run.recipe.architecture == {"stochastic_depth": 0.2}
-    assert (run.model().config.layers, run.model().config.stochastic_depth) == (1, 0.2)
+    assert run.recipe.architecture == {"drop_path": 0.2}
+    assert (run.model().config.layers, run.model().config.drop_path) == (1, 0.2)
 
 
 def test_regularizers_of_a_vit_say_nothing_about_a_resnet(tmp_path):
@@ -130,7 +130,7 @@ def test_regularizers_of_a_vit_say_nothing_about_a_resnet(tmp_path):
     resnet.preprocess = Preprocess(image_size=(32, 32))
     save(resnet, tmp_path / "w")
     recipe = read_recipe("finetune-small").replace(weights=str(tmp_path / "w"), enlarge=1.0)
-    assert "stochastic_depth" in recipe.architecture
+    assert "drop_path" in recipe.architecture
     assert model_for(recipe, ("cat", "dog")).config == resnet.config
 
 
@@ -140,7 +140,7 @@ def test_a_resolution_that_the_patch_does_not_divide_is_refused(tmp_path):
 
 
 def test_tokens_are_left_out_while_training_only():
-    model = model_for(changed(read_recipe("digits"), ["drop_tokens=0.75"]), ["a", "b"])
+    model = model_for(changed(read_recipe("digits"), ["patch_drop=0.75"]), ["a", "b"])
     assert isinstance(model, ViT)
     pixels = torch.randn(2, 1, 8, 8)
     assert model.forward_features(pixels).shape == (2, 1, 96)
@@ -152,9 +152,9 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_step_and_batch(tmp_pat
 
     losses = objective.losses
 
-    def broken(logits, targets, kind, smoothing=0.0):
+    def broken(logits, targets, kind, label_smoothing=0.0):
         broken.calls += 1
-        return losses(logits, targets, kind, smoothing) * (float("nan") if broken.calls == 8 else 1.0)
+        return losses(logits, targets, kind, label_smoothing) * (float("nan") if broken.calls == 8 else 1.0)
 
     broken.calls = 0
     monkeypatch.setattr(objective, "losses", broken)
@@ -182,7 +182,7 @@ def test_weights_that_are_no_numbers_are_never_kept(tmp_path, monkeypatch):
 
 
 def test_a_run_ends_early_when_it_gets_no_better_and_gives_its_best_model(tmp_path):
-    settings = ("steps=300", "rate=1e-12", "patience=2", "final=best", "evaluate_every=0.05", "average=none")
+    settings = ("steps=300", "lr=1e-12", "patience=2", "final=best", "eval_every=0.05", "average=none")
     run = tiny_run(tmp_path, *settings)
     accuracies = [line["top1"] for line in run.metrics("val")]
     assert len(accuracies) == accuracies.index(max(accuracies)) + 3 < 150
@@ -222,7 +222,7 @@ def test_listeners_hear_every_line_and_the_end(tmp_path):
 
 def test_a_line_of_metrics_has_the_usual_names(tmp_path):
     first, *_, last = tiny_run(tmp_path).metrics()
-    assert first.keys() == {"step", "epoch", "split", "loss", "top1", "rate", "images_per_second", "seconds"}
+    assert first.keys() == {"step", "epoch", "split", "loss", "top1", "lr", "images_per_second", "seconds"}
     assert {"step", "epoch", "split", "loss", "top1", "top5", "count", "seconds"} <= last.keys()
     assert (first["split"], first["step"], last["split"], last["count"]) == ("train", 3, "val", 359)
     assert 0 <= first["top1"] <= 100
@@ -246,7 +246,7 @@ def on_folder(tmp_path, folder, *settings):
 def test_a_few_images_make_smaller_batches_and_unreadable_ones_are_listed(tmp_path):
     folder = folder_of(tmp_path / "images", cat=8, dog=8)
     (folder / "cat" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
-    run = on_folder(tmp_path, folder, "hold_out=0.2", "steps=4")
+    run = on_folder(tmp_path, folder, "val_fraction=0.2", "steps=4")
     assert run.recipe.batch_size == run.facts["training_images"] < 32
     assert f"batch_size is {run.recipe.batch_size}, not 32: there are no more images" in run.facts["notes"][-1]
     assert [key.rpartition("/")[2] for key in run.unreadable] == ["broken.png"]

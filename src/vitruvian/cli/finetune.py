@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from vitruvian.training.sweep import Sweep, Trial
 
 
-def parse_rates(text: str) -> list[float]:
+def parse_lrs(text: str) -> list[float]:
     """`0.001,0.003,0.01`"""
     try:
         found = [float(word) for word in text.replace(",", " ").split()]
     except ValueError:
         found = []
-    if not found or not all(0 < rate < float("inf") for rate in found):
+    if not found or not all(0 < lr < float("inf") for lr in found):
         raise typer.BadParameter(f"{text!r} is not a list of numbers above 0, such as 0.001,0.003,0.01")
     return found
 
@@ -41,9 +41,9 @@ def finetune(
     task: Annotated[
         str | None, typer.Option(metavar="TASK", help="The task whose recipe, view and metric DATA is to have.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="One rate and one seed.")] = False,
-    rates: Annotated[
-        str | None, typer.Option(metavar="R,R,...", help="Learning rates to choose among, in place of the recipe's.")
+    quick: Annotated[bool, typer.Option("--quick", help="One learning rate and one seed.")] = False,
+    lrs: Annotated[
+        str | None, typer.Option(metavar="LR,LR,...", help="Learning rates to choose among, in place of the recipe's.")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Runs that are averaged.")] = SEEDS,
     steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Steps of each trial.")] = None,
@@ -56,8 +56,8 @@ def finetune(
 ) -> None:
     """Fine-tune weights on images as the paper does it.
 
-    Tries the rates of the recipe on a dev split, trains with the best one on everything, with several seeds, and
-    gives mean and deviation on the test split. The same command goes on after an interruption.
+    Tries the learning rates of the recipe on a dev split, trains with the best one on everything, with several seeds,
+    and gives mean and deviation on the test split. The same command goes on after an interruption.
     """
     from vitruvian.tasks import task_named
     from vitruvian.training.events import TensorBoard
@@ -75,7 +75,7 @@ def finetune(
         recipe=recipe,
         task=task_named(task) if task else None,
         settings=changes,
-        rates=() if rates is None else parse_rates(rates),
+        lrs=() if lrs is None else parse_lrs(lrs),
         seeds=seeds,
     )
     bar = progress()
@@ -94,7 +94,7 @@ def show(sweep: Sweep) -> None:
     from vitruvian.cli.text import table
     from vitruvian.training.sweep_report import stated
 
-    headings = ("trial", ">rate", ">seed", "measured on", ">top-1", ">mean per class", "")
+    headings = ("trial", ">lr", ">seed", "measured on", ">top-1", ">mean per class", "")
     print(table(headings, [row(sweep, trial) for trial in sweep.trials]))
     count = len(sweep.values())
     runs = f"mean and standard deviation of {count} runs" if count > 1 else "one run"
@@ -109,5 +109,5 @@ def show(sweep: Sweep) -> None:
 def row(sweep: Sweep, trial: Trial) -> tuple[str, ...]:
     measures = trial.measures
     numbers = [f"{measures[key]:.2f}%" if measures else trial.state for key in ("top1", "mean_per_class")]
-    chosen = "chosen" if trial.kind == "dev" and trial.rate == sweep.chosen_rate else ""
-    return trial.name, f"{trial.rate:g}", str(trial.seed), trial.kind, *numbers, chosen
+    chosen = "chosen" if trial.kind == "dev" and trial.lr == sweep.chosen_lr else ""
+    return trial.name, f"{trial.lr:g}", str(trial.seed), trial.kind, *numbers, chosen

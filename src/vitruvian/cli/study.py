@@ -35,7 +35,7 @@ def parse_numbers(text: str) -> list[int]:
 
 Models = Annotated[str, typer.Option(metavar="W,W,...", help="Weights to start from: files, folders or names.")]
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the study; else one in runs/.")]
-Quick = Annotated[bool, typer.Option("--quick", help="One rate and one seed.")]
+Quick = Annotated[bool, typer.Option("--quick", help="One learning rate and one seed.")]
 RecipeName = Annotated[str | None, typer.Option("--recipe", metavar="NAME", help="In place of each task's own recipe.")]
 Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="Runs that are averaged.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line for each cell.")]

@@ -42,7 +42,7 @@ class ViT(nn.Module):
         self.embed = Embedding(config)
         last = max(1, config.layers - 1)
         self.blocks = nn.ModuleList(
-            Block(config, drop_path=config.stochastic_depth * layer / last) for layer in range(config.layers)
+            Block(config, drop_path=config.drop_path * layer / last) for layer in range(config.layers)
         )
         self.norm = nn.LayerNorm(config.width, eps=config.numerics.norm_eps)
         self.attn_pool = AttentionPool(config) if config.pool == "map" else None

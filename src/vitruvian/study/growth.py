@@ -11,7 +11,7 @@ from typing import Any, Literal
 from vitruvian.cost import parameters
 from vitruvian.errors import ConfigError, TrainingError
 from vitruvian.study import STUDY_FILE
-from vitruvian.training.distributed import joined
+from vitruvian.training.distributed import process_group
 from vitruvian.training.images import fitting_batch_size, images_for
 from vitruvian.training.journal import Listener
 from vitruvian.training.places import RUNS, lasting_data
@@ -125,7 +125,7 @@ def study_of(
     if len({family_name(name) for name in families}) != len(families):
         raise ConfigError(f"the families {', '.join(families)} do not differ in their names")
     cells = [
-        cell_of(where, name, folder=folder, settings=[*settings, f"images={count}", f"steps={number}"])
+        cell_of(where, name, folder=folder, settings=[*settings, f"max_train_samples={count}", f"steps={number}"])
         for count in sizes
         for number in steps
         for name in families
@@ -139,7 +139,7 @@ def cell_of(data: str, family: str, *, folder: Path, settings: Sequence[str]) ->
     images = images_for(data, recipe)
     found = len(images.train)
     recipe = recipe.replace(batch_size=fitting_batch_size(recipe, found, 1))
-    name = f"{family_name(family)}-{recipe.images or 'all'}-images-{recipe.steps}-steps"
+    name = f"{family_name(family)}-{recipe.max_train_samples or 'all'}-images-{recipe.steps}-steps"
     return Cell(family=family, recipe=recipe, images=found, classes=len(images.classes), folder=folder / name)
 
 
@@ -156,10 +156,10 @@ def carry_out(
     """
     for cell in study.cells:
         check_same(study, cell)  # before hours of work
-    with joined(study.cells[0].recipe.device) as processes:  # once for all cells
+    with process_group(study.cells[0].recipe.device) as processes:  # once for all cells
         for number, cell in enumerate(study.cells, 1):
-            state = processes.agreed(cell.state)
-            if processes.first:
+            state = processes.broadcast(cell.state)
+            if processes.is_main:
                 before = {"done": " (done before)", "begun": " (goes on)", "waiting": ""}[state]
                 said(f"cell {number} of {len(study.cells)}: {cell.folder.name}{before}")
                 write_study(study)
@@ -170,7 +170,7 @@ def carry_out(
             except Interrupted as stopped:
                 text = f"stopped in {cell.folder.name}, cell {number} of {len(study.cells)}; the same command goes on"
                 raise Interrupted(text, stopped.number) from None
-            if processes.first:
+            if processes.is_main:
                 Run(cell.folder).forget_checkpoints()
                 write_study(study)
                 after(study)

@@ -14,7 +14,7 @@ from vitruvian.errors import CheckpointError, DataError, TrainingError
 from vitruvian.study import STUDY_FILE
 from vitruvian.study.published import VTAB_MEAN
 from vitruvian.tasks import SEEDS, VTAB_TASKS, Task, task_named
-from vitruvian.training.distributed import joined
+from vitruvian.training.distributed import process_group
 from vitruvian.training.finetune import finetune, protocol_for, silent
 from vitruvian.training.journal import Listener
 from vitruvian.training.run import write_record
@@ -33,7 +33,7 @@ class Setup:
     """In place of the task's own."""
     settings: tuple[str, ...] = ()
     quick: bool = False
-    """One rate and one seed."""
+    """One learning rate and one seed."""
     seeds: int = SEEDS
 
 
@@ -96,14 +96,14 @@ def transfer(
     for model in models:
         locate(model)  # before hours of work
     cells: list[Cell] = []
-    with joined("auto") as processes:  # once for all trainings
-        heard = said if processes.first else silent
+    with process_group("auto") as processes:  # once for all trainings
+        heard = said if processes.is_main else silent
         for model in models:
             for task in tasks:
                 heard(f"{model} on {task.name} ({len(cells) + 1} of {len(models) * len(tasks)})")
                 folder = out / f"{short(model)}-{task.name}"
                 cells.append(one_cell(model, task, folder=folder, setup=setup, listeners=listeners, said=heard))
-                if processes.first:
+                if processes.is_main:
                     write_cells(out, cells)
     return cells
 

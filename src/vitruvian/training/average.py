@@ -62,4 +62,4 @@ def local(tensor: Tensor) -> Tensor:
 def average_for(model: nn.Module, recipe: Recipe, steps: int) -> Average | None:
     if recipe.average == "none":
         return None
-    return Average(model, recipe.average, decay=recipe.average_decay, start=round(recipe.average_start * steps))
+    return Average(model, recipe.average, decay=recipe.ema_decay, start=round(recipe.polyak_start * steps))

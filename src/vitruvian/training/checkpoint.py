@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 
 from vitruvian.errors import TrainingError
-from vitruvian.training.distributed import Processes, whole
+from vitruvian.training.distributed import Processes, full_tensor
 from vitruvian.weights.store import sync
 
 POSITION = "position.json"
@@ -36,34 +36,34 @@ class Checkpoints:
     def write(self, step: int, tensors: dict[str, Tensor], position: dict[str, Any]) -> Path:
         """Save the state after so many steps, then remove the oldest; one of this step is as good as a new one."""
         final = self.folder / f"step-{step:08d}"
-        if self.processes.agreed(final.exists()):
+        if self.processes.broadcast(final.exists()):
             return final
         staged = self.folder / f".{final.name}{UNFINISHED}"
         try:
             self._stage(staged, tensors, position)
-            if self.processes.first:
+            if self.processes.is_main:
                 os.replace(staged, final)
                 sync(self.folder)
                 for old in self.all()[: -self.keep]:
                     shutil.rmtree(old, ignore_errors=True)
         except (OSError, SafetensorError, CheckpointException) as error:
-            if self.processes.first:
+            if self.processes.is_main:
                 shutil.rmtree(staged, ignore_errors=True)
             raise TrainingError(f"{final}: cannot be written: {cause(error)}; {self._rest()}") from error
-        self.processes.wait()
+        self.processes.barrier()
         return final
 
     def _stage(self, staged: Path, tensors: dict[str, Tensor], position: dict[str, Any]) -> None:
-        if self.processes.first:
+        if self.processes.is_main:
             shutil.rmtree(staged, ignore_errors=True)
             staged.mkdir(parents=True)
-        self.processes.wait()
-        if self.processes.alone:
+        self.processes.barrier()
+        if not self.processes.is_distributed:
             own = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
             save_file(own, staged / "state.safetensors")
         else:
             save_parts(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(staged), save_distributed=True))
-        if self.processes.first:
+        if self.processes.is_main:
             (staged / POSITION).write_text(json.dumps(position, indent=1), encoding="utf-8")
             for path in [*staged.iterdir(), staged]:
                 sync(path)
@@ -80,7 +80,7 @@ class Checkpoints:
 
     def clean(self) -> None:
         """Remove what an interrupted write has left."""
-        if self.processes.first:
+        if self.processes.is_main:
             for path in self.folder.glob(f".*{UNFINISHED}"):
                 shutil.rmtree(path, ignore_errors=True)
 
@@ -101,7 +101,11 @@ def read_tensors(checkpoint: Path, tensors: dict[str, Tensor], processes: Proces
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            load_parts(dict(tensors), storage_reader=HuggingFaceStorageReader(str(checkpoint)), no_dist=processes.alone)
+            load_parts(
+                dict(tensors),
+                storage_reader=HuggingFaceStorageReader(str(checkpoint)),
+                no_dist=not processes.is_distributed,
+            )
     except (OSError, SafetensorError, CheckpointException, RuntimeError) as error:
         raise TrainingError(f"{checkpoint}: does not fit this run: {cause(error)}") from error
 
@@ -117,4 +121,4 @@ def cause(error: BaseException) -> str:
 
 def gathered(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Whole copies of tensors that may be spread over processes, on the CPU."""
-    return {name: whole(tensor.detach()).cpu() for name, tensor in tensors.items()}
+    return {name: full_tensor(tensor.detach()).cpu() for name, tensor in tensors.items()}

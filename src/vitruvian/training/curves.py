@@ -12,7 +12,7 @@ from vitruvian.training.journal import Line
 CHARTS = (
     ("loss", "Loss"),
     ("top1", "Top-1 accuracy, %"),
-    ("rate", "Learning rate"),
+    ("lr", "Learning rate"),
     ("images_per_second", "Images per second"),
 )
 """What is drawn, and its title; a number that no line has is left out."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -29,51 +29,51 @@ class Processes:
     """This process among those of the run."""
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
     device: torch.device = CPU
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the process that writes and speaks."""
         return self.rank == 0
 
     @property
-    def alone(self) -> bool:
-        return self.world == 1
+    def is_distributed(self) -> bool:
+        return self.world_size > 1
 
-    def added_up(self, values: Tensor) -> Tensor:
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
         """The sum over all processes, in each of them."""
-        if not self.alone:
+        if self.is_distributed:
             dist.all_reduce(values)
         return values
 
-    def agreed(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """What the first process says, in each of them."""
-        if self.alone:
+        if not self.is_distributed:
             return value
         box = [value]
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
-    def greatest(self, value: int) -> int:
-        """The greatest value of any process, in each of them."""
-        if self.alone:
+    def all_reduce_max(self, value: int) -> int:
+        """The all_reduce_max value of any process, in each of them."""
+        if not self.is_distributed:
             return value
         box = torch.tensor(value, device=self.device)
         dist.all_reduce(box, op=dist.ReduceOp.MAX)
         return int(box.item())
 
-    def united(self, entries: dict[str, str]) -> dict[str, str]:
+    def all_gather(self, entries: dict[str, str]) -> dict[str, str]:
         """The entries of all processes, in each of them."""
-        if self.alone:
+        if not self.is_distributed:
             return entries
-        found: list[dict[str, str]] = [{} for _ in range(self.world)]
+        found: list[dict[str, str]] = [{} for _ in range(self.world_size)]
         dist.all_gather_object(found, entries)
         return {key: value for part in found for key, value in part.items()}
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Until all are here."""
-        if not self.alone:
+        if self.is_distributed:
             dist.barrier()
 
 
@@ -82,7 +82,7 @@ _left: list[object] = []
 
 
 @contextmanager
-def joined(device: str) -> Iterator[Processes]:
+def process_group(device: str) -> Iterator[Processes]:
     """This process, connected to the others while the context lasts.
 
     Inside another such context the connection is that one's. An error of the connection, which is how the death of
@@ -91,11 +91,11 @@ def joined(device: str) -> Iterator[Processes]:
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     chosen = chosen_device(device)
     if world == 1 or dist.is_initialized():
-        yield Processes(rank=rank if world > 1 else 0, world=world, device=chosen)
+        yield Processes(rank=rank if world > 1 else 0, world_size=world, device=chosen)
         return
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=TIMEOUT)
     try:
-        yield Processes(rank=rank, world=world, device=chosen)
+        yield Processes(rank=rank, world_size=world, device=chosen)
     except (RuntimeError, dist.DistError) as error:
         if is_lost_connection(error):
             raise TrainingError(
@@ -129,46 +129,44 @@ def chosen_device(name: str) -> torch.device:
     return device
 
 
-def shard(model: Model, processes: Processes, parallel: Parallel) -> None:
+def fully_shard(model: Model, processes: Processes, parallel: Parallel) -> None:
     """Spread the parameters over the processes (`fsdp`), block by block; before the optimizer is made."""
-    if processes.alone or parallel != "fsdp":
+    if not processes.is_distributed or parallel != "fsdp":
         return
+    from torch.distributed import fsdp
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh(processes.device.type, (processes.world,))
+    mesh = init_device_mesh(processes.device.type, (processes.world_size,))
     for part in model.blocks if isinstance(model, ViT) else model.stages:
-        fully_shard(part, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        fsdp.fully_shard(part, mesh=mesh)
+    fsdp.fully_shard(model, mesh=mesh)
 
 
-def replicated(model: Model, processes: Processes, parallel: Parallel) -> nn.Module:
+def wrap_ddp(model: Model, processes: Processes, parallel: Parallel) -> nn.Module:
     """What to call in training: with `ddp` a wrapper that averages gradients, else the model itself."""
-    if processes.alone or parallel == "fsdp":
+    if not processes.is_distributed or parallel == "fsdp":
         return model
     ids = [processes.device.index] if processes.device.type == "cuda" else None
     return nn.parallel.DistributedDataParallel(model, device_ids=ids)
 
 
-def without_exchange(module: nn.Module) -> AbstractContextManager[object]:
+@contextmanager
+def no_sync(module: Any) -> Iterator[None]:
     """A context in which a backward pass keeps its gradients to this process: for all parts of a batch but the last."""
     if isinstance(module, nn.parallel.DistributedDataParallel):
-        return module.no_sync()
-    if hasattr(module, "set_requires_gradient_sync"):
-        return unsynchronized(module)
-    return nullcontext()
-
-
-@contextmanager
-def unsynchronized(module: Any) -> Iterator[None]:
-    module.set_requires_gradient_sync(False)
-    try:
+        with module.no_sync():
+            yield
+    elif hasattr(module, "set_requires_gradient_sync"):
+        module.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            module.set_requires_gradient_sync(True)
+    else:
         yield
-    finally:
-        module.set_requires_gradient_sync(True)
 
 
-def forget_whole(model: nn.Module) -> None:
+def reshard(model: nn.Module) -> None:
     """Drop the whole parameters that a sharded model (`fsdp`) keeps after a forward pass without a backward one.
 
     Else the next step would compute with them, although the weights have changed since: an evaluation has the average
@@ -178,7 +176,7 @@ def forget_whole(model: nn.Module) -> None:
         model.reshard()  # type: ignore[operator]
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """A tensor put together from its parts in all processes, which must all ask."""
     from torch.distributed.tensor import DTensor
 

@@ -1,4 +1,4 @@
-"""Fine-tuning as the paper does it: choose the rate on a dev split, train again on everything, average over seeds."""
+"""Fine-tuning as the paper does it: choose the lr on a dev split, train again on everything, average over seeds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from vitruvian.data.sources import BUILT_IN
 from vitruvian.errors import ConfigError, TrainingError
 from vitruvian.tasks import SEEDS, Task, task_meant
-from vitruvian.training.distributed import Processes, joined
+from vitruvian.training.distributed import Processes, process_group
 from vitruvian.training.images import images_for
 from vitruvian.training.journal import Listener
 from vitruvian.training.loop import Diverged
@@ -37,13 +37,13 @@ def protocol_for(
     recipe: str | Path | Recipe | None = None,
     task: Task | None = None,
     settings: Sequence[str] = (),
-    rates: Sequence[float] = (),
+    lrs: Sequence[float] = (),
     seeds: int = SEEDS,
 ) -> Protocol:
     """What fine-tuning these weights on this data means.
 
     A task by name brings the paper's recipe, its view and its metric; `task` gives them to other data. Without a task
-    and a recipe, the recipe is `finetune-small`. `rates` replace those of the recipe.
+    and a recipe, the recipe is `finetune-small`. `lrs` replace those of the recipe.
     """
     if task is None and str(data) not in BUILT_IN:
         task = task_meant(str(data))
@@ -61,7 +61,7 @@ def protocol_for(
     return Protocol(
         data=lasting_data(data),
         recipe=found,
-        rates=tuple(dict.fromkeys(rates or found.rates or (found.rate,))),
+        lrs=tuple(dict.fromkeys(lrs or found.lrs or (found.lr,))),
         seeds=seeds,
         metric=task.metric if task else "top1",
     )
@@ -85,12 +85,14 @@ def finetune(
     """Carry the protocol out, or go on with it where an earlier call was cut off.
 
     Each trial is a run folder in `out`; finished ones are not repeated, an unfinished one is resumed. Without `out`,
-    it is the folder in `runs/` that has this protocol's sweep, or else a new one. A rate at which training diverges is
-    left out of the choice. Under torchrun, all processes call this.
+    it is the folder in `runs/` that has this protocol's sweep, or else a new one. A rate at which
+    training diverges is left out of the choice. Under torchrun, all processes call this.
     """
-    with joined(protocol.recipe.device) as processes:  # once for all trials
-        folder = Path(processes.agreed(str(sweep_folder(protocol, out) if processes.first else "")))
-        work = Work(processes=processes, listeners=tuple(listeners), said=said if said and processes.first else silent)
+    with process_group(protocol.recipe.device) as processes:  # once for all trials
+        folder = Path(processes.broadcast(str(sweep_folder(protocol, out) if processes.is_main else "")))
+        work = Work(
+            processes=processes, listeners=tuple(listeners), said=said if said and processes.is_main else silent
+        )
         return work.sweep(protocol, folder)
 
 
@@ -114,14 +116,16 @@ class Work:
         self.record(sweep)
         for number, trial in enumerate(sweep.dev, 1):
             self.carry_out(sweep, trial, number)
-        rate = self.processes.agreed(sweep.chosen_rate)
-        if rate is None:
-            raise TrainingError(f"{folder}: training diverged at every rate, {why(sweep.dev[0])}; try lower --rates")
-        sweep = replace(sweep, test=tuple(protocol.test_trials(folder, rate)))
+        lr = self.processes.broadcast(sweep.chosen_lr)
+        if lr is None:
+            raise TrainingError(
+                f"{folder}: training diverged at every learning rate, {why(sweep.dev[0])}; try lower --lrs"
+            )
+        sweep = replace(sweep, test=tuple(protocol.test_trials(folder, lr)))
         for number, trial in enumerate(sweep.test, len(sweep.dev) + 1):
             self.carry_out(sweep, trial, number)
-        if not self.processes.agreed(sweep.values()):
-            raise TrainingError(f"{folder}: training diverged with every seed, {why(sweep.test[0])}; try lower --rates")
+        if not self.processes.broadcast(sweep.values()):
+            raise TrainingError(f"{folder}: training diverged with every seed, {why(sweep.test[0])}; try lower --lrs")
         return sweep
 
     def check(self, protocol: Protocol) -> None:
@@ -134,18 +138,18 @@ class Work:
             made = f", --recipe {SMALL_RECIPE} is made for such machines" if recipe.steps else ""
             self.said(
                 f"note: each trial goes through {seen:,} images, and there is no GPU: this may take days; "
-                f"--set images=N trains on no more than N{made}"
+                f"--set max_train_samples=N trains on no more than N{made}"
             )
 
     def carry_out(self, sweep: Sweep, trial: Trial, number: int) -> None:
         """Train, or train on, unless the trial is over."""
-        state: State = self.processes.agreed(trial.state)
+        state: State = self.processes.broadcast(trial.state)
         self.said(announced(trial, state, f"{number} of {len(sweep.dev) + sweep.protocol.seeds}"))
         try:
             if state == "begun":
                 resume(trial.folder, listeners=self.listeners)
             elif state == "waiting":
-                if self.processes.first:
+                if self.processes.is_main:
                     shutil.rmtree(trial.folder, ignore_errors=True)  # what was cut off before the run was on record
                 recipe = sweep.protocol.recipe_of(trial)
                 train(sweep.protocol.data, recipe=recipe, out=trial.folder, listeners=self.listeners)
@@ -154,15 +158,15 @@ class Work:
             text = f"stopped in {trial.name} with {done} trials done; the same command goes on from there"
             raise Interrupted(text, stopped.number) from None
         except Diverged as error:
-            if self.processes.first:
+            if self.processes.is_main:
                 write_whole(trial.folder / FAILED_FILE, str(error))
-        if self.processes.first:
+        if self.processes.is_main:
             Run(trial.folder).forget_checkpoints()
         self.record(sweep)
 
     def record(self, sweep: Sweep) -> None:
         """Write sweep.json and report.html."""
-        if self.processes.first:
+        if self.processes.is_main:
             sweep.write()
             write_sweep_report(sweep)
 
@@ -171,7 +175,7 @@ def announced(trial: Trial, state: State, place: str) -> str:
     """What comes next, in a line."""
     seed = f", seed {trial.seed}" if trial.kind == "test" else ""
     before = {"done": " (done before)", "failed": " (diverged before)", "begun": " (goes on)", "waiting": ""}[state]
-    return f"trial {place}: rate {trial.rate:g}{seed}, measured on the {trial.kind} split{before}"
+    return f"trial {place}: lr {trial.lr:g}{seed}, measured on the {trial.kind} split{before}"
 
 
 def why(trial: Trial) -> str:

@@ -80,7 +80,7 @@ def fit_head(
         head = logistic(found)
     else:
         features, labels = torch.from_numpy(found.values), torch.from_numpy(found.labels)
-        head = least_squares(features, labels, len(source.classes), smoothing=recipe.smoothing)
+        head = least_squares(features, labels, len(source.classes), label_smoothing=recipe.label_smoothing)
     with torch.no_grad():
         model.head.weight.copy_(heads * head.weight.T)
         model.head.bias.copy_(heads * head.bias + recipe.head_bias)
@@ -125,7 +125,7 @@ def logistic(found: FeatureSet) -> LinearHead:
     return LinearHead(weight=weight.float(), bias=(probe.weights[-1] - probe.mean @ weight).float(), strength=l2)
 
 
-def least_squares(features: Tensor, labels: Tensor, classes: int, *, smoothing: float = 0.0) -> LinearHead:
+def least_squares(features: Tensor, labels: Tensor, classes: int, *, label_smoothing: float = 0.0) -> LinearHead:
     """Ridge regression on one-hot labels, in float64, scaled to logits of the lowest loss."""
     x, y = features.double(), F.one_hot(labels, classes).double()
     x_mean, y_mean = x.mean(dim=0), y.mean(dim=0)
@@ -144,7 +144,9 @@ def least_squares(features: Tensor, labels: Tensor, classes: int, *, smoothing: 
     errors = {strength: float((answers(strength) - y).square().mean()) for strength in STRENGTHS}
     strength = min(errors, key=errors.__getitem__)
     left_out = answers(strength) + y_mean
-    losses = {scale: float(F.cross_entropy(scale * left_out, labels, label_smoothing=smoothing)) for scale in SCALES}
+    losses = {
+        scale: float(F.cross_entropy(scale * left_out, labels, label_smoothing=label_smoothing)) for scale in SCALES
+    }
     scale = min(losses, key=losses.__getitem__)
     weight = scale * (axes @ (reach / (variances.clamp(min=0) + strength * unit)[:, None]))
     return LinearHead(

@@ -67,9 +67,9 @@ def images_for(data: str | Path, recipe: Recipe) -> Images:
     images = protocol_images(found, recipe) if recipe.validation != "auto" else usual_images(found, recipe)
     if recipe.objective == "labels":
         images = replace(images, notes=(*images.notes, *unlearnt(images)))
-    if not recipe.images:
+    if not recipe.max_train_samples:
         return images
-    return replace(images, train=first_of_each(images.train, recipe.images, recipe.seed))
+    return replace(images, train=first_of_each(images.train, recipe.max_train_samples, recipe.seed))
 
 
 def unlearnt(images: Images) -> list[str]:
@@ -101,12 +101,12 @@ def usual_images(found: DataSet, recipe: Recipe) -> Images:
             validation_is=f"the split {name!r}",
             notes=found.notes,
         )
-    train, held = hold_out(found.train, recipe.hold_out, recipe.seed)
+    train, held = hold_out(found.train, recipe.val_fraction, recipe.seed)
     return Images(
         name=found.name,
         train=train,
         validation=held,
-        validation_is=f"{recipe.hold_out:.0%} of each class, held out",
+        validation_is=f"{recipe.val_fraction:.0%} of each class, held out",
         notes=found.notes,
     )
 
@@ -123,14 +123,14 @@ def protocol_images(found: DataSet, recipe: Recipe) -> Images:
     if test is None and dev is not None:
         test, dev, test_is = dev, None, "the split 'val'"
     elif test is None:
-        train, test = hold_out(train, recipe.hold_out, TEST_SEED)
-        test_is = f"{recipe.hold_out:.0%} of each class, held out for testing"
+        train, test = hold_out(train, recipe.val_fraction, TEST_SEED)
+        test_is = f"{recipe.val_fraction:.0%} of each class, held out for testing"
     measured, measured_is = test, test_is
     if recipe.validation == "dev":
         measured_is = "the split 'val'"
         if dev is None:
-            train, dev = hold_out(train, recipe.hold_out, recipe.seed)
-            measured_is = f"{recipe.hold_out:.0%} of each class, held out for choosing"
+            train, dev = hold_out(train, recipe.val_fraction, recipe.seed)
+            measured_is = f"{recipe.val_fraction:.0%} of each class, held out for choosing"
         measured = dev
     elif dev is not None:
         train = Union([train, dev], name=f"{found.name} (train and val)")
@@ -148,7 +148,7 @@ class TrainingBatches:
         """Steps of an epoch."""
         self.total = recipe.steps or max(1, round(recipe.epochs * self.per_epoch))
         """Steps of the whole run."""
-        self.per_evaluation = max(1, round(recipe.evaluate_every * self.per_epoch))
+        self.per_evaluation = max(1, round(recipe.eval_every * self.per_epoch))
         """Steps from one evaluation to the next."""
         self.stages = stages_of(recipe, augment.image_size, self.total)
 
@@ -165,9 +165,9 @@ class TrainingBatches:
                 seed=recipe.seed,
                 workers=recipe.workers,
                 rank=processes.rank,
-                world=processes.world,
+                world=processes.world_size,
                 sampling=recipe.sampling,
-                repeats=recipe.repeats,
+                repeats=recipe.aug_repeats,
                 max_unreadable=recipe.max_unreadable,
             )
             self._size = size
@@ -198,18 +198,18 @@ def validation_loader(source: Source, recipe: Recipe, preprocess: Preprocess, pr
     return Loader(
         source,
         view=EvaluationView(preprocess),
-        batch_size=recipe.evaluate_batch_size or recipe.batch_size,
+        batch_size=recipe.eval_batch_size or recipe.batch_size,
         training=False,
         workers=recipe.workers,
         rank=processes.rank,
-        world=processes.world,
+        world=processes.world_size,
         max_unreadable=recipe.max_unreadable,
     )
 
 
 def fitting_batch_size(recipe: Recipe, images: int, world: int) -> int:
     """The recipe's batch size, or the largest that so few images fill."""
-    unit = world * recipe.repeats // np.gcd(world, recipe.repeats)
+    unit = world * recipe.aug_repeats // np.gcd(world, recipe.aug_repeats)
     if recipe.batch_size <= images:
         return recipe.batch_size
     fitting = int(images // unit * unit)

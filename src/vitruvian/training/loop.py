@@ -14,7 +14,7 @@ from vitruvian.errors import NotFiniteError, TrainingError
 from vitruvian.model.build import empty
 from vitruvian.training.checkpoint import Checkpoints, gathered, read_tensors
 from vitruvian.training.clock import Clock
-from vitruvian.training.distributed import forget_whole
+from vitruvian.training.distributed import reshard
 from vitruvian.training.journal import Journal, Line
 from vitruvian.training.masked import MaskedViT
 from vitruvian.training.objective import Measured, Place
@@ -98,12 +98,12 @@ class Loop:
         """The signal that asks to stop, and whether a checkpoint is due: the same in all processes."""
         every = self.recipe.checkpoint_steps
         due = bool(every) and self.position.step % every == 0
-        if self.processes.alone:
+        if not self.processes.is_distributed:
             return stop.number, due or self.clock.since_checkpoint() > self.recipe.checkpoint_seconds
         if self.position.step % MEETING_STEPS and self.position.step < self.steps:
             return 0, due
-        late = self.processes.first and self.clock.since_checkpoint() > self.recipe.checkpoint_seconds
-        word = self.processes.greatest(2 * stop.number + late)
+        late = self.processes.is_main and self.clock.since_checkpoint() > self.recipe.checkpoint_seconds
+        word = self.processes.all_reduce_max(2 * stop.number + late)
         return word // 2, due or bool(word % 2)
 
     def evaluation_due(self) -> bool:
@@ -113,7 +113,7 @@ class Loop:
         """Read what the steps gave since the last time, from all processes; a loss that is no number ends the run."""
         if not self.sums:
             return
-        rows = self.processes.added_up(torch.stack(self.sums)).tolist()
+        rows = self.processes.all_reduce_sum(torch.stack(self.sums)).tolist()
         first = self.position.step - len(rows)
         self.sums.clear()
         for number, row in enumerate(rows):
@@ -127,7 +127,7 @@ class Loop:
         found = self.checkpoints.all()
         kept = f"the last good checkpoint is {found[-1]}" if found else "there is no checkpoint yet"
         raise Diverged(
-            f"{what}; the batch was {shown}; {kept}; try a lower rate, clip=1, or precision=float32 or bfloat16"
+            f"{what}; the batch was {shown}; {kept}; try a lower lr, grad_clip=1, or precision=float32 or bfloat16"
         )
 
     def record_training(self) -> None:
@@ -139,7 +139,7 @@ class Loop:
             "train",
             loss=loss / images,
             top1=100 * right / images,
-            rate=self.stepper.schedule.rate_at(self.position.step - 1),
+            lr=self.stepper.schedule.lr_at(self.position.step - 1),
             images_per_second=round(images / max(seconds, 1e-9), 1),
         )
 
@@ -161,7 +161,7 @@ class Loop:
             self.checkpoint()
             self.interrupt(stop.number)
         except NotFiniteError:  # no later step has a loss that could tell
-            if not self.processes.alone and self.state.finite():
+            if self.processes.is_distributed and self.state.finite():
                 raise  # perhaps in this process alone: it ends, and the others with it
             step = self.position.step
             self.stop_at(step - 1, f"the weights after step {step} give answers that are not finite numbers")
@@ -171,17 +171,17 @@ class Loop:
         return nullcontext() if self.state.average is None else self.state.average.in_place()
 
     def measured(self, stop: StopRequest) -> Measured:
-        place = Place(device=self.processes.device, dtype=self.stepper.dtype, all_ranks=not self.processes.alone)
+        place = Place(device=self.processes.device, dtype=self.stepper.dtype, all_ranks=self.processes.is_distributed)
         batches, images = self.unless_stopped(stop), len(self.validation.source)
         try:
             return self.stepper.objective.measured(self.state.model, batches, images, place)
         finally:
-            forget_whole(self.state.model)
+            reshard(self.state.model)
 
     def unless_stopped(self, stop: StopRequest) -> Iterator[Batch]:
         """The validation batches; a lone process that is asked to stop does not evaluate to the end."""
         for batch in self.validation.batches(0):
-            if stop.number and self.processes.alone:
+            if stop.number and not self.processes.is_distributed:
                 raise EvaluationCut
             self.position.unreadable.update(batch.unreadable)
             yield batch
@@ -202,9 +202,9 @@ class Loop:
         tensors = gathered(dict(self.state.model.state_dict()))
         if isinstance(self.state.model, MaskedViT):
             tensors = {name: tensor for name, tensor in tensors.items() if name not in MaskedViT.own_names}
-        if self.processes.first:
+        if self.processes.is_main:
             save(assemble(empty(self.state.model.config), tensors, Description.of(self.state.model)), folder)
-        self.processes.wait()
+        self.processes.barrier()
 
     def take_best(self) -> None:
         """Put the weights of the best evaluation into the model."""
@@ -218,7 +218,7 @@ class Loop:
             step = self.position.step
             self.stop_at(step - 1, f"the weights after step {step} are not finite numbers")
         self.state.describe(self.position)
-        self.position.unreadable = self.processes.united(self.position.unreadable)
+        self.position.unreadable = self.processes.all_gather(self.position.unreadable)
         self.position.seconds = self.clock.total()
         self.position.journal_bytes = self.journal.kept_bytes() if self.journal is not None else 0
         self.checkpoints.write(self.position.step, self.state.tensors(), self.position.to_json())

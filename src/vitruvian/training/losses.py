@@ -14,24 +14,26 @@ from vitruvian.training.recipe import LossName
 # B images, K classes
 
 
-def losses(logits: Tensor, targets: Tensor, kind: LossName, smoothing: float = 0.0) -> Tensor:
+def losses(logits: Tensor, targets: Tensor, kind: LossName, label_smoothing: float = 0.0) -> Tensor:
     """The loss of each image (B,) in float32; targets are labels (B,), or shares of classes (B, K) already smoothed.
 
-    `sigmoid` sums over the classes, as big_vision does.
+    `bce` sums over the classes, as big_vision does.
     """
     logits = logits.float()
-    if kind == "softmax":
+    if kind == "cross_entropy":
         soft = targets.dim() == 2
-        return F.cross_entropy(logits, targets, reduction="none", label_smoothing=0.0 if soft else smoothing)
-    return F.binary_cross_entropy_with_logits(logits, shares(targets, logits, smoothing), reduction="none").sum(dim=1)
+        return F.cross_entropy(logits, targets, reduction="none", label_smoothing=0.0 if soft else label_smoothing)
+    return F.binary_cross_entropy_with_logits(logits, shares(targets, logits, label_smoothing), reduction="none").sum(
+        dim=1
+    )
 
 
-def shares(targets: Tensor, logits: Tensor, smoothing: float = 0.0) -> Tensor:
+def shares(targets: Tensor, logits: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Targets as shares of classes (B, K)."""
     if targets.dim() == 2:
         return targets
     classes = logits.shape[1]
-    return F.one_hot(targets, classes).to(logits).mul_(1 - smoothing).add_(smoothing / classes)
+    return F.one_hot(targets, classes).to(logits).mul_(1 - label_smoothing).add_(label_smoothing / classes)
 
 
 def right(logits: Tensor, targets: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ class Labels(Objective):
     def judged(self, module: nn.Module, pixels: Tensor, targets: Tensor, autocast: Autocast) -> tuple[Tensor, Tensor]:
         with autocast():
             logits = module(pixels)
-        return losses(logits, targets, self.recipe.loss, self.recipe.smoothing), right(logits.detach(), targets)
+        return losses(logits, targets, self.recipe.loss, self.recipe.label_smoothing), right(logits.detach(), targets)
 
     def measured(self, model: nn.Module, batches: Iterable[Batch], images: int, place: Place) -> Measures:
         return measure(

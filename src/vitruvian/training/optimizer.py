@@ -42,19 +42,20 @@ def learning(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def optimizer_for(model: Model, recipe: Recipe) -> torch.optim.Optimizer:
-    """The optimizer, its parameters in groups of one decay and one `scale` of the rate."""
+    """The optimizer, its parameters in groups of one decay and one `lr_scale`."""
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in learning(model):
-        decays = recipe.decay_on == "all" or is_kernel(name, parameter)
+        decays = recipe.weight_decay_on == "all" or is_kernel(name, parameter)
         key = (decay_of(recipe) if decays else 0.0, recipe.layer_decay ** layers_above(model, name))
         groups.setdefault(key, []).append(parameter)
     rows: list[dict[str, Any]] = [
-        {"params": parameters, "weight_decay": decay, "scale": scale} for (decay, scale), parameters in groups.items()
+        {"params": parameters, "weight_decay": decay, "lr_scale": scale}
+        for (decay, scale), parameters in groups.items()
     ]
     if recipe.optimizer == "sgd":
-        return torch.optim.SGD(rows, lr=recipe.rate, momentum=recipe.momentum, fused=True)
+        return torch.optim.SGD(rows, lr=recipe.lr, momentum=recipe.momentum, fused=True)
     kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
-    return kind(rows, lr=recipe.rate, betas=recipe.betas, fused=True)
+    return kind(rows, lr=recipe.lr, betas=recipe.betas, fused=True)
 
 
 def is_kernel(name: str, parameter: Tensor) -> bool:
@@ -63,8 +64,8 @@ def is_kernel(name: str, parameter: Tensor) -> bool:
 
 
 def decay_of(recipe: Recipe) -> float:
-    """PyTorch's weight decay, which it multiplies by the rate."""
-    return recipe.weight_decay if recipe.decay_times_rate else recipe.weight_decay / recipe.rate
+    """PyTorch's weight decay, which it multiplies by the learning rate."""
+    return recipe.weight_decay / recipe.lr if recipe.decouple_lr else recipe.weight_decay
 
 
 def layers_above(model: Model, name: str) -> int:
@@ -81,9 +82,9 @@ def layers_of(model: Model) -> int:
     return len(model.blocks) if isinstance(model, ViT) else len(model.stages)
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = rate * group["scale"]
+        group["lr"] = lr * group["lr_scale"]
 
 
 def moments(optimizer: torch.optim.Optimizer, model: nn.Module, kind: str) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from vitruvian.config import Size
 from vitruvian.cost import multiply_adds, parameters
 from vitruvian.evaluation.page import duration
 from vitruvian.training.choose import chosen_recipe
-from vitruvian.training.distributed import joined
+from vitruvian.training.distributed import process_group
 from vitruvian.training.images import fitting_batch_size, images_for, validation_loader
 from vitruvian.training.optimizer import MOMENTS
 from vitruvian.training.recipe import Recipe
@@ -84,9 +84,9 @@ def plan(
     Takes real steps on real images for about so many seconds, but at least two of them.
     """
     chosen = chosen_recipe(data, recipe, model=model, weights=weights, settings=settings)
-    with joined(chosen.device) as processes:
+    with process_group(chosen.device) as processes:
         images = images_for(data, chosen)
-        chosen = chosen.replace(batch_size=fitting_batch_size(chosen, len(images.train), processes.world))
+        chosen = chosen.replace(batch_size=fitting_batch_size(chosen, len(images.train), processes.world_size))
         prepared = prepare(chosen, images, processes)
         with closing(prepared.batches):
             timing = measured_steps(prepared.stepper, prepared.batches.from_step(0), seconds=seconds)

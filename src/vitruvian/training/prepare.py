@@ -144,11 +144,11 @@ def scaled(config: ModelConfig, factor: float) -> Size:
 def set_options(model: Model, recipe: Recipe) -> None:
     """What makes training cheaper, on the model."""
     if isinstance(model, ViT):
-        model.patch_drop = recipe.drop_tokens
+        model.patch_drop = recipe.patch_drop
         model.grad_checkpointing = recipe.grad_checkpointing
         if recipe.grad_checkpointing:
             give_back_freed()
-    elif recipe.grad_checkpointing:  # drop_tokens says nothing about a model without tokens
+    elif recipe.grad_checkpointing:  # patch_drop says nothing about a model without tokens
         raise ConfigError("grad_checkpointing is for Vision Transformers, not for a ResNet")
     if isinstance(model.config, ViTConfig):
         for _, side in recipe.resolutions:

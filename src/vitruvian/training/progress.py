@@ -22,7 +22,7 @@ def progress() -> Listener:
 
 
 class PlainLines(Listener):
-    """The newest loss, rate and speed every ten seconds, and each evaluation."""
+    """The newest loss, learning rate and speed every ten seconds, and each evaluation."""
 
     def started(self, *, folder: Path, steps: int, done: int) -> None:
         self.steps, self.first = steps, done
@@ -46,7 +46,7 @@ class PlainLines(Listener):
 
 
 class Bar(Listener):
-    """A progress bar with the newest loss, rate and speed; evaluations stay above it."""
+    """A progress bar with the newest loss, learning rate and speed; evaluations stay above it."""
 
     bar: Progress | None = None
     task: TaskID
@@ -85,8 +85,8 @@ class Bar(Listener):
 def described(line: Line) -> str:
     """A line of metrics in words."""
     text = f"epoch {line['epoch']:.2f}  {line['split']} loss {line['loss']:.4f}  top-1 {line['top1']:.2f}%"
-    if "rate" in line:
-        text += f"  rate {line['rate']:.2e}  {line['images_per_second']:.0f} img/s"
+    if "lr" in line:
+        text += f"  lr {line['lr']:.2e}  {line['images_per_second']:.0f} img/s"
     return text
 
 

@@ -13,7 +13,7 @@ from vitruvian.errors import ConfigError
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
 ScheduleName = Literal["constant", "linear", "cosine", "rsqrt"]
-LossName = Literal["softmax", "sigmoid"]
+LossName = Literal["cross_entropy", "bce"]
 AverageName = Literal["none", "ema", "polyak"]
 Precision = Literal["float32", "bfloat16", "float16"]
 Parallel = Literal["ddp", "fsdp"]
@@ -53,7 +53,7 @@ class Recipe(Settings):
     whole images: smaller views make up for it, and are cheaper."""
     architecture: Mapping[str, Any] = field(default_factory=dict)
     """Other settings of the model than its own, by name (see ViTConfig); of weights, only what acts in training, such
-    as `stochastic_depth`, can change, and nothing of a ResNet's."""
+    as `drop_path`, can change, and nothing of a ResNet's."""
     view: Mapping[str, Any] = field(default_factory=dict)
     """Other settings of the evaluation view than its own, by name (see Preprocess)."""
     head_bias: float = 0.0
@@ -71,7 +71,7 @@ class Recipe(Settings):
     """Either epochs or steps."""
     batch_size: int = 128
     """Images in a step over all processes."""
-    accumulate: int = 1
+    grad_accum_steps: int = 1
     """Parts in which a process works through its share of a batch, to need less memory."""
     seed: int = 0
 
@@ -80,35 +80,35 @@ class Recipe(Settings):
     betas: tuple[float, float] = (0.9, 0.999)
     momentum: float = 0.9
     """Of SGD."""
-    rate: float = 1e-3
+    lr: float = 1e-3
     """The highest learning rate."""
-    rates: tuple[float, ...] = ()
-    """Those that `vit finetune` chooses among; without any, `rate` alone."""
+    lrs: tuple[float, ...] = ()
+    """Those that `vit finetune` chooses among; without any, `lr` alone."""
     schedule: ScheduleName = "cosine"
     warmup: float = 0.0
-    """Steps in which the rate rises from 0; below 1 their share of all steps."""
-    end_rate: float = 0.0
+    """Steps in which the learning rate rises from 0; below 1 their share of all steps."""
+    min_lr: float = 0.0
     """Where a linear or cosine schedule ends."""
     cooldown: float = 0.0
-    """Steps at the end in which a constant or reciprocal-root rate falls to `end_rate`; below 1 a share."""
+    """Steps at the end in which a constant or reciprocal-root learning rate falls to `min_lr`; below 1 a share."""
     timescale: float = 10_000.0
-    """Steps after which a reciprocal-root rate has fallen to 0.71 of its height."""
+    """Steps after which a reciprocal-root learning rate has fallen to 0.71 of its height."""
     weight_decay: float = 0.0
-    decay_times_rate: bool = True
-    """False: a step takes `weight_decay` off the weights at the highest rate, as in big_vision, whatever that rate."""
-    decay_on: Literal["kernels", "all"] = "kernels"
+    decouple_lr: bool = False
+    """A step takes `weight_decay` off the weights at the highest learning rate, whatever that is, as in big_vision."""
+    weight_decay_on: Literal["kernels", "all"] = "kernels"
     """`kernels`: the matrices of dense layers and convolutions alone."""
     layer_decay: float = 1.0
-    """Factor of the rate from each layer to the one before it."""
-    clip: float = 0.0
+    """Factor of the learning rate from each layer to the one before it."""
+    grad_clip: float = 0.0
     """Longest gradient; 0 for any."""
 
     objective: ObjectiveName = "labels"
     """`labels`: the class of each image. `masked`: the colors of patches that are hidden, which needs no labels and
     gives a model without a head to train further."""
-    loss: LossName = "softmax"
-    """`sigmoid` asks for each class on its own, and sums over them."""
-    smoothing: float = 0.0
+    loss: LossName = "cross_entropy"
+    """`bce`: binary cross-entropy, each class on its own, summed over the classes."""
+    label_smoothing: float = 0.0
     """Share of each label that is spread over all classes."""
     class_weights: Literal["none", "balanced"] = "none"
     """`balanced`: an image counts more the rarer its class is, one in the mean."""
@@ -116,11 +116,11 @@ class Recipe(Settings):
     """`balanced`: every class comes up equally often."""
     augment: Augment = field(default_factory=Augment)
     """Training views; their size, mean and deviation are those of the evaluation view."""
-    repeats: int = 1
+    aug_repeats: int = 1
     """Views of each image in a batch."""
-    images: int = 0
+    max_train_samples: int = 0
     """To train on no more than so many, the classes as equal as they allow; fewer are always among more. 0 for all."""
-    hold_out: float = 0.1
+    val_fraction: float = 0.1
     """Share of each class held out for validation where the data has no such split."""
     validation: Validation = "auto"
     """`auto`: on the split `val`, or else `test`, or else on what is held out. `dev`: never on the test split. `test`:
@@ -130,23 +130,23 @@ class Recipe(Settings):
 
     average: AverageName = "none"
     """`ema`: an exponential mean of the weights; `polyak`: their plain mean. The mean is what is evaluated and used."""
-    average_decay: float = 0.9999
+    ema_decay: float = 0.9999
     """Of `ema`; less in the first steps."""
-    average_start: float = 0.5
+    polyak_start: float = 0.5
     """Share of the run after which `polyak` begins."""
 
     precision: Precision = "float32"
     """What autocast computes in; weights stay float32."""
     grad_checkpointing: bool = False
     compile: bool = False
-    drop_tokens: float = 0.0
+    patch_drop: float = 0.0
     """Share of patch tokens left out while training."""
     resolutions: tuple[tuple[float, int], ...] = ()
     """Pairs of a share of the run and the side in pixels from there on; before and without them, `image_size`."""
 
-    evaluate_every: float = 1.0
+    eval_every: float = 1.0
     """In epochs; the last step is always evaluated."""
-    evaluate_batch_size: int = 0
+    eval_batch_size: int = 0
     """0: as in training."""
     monitor: Monitor = "top1"
     """What the best evaluation is best in."""
@@ -170,45 +170,45 @@ class Recipe(Settings):
     def __post_init__(self) -> None:
         if (self.epochs > 0) == (self.steps > 0) or self.epochs < 0 or self.steps < 0:
             raise ConfigError(f"a recipe has epochs or steps, not epochs={self.epochs:g} and steps={self.steps}")
-        for name in ("batch_size", "accumulate", "repeats", "log_every", "keep_checkpoints", "timescale"):
+        for name in ("batch_size", "grad_accum_steps", "aug_repeats", "log_every", "keep_checkpoints", "timescale"):
             check_range(name, getattr(self, name), 1)
-        for name in ("image_size", "warmup", "cooldown", "end_rate", "weight_decay", "clip", "workers", "seed"):
+        for name in ("image_size", "warmup", "cooldown", "min_lr", "weight_decay", "grad_clip", "workers", "seed"):
             check_range(name, getattr(self, name), 0)
-        for name in ("images", "patience", "evaluate_batch_size", "checkpoint_steps", "checkpoint_seconds"):
+        for name in ("max_train_samples", "patience", "eval_batch_size", "checkpoint_steps", "checkpoint_seconds"):
             check_range(name, getattr(self, name), 0)
-        for name in ("smoothing", "max_unreadable", "average_start", "momentum", "freeze_layers"):
+        for name in ("label_smoothing", "max_unreadable", "polyak_start", "momentum", "freeze_layers"):
             check_range(name, getattr(self, name), 0.0, 1.0)
         for name in ("enlarge", "train_scale"):
             check_range(name, getattr(self, name), 0.1, 10.0)
-        for name in ("average_decay", "layer_decay"):
+        for name in ("ema_decay", "layer_decay"):
             check_range(name, getattr(self, name), 1e-6, 1.0)
-        for name, least, most in (("drop_tokens", 0.0, 0.95), ("hold_out", 0.001, 0.9), ("evaluate_every", 1e-6, 1e9)):
+        for name, least, most in (("patch_drop", 0.0, 0.95), ("val_fraction", 0.001, 0.9), ("eval_every", 1e-6, 1e9)):
             check_range(name, getattr(self, name), least, most)
-        for name, values in (("rate", (self.rate,)), ("rates", self.rates)):
+        for name, values in (("lr", (self.lr,)), ("lrs", self.lrs)):
             for value in values:
                 if not 0 < value < float("inf"):
                     raise ConfigError(f"{name}={value} is not a finite number above 0")
-        if self.head_init != "zero" and self.loss != "softmax":
-            raise ConfigError(f"head_init={self.head_init!r} is for loss='softmax', not for {self.loss!r}")
+        if self.head_init != "zero" and self.loss != "cross_entropy":
+            raise ConfigError(f"head_init={self.head_init!r} is for loss='cross_entropy', not for {self.loss!r}")
         if self.validation == "test" and (self.patience or self.final == "best"):
             raise ConfigError("patience and final='best' choose by what is measured, which the test split is not for")
         if self.objective == "masked":
             self.check_masked()
-        if not self.decay_times_rate and self.optimizer != "adamw":
-            raise ConfigError(f"decay_times_rate=false is for optimizer='adamw', not for {self.optimizer!r}")
+        if self.decouple_lr and self.optimizer != "adamw":
+            raise ConfigError(f"decouple_lr=true is for optimizer='adamw', not for {self.optimizer!r}")
         if [share for share, _ in self.resolutions] != sorted({share for share, _ in self.resolutions}):
             raise ConfigError(f"resolutions={self.resolutions} do not begin one after the other")
 
     def check_masked(self) -> None:
         """Refuse what has no meaning where no labels are learnt."""
         given = {
-            "loss": self.loss != "softmax",
-            "smoothing": self.smoothing > 0,
+            "loss": self.loss != "cross_entropy",
+            "label_smoothing": self.label_smoothing > 0,
             "class_weights": self.class_weights != "none",
             "augment.mixup_alpha and cutmix_alpha": self.augment.mixes,
             "head_init": self.head_init != "zero",
             "head_bias": self.head_bias != 0,
-            "drop_tokens": self.drop_tokens > 0,
+            "patch_drop": self.patch_drop > 0,
             "validation": self.validation != "auto",
             "final": self.final != "last",
         }

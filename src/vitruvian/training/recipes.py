@@ -21,6 +21,63 @@ TABLES: dict[str, tuple[type[Settings], ...]] = {"architecture": (ViTConfig, Res
 OWNED = {"augment.image_size": "image_size", "augment.mean": "view.mean", "augment.std": "view.std"}
 """Settings of training views that follow from others."""
 
+OTHER_NAMES = {
+    "lr": "rate learning_rate lr_max max_lr base_lr lr0 blr",
+    "lrs": "rates learning_rates",
+    "min_lr": "end_rate end_lr lr_min lr_end eta_min final_lr",
+    "warmup": "warmup_steps warmup_epochs warmup_ratio lr_warmup_epochs lr_warmup_steps warmup_lr",
+    "cooldown": "cooldown_epochs cooldown_steps",
+    "schedule": "sched scheduler lr_scheduler lr_schedule lr_scheduler_type",
+    "optimizer": "opt optim optimiser",
+    "betas": "opt_betas adam_beta1 adam_beta2 beta1 beta2",
+    "weight_decay": "wd decay l2",
+    "weight_decay_on": "decay_on",
+    "decouple_lr (the opposite)": "decay_times_rate",
+    "layer_decay": "lr_decay layer_lr_decay layerwise_lr_decay llrd",
+    "grad_clip": "clip clip_grad clip_grad_norm gradient_clip gradient_clip_val max_grad_norm",
+    "grad_accum_steps": "accumulate grad_accum gradient_accumulation_steps accumulate_grad_batches accum_iter",
+    "grad_checkpointing": "checkpoint_activations gradient_checkpointing activation_checkpointing",
+    "batch_size (images in a step over all processes)": "batch bs train_batch_size per_device_train_batch_size",
+    "epochs": "num_epochs num_train_epochs max_epochs n_epochs",
+    "steps": "max_steps num_steps iterations iters total_steps",
+    "loss=bce": "bce_loss",
+    "label_smoothing": "smoothing label_smoothing_factor smooth",
+    "precision (float32, bfloat16 or float16)": "amp amp_dtype fp16 bf16 dtype mixed_precision",
+    "compile": "torchcompile torch_compile",
+    "average=ema": "ema model_ema",
+    "ema_decay": "average_decay model_ema_decay",
+    "polyak_start": "average_start",
+    "patch_drop": "drop_tokens patch_drop_rate token_drop",
+    "architecture.dropout": "drop drop_rate dropout dropout_rate hidden_dropout_prob",
+    "architecture.attention_dropout": "attn_drop attn_drop_rate attention_probs_dropout_prob",
+    "architecture.drop_path": "drop_path drop_path_rate stochastic_depth stochastic_depth_prob "
+    "architecture.stochastic_depth architecture.drop_path_rate",
+    "image_size": "img_size input_size resolution train_crop_size val_crop_size size",
+    "model": "arch model_name",
+    "weights": "pretrained finetune checkpoint initial_checkpoint model_name_or_path",
+    "workers": "num_workers dataloader_num_workers j",
+    "seed": "random_seed random_state",
+    "aug_repeats": "repeats ra_reps repeated_aug",
+    "max_train_samples": "images pictures",
+    "val_fraction": "hold_out holdout val_split validation_split train_val_split",
+    "eval_every (in epochs)": "evaluate_every eval_steps eval_interval eval_freq",
+    "eval_batch_size": "evaluate_batch_size val_batch_size validation_batch_size per_device_eval_batch_size",
+    "log_every": "log_interval logging_steps print_freq",
+    "checkpoint_steps": "save_steps save_interval save_every",
+    "keep_checkpoints": "save_total_limit checkpoint_hist",
+    "patience": "early_stopping early_stopping_patience",
+    "monitor": "eval_metric metric_for_best_model",
+    "final=best": "load_best_model_at_end",
+    "augment.mixup_alpha": "mixup mixup_alpha",
+    "augment.cutmix_alpha": "cutmix cutmix_alpha",
+    "augment.erasing": "reprob random_erase random_erasing erasing",
+    "augment.flip": "hflip hflip_prob flip",
+    "augment.crop_area": "scale crop_area",
+    "augment.randaugment_layers and augment.randaugment_magnitude": "aa auto_augment autoaugment randaugment",
+    "augment.color_jitter": "color_jitter jitter",
+}
+"""Settings, and what timm, transformers, torchvision and earlier recipes call them."""
+
 
 def recipe_names() -> list[str]:
     """The recipes that the package carries."""
@@ -56,6 +113,8 @@ def read_table(name: str | Path) -> dict[str, Any]:
 def recipe_from(table: Mapping[str, Any], where: str) -> Recipe:
     """A recipe from what TOML or JSON gives."""
     try:
+        for key in table:
+            refuse_other_name(key)
         values = {key: typed_field(Recipe, key, value) for key, value in table.items()}
         for name, owners in TABLES.items():
             if name in values:
@@ -67,9 +126,23 @@ def recipe_from(table: Mapping[str, Any], where: str) -> Recipe:
         raise ConfigError(f"{where}: {error}" if where else str(error)) from error
 
 
+def refuse_other_name(key: str) -> None:
+    """Answer a name that a setting has elsewhere with the one that it has here."""
+    known = {field.name for field in dataclasses.fields(Recipe)}
+    plain = key.strip().lower().replace("-", "_")
+    if key in known:
+        return
+    for name, others in OTHER_NAMES.items():
+        if plain in others.split():
+            raise ConfigError(f"unknown setting {key!r}: here it is {name}")
+    if plain in known:
+        raise ConfigError(f"unknown setting {key!r}: here it is {plain}")
+
+
 def typed_change(owners: tuple[type[Settings], ...], key: str, value: Any, where: str) -> Any:
     known = {field.name: owner for owner in reversed(owners) for field in dataclasses.fields(owner)}  # type: ignore[arg-type]
     if key not in known:
+        refuse_other_name(f"{where}.{key}")
         raise UnknownNameError("setting", f"{where}.{key}", [f"{where}.{name}" for name in known])
     return typed_field(known[key], key, value, where)
 

@@ -11,7 +11,7 @@ from vitruvian.training.recipe import Recipe, ScheduleName
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """A rate that rises linearly from 0, then falls (or stays) until the last step."""
+    """A learning rate that rises linearly from 0, then falls (or stays) until the last step."""
 
     kind: ScheduleName
     peak: float
@@ -28,8 +28,8 @@ class Schedule:
                 f"the {self.steps} steps of the run; set warmup and cooldown"
             )
 
-    def rate_at(self, step: int) -> float:
-        """The rate of step 0, 1, ... `steps` - 1; linear and cosine reach `end` at `steps`, as the paper's release."""
+    def lr_at(self, step: int) -> float:
+        """The lr of step 0, 1, ... `steps` - 1; linear and cosine reach `end` at `steps`, as the paper's release."""
         if step < self.warmup:
             return self.peak * step / self.warmup
         done = (step - self.warmup) / max(1, self.steps - self.warmup)
@@ -37,21 +37,21 @@ class Schedule:
             return self.end + (self.peak - self.end) * (1 - done)
         if self.kind == "cosine":
             return self.end + (self.peak - self.end) * (1 + math.cos(math.pi * done)) / 2
-        rate = self.peak
+        lr = self.peak
         if self.kind == "rsqrt":
-            rate /= math.sqrt(1 + (step - self.warmup) / self.timescale)
+            lr /= math.sqrt(1 + (step - self.warmup) / self.timescale)
         left = min(1.0, (self.steps - step) / self.cooldown) if self.cooldown else 1.0
-        return self.end + (rate - self.end) * left if left < 1 else rate
+        return self.end + (lr - self.end) * left if left < 1 else lr
 
 
 def schedule_of(recipe: Recipe, steps: int) -> Schedule:
     """The schedule of a run of so many steps."""
     return Schedule(
         kind=recipe.schedule,
-        peak=recipe.rate,
+        peak=recipe.lr,
         steps=steps,
         warmup=in_steps(recipe.warmup, steps),
-        end=recipe.end_rate,
+        end=recipe.min_lr,
         cooldown=in_steps(recipe.cooldown, steps),
         timescale=recipe.timescale,
     )

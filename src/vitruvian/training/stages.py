@@ -27,7 +27,7 @@ def stages_of(recipe: Recipe, size: Size, steps: int) -> tuple[Stage, ...]:
 
 def step_multiply_adds(recipe: Recipe, config: ModelConfig, size: Size) -> int:
     """Of a step with views of this size, forward and backward; tokens that are left out save their share."""
-    kept = 1 - recipe.drop_tokens if isinstance(config, ViTConfig) else 1
+    kept = 1 - recipe.patch_drop if isinstance(config, ViTConfig) else 1
     return round(multiply_adds(config, size) * TRAINING_PASSES * recipe.batch_size * kept)
 
 

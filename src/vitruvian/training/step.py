@@ -12,11 +12,11 @@ from vitruvian.data.loader import Batch
 from vitruvian.data.order import digest, generator_for
 from vitruvian.evaluation.metrics import autocast as computing_in
 from vitruvian.training.average import Average
-from vitruvian.training.distributed import without_exchange
+from vitruvian.training.distributed import no_sync
 from vitruvian.training.images import TrainingBatches
 from vitruvian.training.losses import image_weights
 from vitruvian.training.objective import Objective
-from vitruvian.training.optimizer import set_rate
+from vitruvian.training.optimizer import set_lr
 from vitruvian.training.schedule import schedule_of
 
 # B images, K classes
@@ -52,10 +52,10 @@ class Stepper:
         pixels, targets, weights = self.prepared(batch, step)
         sums = torch.zeros(3, device=pixels.device)
         sums[2] = len(pixels)
-        parts = min(self.recipe.accumulate, len(pixels))
+        parts = min(self.recipe.grad_accum_steps, len(pixels))
         chunks = zip(pixels.tensor_split(parts), targets.tensor_split(parts), weights.tensor_split(parts))
         for number, (some, wanted, counting) in enumerate(chunks, 1):
-            with nullcontext() if number == parts else without_exchange(self.module):
+            with nullcontext() if number == parts else no_sync(self.module):
                 loss, correct = self.learn(some, wanted, counting, len(pixels))
             sums[0] += loss * len(pixels)
             sums[1] += correct
@@ -75,8 +75,8 @@ class Stepper:
                 classes=len(self.batches.source.classes),
                 settings=self.augment,
                 rng=generator_for(self.recipe.seed, step, 0, 0, 0),  # the same in all processes
-                smoothing=self.recipe.smoothing,
-                repeats=self.recipe.repeats,
+                smoothing=self.recipe.label_smoothing,
+                repeats=self.recipe.aug_repeats,
             )
         return pixels, targets, image_weights(targets, own, self.class_weights)
 
@@ -88,11 +88,11 @@ class Stepper:
         return loss.detach(), correct
 
     def update(self, step: int) -> None:
-        """Change the weights by the gradients, clipped, at the rate of the step."""
-        set_rate(self.optimizer, self.schedule.rate_at(step))
-        if self.recipe.clip:
+        """Change the weights by the gradients, clipped, at the learning rate of the step."""
+        set_lr(self.optimizer, self.schedule.lr_at(step))
+        if self.recipe.grad_clip:
             self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.learning, self.recipe.clip, foreach=True)
+            nn.utils.clip_grad_norm_(self.learning, self.recipe.grad_clip, foreach=True)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)

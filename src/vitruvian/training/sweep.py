@@ -23,16 +23,16 @@ FAILED_FILE = "failed.json"
 Kind = Literal["dev", "test"]
 State = RunState | Literal["failed"]
 
-CHANGEABLE = {"rate", "rates", "seed", "validation"} | DESCRIPTION | HARMLESS
+CHANGEABLE = {"lr", "lrs", "seed", "validation"} | DESCRIPTION | HARMLESS
 """Settings in which two sweeps may differ and share their trials."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """One training: at a rate, measured on the dev split; or with a seed, measured on the test split."""
+    """One training: at a learning rate, measured on the dev split; or with a seed, measured on the test split."""
 
     kind: Kind
-    rate: float
+    lr: float
     seed: int
     folder: Path
 
@@ -54,7 +54,7 @@ class Trial:
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {
             "kind": self.kind,
-            "rate": self.rate,
+            "lr": self.lr,
             "seed": self.seed,
             "folder": self.name,
             "state": self.state,
@@ -66,27 +66,27 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Protocol:
-    """What is to be done: a recipe with weights, the rates to choose among, and how many seeds are averaged."""
+    """What is to be done: a recipe with weights, the learning rates to choose among, how many seeds to average."""
 
     data: str
     recipe: Recipe
-    rates: tuple[float, ...]
+    lrs: tuple[float, ...]
     seeds: int = SEEDS
     metric: Metric = "top1"
 
     def __post_init__(self) -> None:
         if not self.recipe.weights:
             raise TrainingError("fine-tuning starts from weights; give --from")
-        if not self.rates or min(self.rates) <= 0:
-            raise TrainingError(f"rates {list(self.rates)} are not one or more numbers above 0")
+        if not self.lrs or min(self.lrs) <= 0:
+            raise TrainingError(f"lrs {list(self.lrs)} are not one or more numbers above 0")
         if self.seeds < 1:
             raise TrainingError(f"{self.seeds} seeds are not one or more")
         self.recipe.replace(validation="test")  # which not every recipe may
 
     def quickly(self) -> Protocol:
-        """The same with the recipe's own rate, or the only one, and one seed."""
-        rate = self.recipe.rate if self.recipe.rate in self.rates else self.rates[0]
-        return Protocol(data=self.data, recipe=self.recipe, rates=(rate,), seeds=1, metric=self.metric)
+        """The same with the recipe's own learning rate, or the only one, and one seed."""
+        lr = self.recipe.lr if self.recipe.lr in self.lrs else self.lrs[0]
+        return Protocol(data=self.data, recipe=self.recipe, lrs=(lr,), seeds=1, metric=self.metric)
 
     def identity(self) -> dict[str, str]:
         """What must be equal for trials to be shared, each setting by its full name, in words."""
@@ -94,21 +94,21 @@ class Protocol:
         return dict(flat({"data": self.data, **settings}))
 
     def dev_trials(self, folder: Path) -> list[Trial]:
-        """One for each rate, where there is a choice."""
-        if len(self.rates) == 1:
+        """One for each learning rate, where there is a choice."""
+        if len(self.lrs) == 1:
             return []
         seed = self.recipe.seed
-        return [Trial(kind="dev", rate=r, seed=seed, folder=folder / f"dev-rate-{r}") for r in self.rates]
+        return [Trial(kind="dev", lr=lr, seed=seed, folder=folder / f"dev-lr-{lr}") for lr in self.lrs]
 
-    def test_trials(self, folder: Path, rate: float) -> list[Trial]:
+    def test_trials(self, folder: Path, lr: float) -> list[Trial]:
         seeds = range(self.recipe.seed, self.recipe.seed + self.seeds)
-        return [Trial(kind="test", rate=rate, seed=s, folder=folder / f"test-rate-{rate}-seed-{s}") for s in seeds]
+        return [Trial(kind="test", lr=lr, seed=s, folder=folder / f"test-lr-{lr}-seed-{s}") for s in seeds]
 
     def recipe_of(self, trial: Trial) -> Recipe:
         """The settings of one trial; the test split is measured once, at the end."""
-        changes: dict[str, Any] = {"rate": trial.rate, "seed": trial.seed, "validation": trial.kind}
+        changes: dict[str, Any] = {"lr": trial.lr, "seed": trial.seed, "validation": trial.kind}
         if trial.kind == "test":
-            changes["evaluate_every"] = 1e9
+            changes["eval_every"] = 1e9
         return self.recipe.replace(**changes)
 
 
@@ -131,13 +131,13 @@ class Sweep:
         return {key: why for trial in self.trials for key, why in Run(trial.folder).unreadable.items()}
 
     @property
-    def chosen_rate(self) -> float | None:
-        """The rate that is best on the dev split, once all have been tried; of equals the first, or the only one."""
+    def chosen_lr(self) -> float | None:
+        """The best learning rate on the dev split, once all have been tried; of equals the first, or the only one."""
         if not self.dev:
-            return self.protocol.rates[0]
+            return self.protocol.lrs[0]
         if any(trial.state not in ("done", "failed") for trial in self.dev):
             return None
-        values = {trial.rate: trial.measures[self.measured] for trial in self.dev if trial.state == "done"}
+        values = {trial.lr: trial.measures[self.measured] for trial in self.dev if trial.state == "done"}
         return max(values, key=values.__getitem__) if values else None
 
     @property
@@ -158,9 +158,9 @@ class Sweep:
             "data": self.protocol.data,
             "weights": self.protocol.recipe.weights,
             "metric": self.protocol.metric,
-            "rates": list(self.protocol.rates),
+            "lrs": list(self.protocol.lrs),
             "seeds": self.protocol.seeds,
-            "chosen_rate": self.chosen_rate,
+            "chosen_lr": self.chosen_lr,
             "finished": self.finished,
             "top1": spread(self.values("top1")),
             "mean_per_class": spread(self.values("mean_per_class")),
@@ -188,7 +188,7 @@ def differences(folder: Path, protocol: Protocol) -> list[str]:
     try:
         content = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))
         recipe = recipe_from(content["recipe"], str(folder / SWEEP_FILE))
-        was = Protocol(data=content["data"], recipe=recipe, rates=tuple(content["rates"]))
+        was = Protocol(data=content["data"], recipe=recipe, lrs=tuple(content["lrs"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TrainingError(f"{folder / SWEEP_FILE}: not the record of a sweep: {error}") from error
     before, now = was.identity(), protocol.identity()

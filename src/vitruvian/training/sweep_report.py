@@ -1,4 +1,4 @@
-"""The report of a fine-tuning: one HTML file with every trial, the choice of the rate, and the result."""
+"""The report of a fine-tuning: one HTML file with every trial, the choice of the learning rate, and the result."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def write_sweep_report(sweep: Sweep) -> Path:
 def sections(title: str, sweep: Sweep) -> Iterator[Html]:
     yield heading(title, progress(sweep))
     if sweep.values():
-        yield tiles({f"{METRICS[key]}, test split": stated(sweep, key) for key in METRICS} | rate_tile(sweep))
+        yield tiles({f"{METRICS[key]}, test split": stated(sweep, key) for key in METRICS} | lr_tile(sweep))
     failed = [trial.name for trial in sweep.trials if trial.state == "failed"]
     if failed:
         yield notice(f"Training diverged in {', '.join(failed)}; these trials do not count.")
     if sweep.dev:
-        note = "Trained without the dev split, measured on it; the rate of the best one is taken."
-        yield section("Choosing the rate", trial_table(sweep, sweep.dev), note=note)
+        note = "Trained without the dev split, measured on it; the learning rate of the best one is taken."
+        yield section("Choosing the learning rate", trial_table(sweep, sweep.dev), note=note)
     if sweep.test:
         note = "Trained on everything but the test split, measured on it once, at the end."
         yield section("Result", trial_table(sweep, sweep.test), note=note)
@@ -41,8 +41,8 @@ def progress(sweep: Sweep) -> str:
     return f"{states.count('done')} of {planned} trials done" + ("" if sweep.finished else ", not finished yet")
 
 
-def rate_tile(sweep: Sweep) -> dict[str, str]:
-    return {"learning rate": f"{sweep.chosen_rate:g}"} if sweep.chosen_rate is not None else {}
+def lr_tile(sweep: Sweep) -> dict[str, str]:
+    return {"learning rate": f"{sweep.chosen_lr:g}"} if sweep.chosen_lr is not None else {}
 
 
 def stated(sweep: Sweep, measure: str) -> str:
@@ -55,7 +55,7 @@ def stated(sweep: Sweep, measure: str) -> str:
 
 
 def trial_table(sweep: Sweep, trials: tuple[Trial, ...]) -> Html:
-    columns = ["trial", "rate", "seed", *METRICS.values(), "cross-entropy", "time", "state"]
+    columns = ["trial", "lr", "seed", *METRICS.values(), "cross-entropy", "time", "state"]
     return table(columns, [row(sweep, trial) for trial in trials])
 
 
@@ -65,6 +65,6 @@ def row(sweep: Sweep, trial: Trial) -> list[object]:
     numbers = [Html(f"{measures[key]:.2f}&nbsp;%") if measures else Html("–") for key in METRICS]
     loss = Html(f"{measures['loss']:.4f}") if measures else Html("–")
     seconds = duration(measures["seconds"]) if measures else "–"
-    word = "chosen" if trial.kind == "dev" and trial.rate == sweep.chosen_rate else state
+    word = "chosen" if trial.kind == "dev" and trial.lr == sweep.chosen_lr else state
     name: object = Html(f"<span>{link}</span>") if state == "done" else trial.name
-    return [name, Html(f"{trial.rate:g}"), trial.seed, *numbers, loss, seconds, word]
+    return [name, Html(f"{trial.lr:g}"), trial.seed, *numbers, loss, seconds, word]

@@ -43,7 +43,7 @@ def measured_steps(stepper: Stepper, batches: Iterator[Batch], *, seconds: float
     if batch is None:
         raise DataError("there is no batch to take a step with")
     size = len(batch)
-    first = part(batch, FIRST_IMAGES * stepper.recipe.repeats)
+    first = part(batch, FIRST_IMAGES * stepper.recipe.aug_repeats)
     timed(stepper, first)  # the optimizer makes its memory
     step_bytes = measured_bytes(stepper, batch, len(first))
     share, work = len(first), timed(stepper, first)
@@ -65,7 +65,7 @@ def measured_steps(stepper: Stepper, batches: Iterator[Batch], *, seconds: float
 
 def measured_bytes(stepper: Stepper, batch: Batch, count: int) -> int:
     """What a whole batch would take, from a step with `count` images at once and one with twice as many."""
-    parts, device = stepper.recipe.accumulate, stepper.processes.device
+    parts, device = stepper.recipe.grad_accum_steps, stepper.processes.device
     few, more = part(batch, count * parts), part(batch, 2 * count * parts)
     low, high = (peak_bytes(partial(stepper.take, some, 0), device) for some in (few, more))
     at_few, at_more, at_all = (len(some) / min(parts, len(some)) for some in (few, more, batch))

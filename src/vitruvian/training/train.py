@@ -15,7 +15,7 @@ from vitruvian.model.build import Model
 from vitruvian.training.average import average_for
 from vitruvian.training.checkpoint import Checkpoints, read_position, read_tensors
 from vitruvian.training.choose import chosen_recipe
-from vitruvian.training.distributed import Processes, joined, replicated, shard
+from vitruvian.training.distributed import Processes, fully_shard, process_group, wrap_ddp
 from vitruvian.training.environment import environment
 from vitruvian.training.head import fit_head, is_fresh
 from vitruvian.training.images import Images, TrainingBatches, fitting_batch_size, images_for, validation_loader
@@ -53,18 +53,18 @@ def train(
     call this.
     """
     plan = chosen_recipe(data, recipe, model=model, weights=weights, settings=settings)
-    with joined(plan.device) as processes:
+    with process_group(plan.device) as processes:
         plan, images = fitted(plan, images_for(data, plan), processes)
-        folder = Path(processes.agreed(str(out or free_folder(data)))).expanduser()
+        folder = Path(processes.broadcast(str(out or free_folder(data)))).expanduser()
         start = starting_model(plan, images, processes=processes, listeners=listeners)
         prepared = prepare(plan, images, processes, start)
         problem = ""
-        if processes.first:
+        if processes.is_main:
             try:
                 create(folder, plan, facts_of(data, images, prepared))
             except TrainingError as error:
                 problem = str(error)
-        problem = processes.agreed(problem)
+        problem = processes.broadcast(problem)
         if problem:
             raise TrainingError(problem)
         return carry_out(folder, prepared, processes=processes, position=Position(), listeners=tuple(listeners))
@@ -84,7 +84,7 @@ def resume(run: str | Path | Run, *, settings: Sequence[str] = (), listeners: Se
                 f"{change!r} cannot be set for a run that goes on, only {', '.join(sorted(HARMLESS))}; start a new run"
             )
     facts, plan = opened.facts, changed(opened.recipe, settings)
-    with joined(plan.device) as processes:
+    with process_group(plan.device) as processes:
         images = images_for(facts["data"], plan)
         check_same(facts, images)
         found = Checkpoints(opened.checkpoints, processes).all()
@@ -106,7 +106,7 @@ def starting_model(recipe: Recipe, images: Images, *, processes: Processes, list
     if recipe.head_init != "zero" and is_fresh(model):
 
         def said(text: str) -> None:
-            for listener in listeners if processes.first else ():
+            for listener in listeners if processes.is_main else ():
                 listener.said(text)
 
         fit_head(model, images.train, recipe, device=processes.device, said=said)
@@ -127,7 +127,7 @@ class Prepared:
 
 def fitted(recipe: Recipe, images: Images, processes: Processes) -> tuple[Recipe, Images]:
     """The recipe with a batch size that the images can fill, and a note where it had to change."""
-    size = fitting_batch_size(recipe, len(images.train), processes.world)
+    size = fitting_batch_size(recipe, len(images.train), processes.world_size)
     if size == recipe.batch_size:
         return recipe, images
     note = f"batch_size is {size}, not {recipe.batch_size}: there are no more images to train on"
@@ -138,11 +138,11 @@ def prepare(recipe: Recipe, images: Images, processes: Processes, model: Model |
     """The optimizer and the batches of a run around its model, by default that of the recipe."""
     model = (model or model_for(recipe, images.classes)).to(processes.device)
     batches = TrainingBatches(images.train, recipe, augment_of(recipe, model), processes)
-    shard(model, processes, recipe.parallel)
+    fully_shard(model, processes, recipe.parallel)
     if recipe.compile:
         model.compile()
     optimizer = optimizer_for(model, recipe)
-    module = replicated(model, processes, recipe.parallel)  # which gives all processes the same weights
+    module = wrap_ddp(model, processes, recipe.parallel)  # which gives all processes the same weights
     stepper = Stepper(
         module,
         optimizer,
@@ -168,14 +168,14 @@ def carry_out(
     """Run the loop from a position to the end, and save the model."""
     checkpoints = Checkpoints(Run(folder).checkpoints, processes, keep=prepared.recipe.keep_checkpoints)
     checkpoints.clean()
-    heard = listeners if processes.first else ()
+    heard = listeners if processes.is_main else ()
     with ExitStack() as stack:
         stack.callback(prepared.batches.close)
         validation = stack.enter_context(
             validation_loader(prepared.images.validation, prepared.recipe, prepared.model.preprocess, processes)
         )
         journal = None
-        if processes.first:
+        if processes.is_main:
             journal = Journal(folder / METRICS_FILE, heard, keep_bytes=position.journal_bytes)
             stack.callback(journal.close)
         for listener in heard:
@@ -200,15 +200,15 @@ def carry_out(
 
 def finish(loop: Loop, images: Images) -> None:
     """Write what is left when a run is over: the skipped images, the report, and last the model."""
-    unreadable = loop.processes.united(loop.position.unreadable)
-    if loop.processes.first and unreadable:
+    unreadable = loop.processes.all_gather(loop.position.unreadable)
+    if loop.processes.is_main and unreadable:
         write_whole(loop.folder / "unreadable.json", unreadable)
     with loop.averaged():
         if loop.recipe.final == "best" and loop.position.best_step != loop.position.step:
             loop.take_best()
             loop.measures = None
         measures = loop.measures or loop.measured(StopRequest())
-        if loop.processes.first:
+        if loop.processes.is_main:
             early = f"no better evaluation in {loop.position.worse}" if loop.finished() else ""
             outcome = Outcome(train=images.train, measures=measures, held_out=images.validation, stopped=early)
             write_report(Run(loop.folder), outcome)

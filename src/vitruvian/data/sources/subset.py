@@ -99,7 +99,7 @@ def first_of_each(source: Source, count: int, seed: int) -> Subset:
     What is chosen for a smaller count is also chosen for a larger one.
     """
     if not 0 < count <= len(source):
-        raise ConfigError(f"images={count}: {source.name} has {len(source)} images to train on")
+        raise ConfigError(f"max_train_samples={count}: {source.name} has {len(source)} images to train on")
     sizes = class_sizes(source.labels(), len(source.classes))
     _, chosen = divided(source, equal_shares(sizes, count), seed)
     return Subset(source, chosen, name=f"{source.name} (the first {count})")
