@@ -12,6 +12,7 @@ import vitruvian
 PACKAGE = Path(vitruvian.__file__).parent
 ROWS = [
     ["errors", "config", "catalog", "cost", "published", "published_tables", "labels", "tasks"],
+    ["files", "text", "progress", "report"],
     ["model"],
     ["data"],
     ["weights"],
@@ -67,6 +68,13 @@ def run(code):
 def test_importing_the_package_loads_no_torch_and_sets_nothing_up():
     code = "import logging, sys, vitruvian; print({'torch', 'numpy'} & set(sys.modules), logging.root.handlers)"
     assert run(code) == "set() []"
+
+
+def test_the_floor_loads_no_torch():
+    code = (
+        "import sys, vitruvian.files, vitruvian.text, vitruvian.progress; print({'torch', 'numpy'} & set(sys.modules))"
+    )
+    assert run(code) == "set()"
 
 
 def test_public_names_are_these():

@@ -3,6 +3,7 @@
 VitruvianError
 ├── ConfigError         a setting that cannot be (also a ValueError)
 │   └── UnknownNameError  a name nobody knows, answered with the nearest ones
+├── FileError           a file that cannot be read, written or locked
 ├── CheckpointError     weights that cannot be read, or do not fit the model
 │   └── ConversionError   weights that another family cannot express
 ├── HubError            a published file that could not be had
@@ -22,6 +23,9 @@ import importlib
 from collections.abc import Iterable
 from types import ModuleType
 
+LONGEST = 100
+"""Characters of a value that an error text shows."""
+
 
 class VitruvianError(Exception):
     """Base of all errors raised on purpose; its text is one line meant for the user."""
@@ -37,7 +41,11 @@ class UnknownNameError(ConfigError):
     def __init__(self, kind: str, name: str, known: Iterable[str], *, see: str = "") -> None:
         near = nearest(name, known)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        super().__init__(f"unknown {kind} {name!r}{hint}{' ' + see if see else ''}")
+        super().__init__(f"unknown {kind} {shown(name)}{hint}{' ' + see if see else ''}")
+
+
+class FileError(VitruvianError):
+    """A file that cannot be read, written or locked."""
 
 
 class CheckpointError(VitruvianError):
@@ -72,6 +80,17 @@ class MissingExtraError(VitruvianError, ImportError):
     """An optional package that is not installed."""
 
 
+def shown(value: object) -> str:
+    """A value as an error text shows it: as Python writes it, in one line of at most about 100 characters."""
+    if isinstance(value, int) and value.bit_length() > 300:
+        return f"{'-' if value < 0 else ''}10**{int(value.bit_length() * 0.30103)}"
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits inside, or nested thousands deep
+        return f"a {type(value).__name__}"
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 20]}...{text[-17:]}"
+
+
 def nearest(name: str, known: Iterable[str], most: int = 3) -> list[str]:
     """Up to `most` known names that look like `name`, best first; case and punctuation count little."""
 
@@ -81,7 +100,7 @@ def nearest(name: str, known: Iterable[str], most: int = 3) -> list[str]:
     by_plain: dict[str, str] = {}
     for candidate in known:
         by_plain.setdefault(plain(candidate), candidate)
-    return [by_plain[match] for match in difflib.get_close_matches(plain(name), by_plain, most, 0.6)]
+    return [by_plain[match] for match in difflib.get_close_matches(plain(name[:LONGEST]), by_plain, most, 0.6)]
 
 
 def require(module: str, extra: str) -> ModuleType:

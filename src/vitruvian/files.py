@@ -1,0 +1,312 @@
+"""Files on the disk: written whole or not at all, read as text or JSON, locked, cached, hashed."""
+
+from __future__ import annotations
+
+import atexit
+import glob
+import hashlib
+import json
+import os
+import shutil
+import socket
+import stat
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from filelock import FileLock, Timeout
+
+from vitruvian.errors import FileError, VitruvianError
+
+UNFINISHED = ".tmp"
+"""How the name of a temporary folder beside a file that is being written ends; it begins with a dot."""
+ABANDONED_SECONDS = 24 * 3600
+"""Age at which such a folder is taken for that of a killed process."""
+MAX_TEXT_BYTES = 64 * 2**20
+"""Larger than any settings file or list of classes."""
+MAX_DEPTH = 100
+"""Levels of JSON or TOML inside each other."""
+SCRATCH = "vitruvian-scratch-"
+"""How the names of scratch folders begin."""
+NEW_SECONDS = 60
+"""Age below which the lock of a scratch folder may not yet be held."""
+
+
+@contextmanager
+def staged(destination: Path) -> Iterator[Path]:
+    """A path of the same name in a temporary folder beside `destination`, which takes its place when the block ends.
+
+    Write a file or make a folder there. What was at `destination` stays until the new is complete on the disk, and
+    for good if the block raises; in an existing folder, files of other names stay too.
+    """
+    folder: Path | None = None
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        _remove_unfinished(destination)
+        prefix = f".{destination.name[:60]}."
+        folder = Path(tempfile.mkdtemp(prefix=prefix, suffix=UNFINISHED, dir=destination.parent))
+        yield folder / destination.name
+        _install(folder / destination.name, destination)
+    except OSError as error:
+        if folder and error.filename and not Path(os.fsdecode(error.filename)).is_relative_to(folder):
+            raise  # of something that the block reads
+        raise FileError(f"{destination}: cannot be written: {error.strerror or error}") from error
+    finally:
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _install(new: Path, destination: Path) -> None:
+    """Put a staged file or folder in its place."""
+    for path in [*new.rglob("*"), new] if new.is_dir() else [new]:
+        sync(path)
+    if new.is_dir() and destination.is_dir():
+        for name in sorted(os.listdir(new), key=lambda name: name.endswith(".json")):  # what describes others last
+            os.replace(new / name, destination / name)
+        sync(destination)
+    else:
+        os.replace(new, destination)
+    sync(destination.parent)
+
+
+def _remove_unfinished(destination: Path) -> None:
+    """Remove what killed processes have left beside a destination."""
+    pattern = f".{glob.escape(destination.name[:60])}.*{UNFINISHED}"
+    for path in destination.parent.glob(pattern):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether this is the temporary folder of a write that goes on, or did not end."""
+    return path.name.startswith(".") and path.name.endswith(UNFINISHED)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's entries, are on the disk."""
+    if path.is_dir():
+        if os.name != "nt":  # Windows has no such call for folders
+            with suppress(OSError):  # nor have some network file systems
+                _fsync(path, os.O_RDONLY)
+    else:
+        _fsync(path, os.O_RDWR)
+
+
+def _fsync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """An open file to write; it takes its name when the block ends."""
+    with staged(path) as new, open(new, "wb") as file:
+        yield file
+        file.flush()
+
+
+def write_bytes(path: Path, content: bytes) -> Path:
+    with staged(path) as new:
+        new.write_bytes(content)
+    return path
+
+
+def write_text(path: Path, content: str) -> Path:
+    return write_bytes(path, content.encode("utf-8"))
+
+
+def write_json(path: Path, content: Any) -> Path:
+    return write_bytes(path, json_bytes(content))
+
+
+def json_bytes(content: Any) -> bytes:
+    """Indented JSON in UTF-8; all in ASCII where a file name that is not UTF-8 asks for it."""
+    try:
+        return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
+    except UnicodeEncodeError:
+        return (json.dumps(content, indent=2) + "\n").encode("ascii")
+
+
+def read_bytes(path: Path, *, raises: type[VitruvianError] = FileError, most: int = MAX_TEXT_BYTES) -> bytes:
+    """All of a regular file that has at most so many bytes."""
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise raises(f"{path}: not a regular file")
+        if found.st_size > most:
+            raise raises(f"{path}: {found.st_size >> 20} MiB exceeds the limit of {most >> 20} MiB")
+        return path.read_bytes()
+    except OSError as error:
+        raise raises(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def read_text(path: Path, *, raises: type[VitruvianError] = FileError) -> str:
+    """A text file in UTF-8, with or without a byte order mark."""
+    return decoded(read_bytes(path, raises=raises), path, raises=raises)
+
+
+def decoded(content: bytes, where: object, *, raises: type[VitruvianError] = FileError) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise raises(f"{where}: not UTF-8 text: byte 0x{content[error.start]:02x} at {error.start}") from error
+
+
+def read_json(path: Path, *, raises: type[VitruvianError] = FileError) -> Any:
+    return parse_json(read_bytes(path, raises=raises), path, raises=raises)
+
+
+def read_object(path: Path, *, raises: type[VitruvianError] = FileError) -> dict[str, Any]:
+    """A JSON object."""
+    return parse_object(read_bytes(path, raises=raises), path, raises=raises)
+
+
+def parse_json(text: str | bytes, where: object, *, raises: type[VitruvianError] = FileError) -> Any:
+    """What a JSON text says; `where` begins the text of an error."""
+    text = decoded(text, where, raises=raises) if isinstance(text, bytes) else text
+    with _parsing("JSON", where, raises):
+        return _shallow(json.loads(text))
+
+
+def parse_object(text: str | bytes, where: object, *, raises: type[VitruvianError] = FileError) -> dict[str, Any]:
+    content = parse_json(text, where, raises=raises)
+    if not isinstance(content, dict):
+        raise raises(f"{where}: holds a JSON {type(content).__name__}, not an object")
+    return content
+
+
+def parse_toml(text: str | bytes, where: object, *, raises: type[VitruvianError] = FileError) -> dict[str, Any]:
+    text = decoded(text, where, raises=raises) if isinstance(text, bytes) else text
+    with _parsing("TOML", where, raises):
+        return _shallow(tomllib.loads(text))
+
+
+@contextmanager
+def _parsing(language: str, where: object, raises: type[VitruvianError]) -> Iterator[None]:
+    """Make one line of whatever a parser raises."""
+    try:
+        yield
+    except RecursionError:
+        raise raises(f"{where}: not valid {language}: nested more than {MAX_DEPTH} deep") from None
+    except ValueError as error:
+        digits = "set_int_max_str_digits" in str(error)
+        reason = "a number has thousands of digits" if digits else " ".join(str(error).split())
+        raise raises(f"{where}: not valid {language}: {reason}") from error
+
+
+def _shallow(content: Any) -> Any:
+    """The content itself, which whoever walks through it may do recursively."""
+    level = [content]
+    for _ in range(MAX_DEPTH):
+        level = [item for each in level for item in _items(each)]
+        if not level:
+            return content
+    raise RecursionError
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def digest(path: Path, algorithm: str = "sha256") -> str:
+    """Of a file's bytes, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+def short_hash(parts: Sequence[object]) -> str:
+    """Of JSON values, in 24 characters."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
+
+
+class Lock:
+    """A lock between processes: an open file, so that the lock of a process that dies is free."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = FileLock(path, thread_local=False)
+
+    def acquire(self, *, wait: bool) -> bool:
+        """Whether this process has it now."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(blocking=wait)
+        except Timeout:
+            return False
+        except (OSError, NotImplementedError) as error:
+            raise FileError(f"{self.path}: cannot be locked: {getattr(error, 'strerror', None) or error}") from error
+        with suppress(OSError), open(self.path, "r+b") as file:
+            file.seek(1)  # Windows locks the first byte for readers, too
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            file.truncate()
+        return True
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def holder(self) -> str:
+        """Who has it, as `process 1234 on host`, as far as that can be read."""
+        with suppress(OSError), open(self.path, "rb") as file:
+            file.seek(1)
+            return file.read(300).decode("utf-8", "replace").strip() or "another process"
+        return "another process"
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Whether this is the only one at it; always so after waiting."""
+    lock = Lock(path)
+    free = lock.acquire(wait=wait)
+    try:
+        yield free
+    finally:
+        if free:
+            lock.release()
+
+
+def cache_folder() -> Path:
+    """For what can be had again: $VITRUVIAN_CACHE, else $XDG_CACHE_HOME/vitruvian, else ~/.cache/vitruvian."""
+    own, shared = os.environ.get("VITRUVIAN_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    return Path(own or Path(shared or "~/.cache") / "vitruvian").expanduser()
+
+
+def scratch_folder() -> Path:
+    """A new folder that ends with this process."""
+    return Path(tempfile.mkdtemp(dir=_scratch(os.getpid())))
+
+
+@lru_cache(maxsize=1)
+def _scratch(process: int) -> Path:
+    remove_abandoned(Path(tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix=SCRATCH))
+    lock = Lock(folder / "lock")
+    lock.acquire(wait=False)
+    atexit.register(_remove_scratch, folder, lock, process)
+    return folder
+
+
+def _remove_scratch(folder: Path, lock: Lock, process: int) -> None:
+    if os.getpid() == process:  # not in a forked child, which shares the folder
+        lock.release()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_abandoned(temporary: Path) -> None:
+    """Remove the scratch folders of processes that were killed: their locks are there, and free."""
+    for path in temporary.glob(f"{SCRATCH}*/lock"):
+        with suppress(OSError, FileError):  # of another user, or removed at the same time
+            if time.time() - path.stat().st_mtime > NEW_SECONDS:
+                with locked(path, wait=False) as free:
+                    if free:
+                        shutil.rmtree(path.parent, ignore_errors=True)

@@ -1,0 +1,269 @@
+"""Files are written whole or not at all, read with one clear line, and locked by one process at a time."""
+
+import errno
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vitruvian import files
+from vitruvian.errors import CheckpointError, FileError
+from vitruvian.files import (
+    Lock,
+    cache_folder,
+    digest,
+    is_unfinished,
+    locked,
+    parse_json,
+    parse_toml,
+    read_json,
+    read_object,
+    read_text,
+    remove_abandoned,
+    scratch_folder,
+    staged,
+    write_bytes,
+    write_json,
+    write_text,
+    writing,
+)
+
+
+def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_file_is_made_with_its_folders_and_nothing_else(tmp_path):
+    path = write_bytes(tmp_path / "a" / "b" / "file", b"new")
+    assert path.read_bytes() == b"new"
+    assert os.listdir(path.parent) == ["file"]
+
+
+def test_a_new_file_has_the_permissions_that_the_user_asks_for(tmp_path):
+    old = os.umask(0o027)
+    try:
+        path = write_text(tmp_path / "file", "x")
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_the_old_file_stays_when_the_disk_is_full(tmp_path, monkeypatch):
+    path = write_text(tmp_path / "file", "old")
+    monkeypatch.setattr(files, "_fsync", full_disk)
+    with pytest.raises(FileError, match="file: cannot be written: No space left on device"):
+        write_text(path, "new")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_the_old_file_stays_when_writing_is_interrupted(tmp_path):
+    path = write_text(tmp_path / "file", "old")
+
+    def interrupted() -> None:
+        with writing(path) as file:
+            file.write(b"ne")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_an_error_of_what_is_read_meanwhile_is_not_blamed_on_what_is_written(tmp_path):
+    with pytest.raises(FileNotFoundError, match="elsewhere"), writing(tmp_path / "file") as file:
+        file.write((tmp_path / "elsewhere").read_bytes())
+
+
+def test_a_folder_that_is_a_file_is_said_so(tmp_path):
+    write_text(tmp_path / "a", "")
+    with pytest.raises(FileError, match=r"b: cannot be written: (Not a directory|File exists)"):
+        write_text(tmp_path / "a" / "b", "")
+
+
+def test_a_whole_folder_takes_its_place_and_other_files_in_it_stay(tmp_path):
+    for content in ("old", "new"):
+        with staged(tmp_path / "model") as new:
+            new.mkdir()
+            (new / "weights").write_text(content)
+            assert content == "old" or (tmp_path / "model" / "weights").read_text() == "old"
+        (tmp_path / "model" / "notes").touch()
+    assert (tmp_path / "model" / "weights").read_text() == "new"
+    assert sorted(os.listdir(tmp_path / "model")) == ["notes", "weights"]
+    assert os.listdir(tmp_path) == ["model"]
+
+
+def test_what_a_killed_process_left_is_not_taken_for_a_file_and_is_removed_after_a_day(tmp_path):
+    code = """if True:
+        import os, sys
+        from pathlib import Path
+        from vitruvian.files import staged
+        with staged(Path(sys.argv[1])) as new:
+            new.write_text("half")
+            os.kill(os.getpid(), 9)
+    """
+    assert run(code, tmp_path / "file").returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    assert is_unfinished(left)
+    write_text(tmp_path / "file", "other process")
+    assert left.exists()
+    os.utime(left, (0, 0))
+    write_text(tmp_path / "file", "next day")
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_json_comes_back_whatever_is_in_it(tmp_path):
+    content = {"label": "Größe 😀", "path": os.fsdecode(b"caf\xe9.png"), "numbers": [1, 2.5, None]}
+    assert read_json(write_json(tmp_path / "a.json", content)) == content
+    assert "Größe" in write_json(tmp_path / "b.json", {"label": "Größe"}).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"{", "not valid JSON: Expecting property name"),
+        (b"", "not valid JSON: Expecting value"),
+        (b"[" * 100_000, "not valid JSON: nested more than 100 deep"),
+        (b"[" * 500 + b"]" * 500, "not valid JSON: nested more than 100 deep"),
+        (b"9" * 5000, "not valid JSON: a number has thousands of digits"),
+        (b'{"a": "\xff"}', "not UTF-8 text: byte 0xff at 7"),
+        (b"[1]", "holds a JSON list, not an object"),
+    ],
+)
+def test_bad_json_is_one_line(tmp_path, content, reason):
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError) as caught:
+        read_object(path, raises=CheckpointError)
+    assert str(caught.value).startswith(f"{path}: {reason}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
+    (tmp_path / "a").write_bytes(b"\xef\xbb\xbf[1]")
+    assert read_json(tmp_path / "a") == [1]
+    assert read_text(tmp_path / "a") == "[1]"
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 5000, "a" + ".a" * 5000 + " = 1", "[" + "a." * 500 + "a]"])
+def test_toml_nested_deep_is_one_line(text):
+    with pytest.raises(FileError, match=r"^recipe: not valid TOML: nested more than 100 deep$"):
+        parse_toml(text, "recipe")
+
+
+def test_a_toml_number_of_thousands_of_digits_is_one_line():
+    with pytest.raises(FileError, match=r"^recipe: not valid TOML: a number has thousands of digits$"):
+        parse_toml(f"a = {'9' * 5000}", "recipe")
+
+
+def test_nesting_within_the_limit_is_read():
+    assert parse_json("[" * 99 + "]" * 99, "text") is not None
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no FIFOs")
+def test_only_regular_files_of_reasonable_size_are_read(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(FileError, match="fifo: not a regular file"):
+        read_json(tmp_path / "fifo")
+    with pytest.raises(FileError, match="nowhere: cannot be read: No such file or directory"):
+        read_json(tmp_path / "nowhere")
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(65 * 2**20)
+    with pytest.raises(FileError, match="huge: 65 MiB exceeds the limit of 64 MiB"):
+        read_json(tmp_path / "huge")
+
+
+def test_a_digest_is_the_published_one(tmp_path):
+    path = write_bytes(tmp_path / "file", b"abc")
+    assert digest(path) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert digest(path, "md5") == "900150983cd24fb0d6963f7d28e17f72"
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
+def test_a_lock_is_held_by_one_process_that_can_be_named_and_free_when_it_dies(tmp_path, ending):
+    code = """if True:
+        import sys, time
+        from pathlib import Path
+        from vitruvian.files import Lock
+        lock = Lock(Path(sys.argv[1]))
+        assert lock.acquire(wait=False)
+        print("held", flush=True)
+        time.sleep(60)
+    """
+    path = tmp_path / "lock"
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        lock = Lock(path)
+        assert not lock.acquire(wait=False)
+        assert lock.holder().startswith(f"process {other.pid} on ")
+        with locked(path, wait=False) as free:
+            assert not free
+        other.send_signal(ending)
+        other.wait()
+        assert lock.acquire(wait=True)
+        assert lock.holder().startswith(f"process {os.getpid()} on ")
+        lock.release()
+
+
+def test_a_lock_where_none_can_be_is_one_line(tmp_path):
+    write_text(tmp_path / "file", "")
+    with pytest.raises(FileError, match="lock: cannot be locked: "), locked(tmp_path / "file" / "lock"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("own", "shared", "wanted"),
+    [
+        ("~/c", "/else", "HOME/c"),
+        ("/c", "/else", "/c"),
+        ("", "/else", "/else/vitruvian"),
+        ("", "~/else", "HOME/else/vitruvian"),
+        ("", "", "HOME/.cache/vitruvian"),
+    ],
+)
+def test_there_is_one_cache_folder(monkeypatch, tmp_path, own, shared, wanted):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("VITRUVIAN_CACHE", own)
+    monkeypatch.setenv("XDG_CACHE_HOME", shared)
+    assert cache_folder() == Path(wanted.replace("HOME", str(tmp_path)))
+
+
+def test_a_scratch_folder_ends_with_its_process():
+    code = "from vitruvian.files import scratch_folder as s; f = s(); (f / 'x').touch(); print(f); assert s() != f"
+    ended = run(code)
+    assert ended.returncode == 0
+    folder = Path(ended.stdout.strip())
+    assert folder.parent.name.startswith("vitruvian-scratch-")
+    assert not folder.parent.exists()
+
+
+def test_scratch_folders_of_killed_processes_are_removed_and_those_in_use_are_not(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    files._scratch.cache_clear()
+    used = scratch_folder()
+    abandoned = tmp_path / "vitruvian-scratch-abandoned"
+    abandoned.mkdir()
+    for folder in (abandoned, used.parent):
+        (folder / "lock").touch()
+        os.utime(folder / "lock", (time.time() - 100,) * 2)
+    remove_abandoned(tmp_path)
+    assert used.is_dir()
+    assert not abandoned.exists()
+    files._scratch.cache_clear()
+
+
+def test_json_of_any_kind_of_number_is_read_as_python_reads_it():
+    assert parse_json(json.dumps({"a": [1, 1.5, float("inf")]}), "x") == {"a": [1, 1.5, float("inf")]}

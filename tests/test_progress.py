@@ -1,0 +1,169 @@
+"""Progress is shown where it helps, never breaks the work, and tells the right time left."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from vitruvian import progress
+from vitruvian.progress import Progress, Speed, tell, track
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    """Wall and processor time under the control of a test."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.wall = self.cpu = 0.0
+        monkeypatch.setattr(progress.time, "monotonic", lambda: self.wall)
+        monkeypatch.setattr(progress.time, "process_time", lambda: self.cpu)
+
+    def work(self, seconds: float) -> None:
+        self.wall += seconds
+        self.cpu += seconds
+
+    def stop(self, seconds: float) -> None:
+        self.wall += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+def test_quick_work_is_silent(capsys):
+    assert list(track(range(5), 5, "images")) == [0, 1, 2, 3, 4]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_where_stderr_is_no_terminal_a_line_is_printed_every_ten_seconds(capsys, clock):
+    for _ in track(range(100), 100, "images"):
+        clock.work(1.0)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert lines[0] == "images: 10 of 100, 1 min 30 s left"
+    assert len(lines) == 10
+
+
+def test_on_a_terminal_a_bar_is_shown_after_two_seconds(monkeypatch, clock):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with Progress("a [bold] name", 100) as shown:
+        clock.work(1.5)
+        shown.update(1)
+        assert sys.stderr.getvalue() == ""
+        clock.work(1.5)
+        shown.update(2)
+        assert "a [bold] name" in sys.stderr.getvalue()
+        assert "2 of 100" in sys.stderr.getvalue()
+    assert progress._bars is None
+
+
+def test_a_line_told_while_a_bar_is_shown_stays_above_it(monkeypatch, clock):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with Progress("images", 10) as outer, Progress("a download", 10, unit="bytes") as inner:
+        clock.work(3.0)
+        outer.update(1)
+        inner.update(2)
+        assert len(progress._bars.tasks) == 2
+        tell("something worth knowing")
+    assert "something worth knowing\n" in sys.stderr.getvalue()
+    assert progress._bars is None
+
+
+def test_bytes_are_shown_as_such_also_where_their_number_is_not_known(capsys, clock):
+    with Progress("a.npz", None, unit="bytes") as shown:
+        clock.work(11.0)
+        shown.update(3_400_000)
+    assert capsys.readouterr().err == "a.npz: 3.4 MB\n"
+
+
+@pytest.mark.parametrize("how", ["none", "closed", "broken"])
+def test_work_goes_on_where_stderr_is_gone(monkeypatch, capsys, clock, how):
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    gone = {"none": None, "closed": io.StringIO(), "broken": Broken()}[how]
+    if how == "closed":
+        gone.close()
+    monkeypatch.setattr(sys, "stderr", gone)
+    for _ in track(range(3), 3, "images"):
+        clock.work(20.0)
+    tell("a note")
+    assert capsys.readouterr().out == ""
+
+
+def test_of_several_processes_the_first_alone_shows_progress(monkeypatch, capsys, clock):
+    monkeypatch.setenv("RANK", "1")
+    for _ in track(range(3), 3, "images"):
+        clock.work(20.0)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_time_left_does_not_count_time_in_which_the_process_was_stopped(clock):
+    speed = Speed()
+    for step in range(1, 21):
+        if step == 10:
+            clock.stop(3600.0)
+        clock.work(1.0)
+        speed.update(step)
+    assert speed.left(100) == pytest.approx(80.0)
+
+
+def test_the_time_left_counts_long_steps_that_are_work(clock):
+    speed = Speed()
+    for step in range(1, 101):
+        clock.work(31.0 if step % 10 == 0 else 1.0)  # an evaluation after every tenth step
+        speed.update(step)
+    assert speed.left(200) == pytest.approx(400.0, rel=0.15)
+
+
+def test_the_time_left_follows_the_recent_speed(clock):
+    speed = Speed()
+    for step in range(1, 2001):
+        clock.work(10.0 if step < 1000 else 1.0)
+        speed.update(step)
+    assert speed.left(2100) == pytest.approx(100.0)
+
+
+def test_before_anything_is_done_nothing_is_known(clock):
+    speed = Speed(50)
+    assert speed.left(100) is None
+    clock.work(1.0)
+    speed.update(51)
+    assert speed.left(None) is None
+    assert speed.left(100) == pytest.approx(49.0)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no SIGSTOP")
+def test_a_process_that_is_really_stopped_tells_the_right_time_left():
+    code = """if True:
+        import time
+        from vitruvian.progress import Speed
+        speed, start = Speed(), time.monotonic()
+        for step in range(1, 41):
+            print(step, flush=True)
+            begun = time.process_time()
+            while time.process_time() - begun < 0.06:
+                pass
+            speed.update(step)
+        print(speed.left(140), (time.monotonic() - start) / 40 * 100)
+    """
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while process.stdout.readline() != "20\n":
+            pass
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(4)
+        process.send_signal(signal.SIGCONT)
+        left, wrong = map(float, process.stdout.read().split()[-2:])
+    assert 5 < left < 0.75 * wrong  # 100 steps of 0.06 s or more, on a processor that others use, too

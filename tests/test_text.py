@@ -1,0 +1,56 @@
+"""Words and numbers for people."""
+
+import pytest
+
+from vitruvian.text import brief, counted, duration, one_line, printable, size, table
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.25, "0.25 s"),
+        (0.0, "0 s"),
+        (48.2, "48 s"),
+        (59.6, "1 min 00 s"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 05 min"),
+        (71 * 3600, "71 h 00 min"),
+        (100 * 3600, "4 d 04 h"),
+    ],
+)
+def test_durations_have_at_most_two_units(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 bytes"), (512, "512 bytes"), (3.4e6, "3.4 MB"), (1e9, "1.00 GB")])
+def test_sizes_have_a_unit(count, text):
+    assert size(count) == text
+
+
+def test_a_long_list_is_shortened_and_an_empty_one_is_named():
+    assert brief("abc") == "a, b, c"
+    assert brief(range(2000), most=2) == "0, 1 and 1,998 more"
+    assert brief([]) == "none"
+
+
+def test_counts_agree_with_their_noun_and_verb():
+    assert counted(1, "image", "is|are") == "1 image is"
+    assert counted(2000, "class", "is|are") == "2,000 classes are"
+    assert counted(0, "image") == "0 images"
+
+
+def test_text_for_a_terminal_is_one_line_without_control_characters():
+    assert printable("a\nb\x1b[31m\udcff") == "a\\nb\\x1b[31m\\udcff"
+
+
+def test_an_error_is_one_line_even_if_it_says_nothing():
+    assert one_line(ValueError("two\n  lines")) == "two lines"
+    assert one_line(OSError(28, "No space left on device", "x")) == "No space left on device"
+    assert one_line(KeyError()) == "KeyError"
+    assert len(one_line(ValueError("x" * 10_000))) == 300
+
+
+def test_columns_are_as_wide_as_their_widest_cell():
+    assert table(["name", ">count"], [["a", "1"], ["long name", "200"]]) == (
+        "name       count\na              1\nlong name    200"
+    )
