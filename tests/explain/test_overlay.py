@@ -6,8 +6,9 @@ from PIL import Image
 
 from vitruvian.config import Preprocess
 from vitruvian.explain import image_with_crop, overlay, seen_box
-from vitruvian.explain.color import colored, palette, stretched
-from vitruvian.explain.draw import grid_of_grids, scatter, tiled
+from vitruvian.explain.draw import grid_of_grids, tiled
+from vitruvian.explain.overlay import stretched
+from vitruvian.report.color import color_map, colored
 
 CROP = Preprocess(image_size=224, fit="crop", scaled_size=256)
 SQUASH = Preprocess(image_size=224, fit="squash")
@@ -28,14 +29,14 @@ BLINDNESS = {
 
 
 def test_lightness_rises_in_even_steps():
-    steps = np.diff(lightness(palette()[::15] / 255.0))
+    steps = np.diff(lightness(color_map()[::15] / 255.0))
     assert steps.min() > 0
     assert steps.max() < 1.6 * steps.min()
 
 
 @pytest.mark.parametrize("matrix", BLINDNESS.values(), ids=BLINDNESS)
 def test_lightness_rises_for_color_blind_eyes_too(matrix):
-    colors = palette()[::15] / 255.0
+    colors = color_map()[::15] / 255.0
     linear = np.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4)
     seen = (linear @ np.array(matrix).T).clip(0, 1)
     assert np.diff(116 * np.cbrt(seen @ [0.2126, 0.7152, 0.0722])).min() > 0
@@ -45,7 +46,7 @@ def test_values_are_stretched_to_all_colors_and_a_flat_map_takes_the_lowest():
     assert stretched(np.array([2.0, 3.0, 6.0])).tolist() == [0, 0.25, 1]
     assert stretched(np.full((2, 2), 5.0)).tolist() == [[0, 0], [0, 0]]
     ends = colored(np.array([-9.0, 0.0, 1.0, 9.0]))
-    assert ends.tolist() == [palette()[0].tolist()] * 2 + [palette()[255].tolist()] * 2
+    assert ends.tolist() == [color_map()[0].tolist()] * 2 + [color_map()[255].tolist()] * 2
 
 
 def test_the_seen_box_is_the_crop_in_the_images_own_pixels():
@@ -103,8 +104,3 @@ def test_drawings_have_a_place_for_every_number():
     assert tiled(np.zeros((3, 16, 16, 3), np.uint8), 7).width == 3 * 70 + 18
     assert max(grid_of_grids(np.zeros((37, 37, 37, 37)), 0, 1).size) < 1600
     assert grid_of_grids(np.zeros((1, 1, 1, 1)), 0, 1).width > 200
-    blue = [0, 114, 178]
-    drawn = np.asarray(scatter(np.array([[10.0, 40.0], [20.0, 80.0]]), across="layer", up="pixels"))
-    rows, columns = np.nonzero((np.abs(drawn.astype(int) - blue) < 12).all(axis=2))
-    assert len(np.unique(columns // 40)) >= 2
-    assert np.ptp(rows) > 150

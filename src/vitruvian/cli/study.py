@@ -240,8 +240,8 @@ def grow(found: Study, *, plan: bool, as_json: bool) -> None:
 
 def show_plan(study: Study) -> None:
     from vitruvian.cli.text import table
-    from vitruvian.evaluation.page import duration
     from vitruvian.study.growth import estimates
+    from vitruvian.text import duration
 
     rows, total = [], 0.0
     for cell, seconds in estimates(study):

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from vitruvian.errors import ImageError
+from vitruvian.text import printable as printable
 
 Source = str | os.PathLike[str] | bytes | BinaryIO | Image.Image
 
@@ -89,11 +90,6 @@ def name_of(source: Source) -> str:
         return printable(os.fspath(source))
     name = getattr(source, "filename", "") or getattr(source, "name", "")
     return printable(name) if isinstance(name, str) and name else "image"
-
-
-def printable(text: str) -> str:
-    """The text in one line that any terminal can show: control characters and broken bytes as escapes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def reason(error: Exception) -> str:

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageColor
 
-from vitruvian.evaluation.images import embedded
 from vitruvian.evaluation.metrics import Counts
-from vitruvian.evaluation.page import Html, columns, table, text
-from vitruvian.evaluation.style import COLORS
+from vitruvian.report.color import COLORS
+from vitruvian.report.html import Html, columns, table, text
+from vitruvian.report.images import embedded
 
 # K classes; rows are labels, columns predictions
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from vitruvian.data.sources.base import Source
 from vitruvian.evaluation.bootstrap import LEVEL, RESAMPLES
 from vitruvian.evaluation.calibration import BINS, Calibration, Reliability
-from vitruvian.evaluation.chart import Line, line_chart
 from vitruvian.evaluation.metrics import MEASURE_NAMES
 from vitruvian.evaluation.outcome import Evaluation
-from vitruvian.evaluation.page import Html, columns, heading, notice, page, paragraph, remark, section, table, tiles
 from vitruvian.evaluation.sections import measure_sections, measure_tiles, unreadable_parts
+from vitruvian.report.chart import Chart, Line
+from vitruvian.report.html import Html, columns, heading, notice, page, paragraph, remark, section, table, tiles
 
 NAMES = MEASURE_NAMES | {
     "real": "ReaL accuracy",
@@ -85,13 +85,16 @@ def calibration_parts(found: Calibration) -> Iterator[Html]:
     lines = [Line("as it should be", [(0.0, 0.0), (100.0, 100.0)]), curve("the model", found.before or found.now)]
     if found.after is not None:
         lines.append(curve("with the fitted temperature", found.after))
-    chart = line_chart("Reliability: accuracy against probability, in percent", lines, across="probability", least=0.0)
+    title = "Reliability: accuracy against probability, in percent"
+    chart = Chart(title=title, lines=lines, x_label="probability", y_from=0.0)
     note = (
         f"Images are put into {BINS} bins by the probability of the best answer. Below the diagonal the model is "
         "too sure of itself, above it not sure enough."
     )
     yield remark(note)
-    yield columns(chart, table(["", "temperature", "calibration error %", "cross-entropy"], calibration_rows(found)))
+    yield columns(
+        chart.svg(), table(["", "temperature", "calibration error %", "cross-entropy"], calibration_rows(found))
+    )
     if found.temperature is None:
         yield notice(f"No temperature was fitted: {found.obstacle}.")
     else:

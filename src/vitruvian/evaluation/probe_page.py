@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from vitruvian.evaluation.chart import Line, line_chart
-from vitruvian.evaluation.page import Html, columns, heading, page, paragraph, section, table, tiles
 from vitruvian.evaluation.probe import ProbeReport, ProbeResult
 from vitruvian.evaluation.sections import unreadable_parts
+from vitruvian.report.chart import Chart, Line
+from vitruvian.report.html import Html, columns, heading, page, paragraph, section, table, tiles
 
 
 def probe_page(report: ProbeReport) -> str:
@@ -29,7 +29,8 @@ def sections(title: str, report: ProbeReport) -> Iterator[Html]:
         if result.tried
     ]
     if len(shots) > 1:
-        parts.insert(0, line_chart("Few-shot top-1, %", [Line("mean of the seeds", shots)], across="images a class"))
+        chart = Chart(title="Few-shot top-1, %", lines=[Line("mean of the seeds", shots)], x_label="images a class")
+        parts.insert(0, chart.svg())
     if parts:
         note = "Settings are chosen on images that are not in the test, by the accuracy in the last column."
         yield section("Shots and settings", columns(*parts), note=note)

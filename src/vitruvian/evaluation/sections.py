@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from vitruvian.data.sources.base import Source
+from vitruvian.data.thumbnail import thumbnail_of
 from vitruvian.evaluation.confusion import MOST_IN_TABLE, confusion_view
-from vitruvian.evaluation.images import gallery, thumbnail_of
 from vitruvian.evaluation.metrics import MEASURE_NAMES, Measures, Mistake
-from vitruvian.evaluation.page import Html, paragraph, percent_bar, section, table, text
+from vitruvian.report.html import Html, paragraph, percent_bar, section, table, text
+from vitruvian.report.images import gallery
 
 SHOWN_MISTAKES = 24
 """Most confident mistakes that a page shows with their images."""

@@ -1,4 +1,4 @@
-"""Figures as Pillow images: tiles, a grid of grids and a scatter plot, with readable labels."""
+"""Figures as Pillow images: tiles and a grid of grids, with readable labels."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from vitruvian.evaluation.chart import labels, ticks
-from vitruvian.evaluation.style import COLORS, INK, LINE, PAPER, SOFT
-from vitruvian.explain.color import Rgb, color_bar, colored
+from vitruvian.report.color import INK, PAPER, SOFT, Rgb, color_bar, colored
 
-BLUE, VERMILION = COLORS[:2]
 TEXT_PIXELS = 15
 MARGIN = 12
 TILE_PIXELS = 64
@@ -19,7 +16,6 @@ GRID_PIXELS = 720
 """Side of the grid of grids, about."""
 MOST_GRIDS = 40
 """Rows or columns of grids; beyond that, every second (third ...) patch is drawn."""
-PLOT_WIDTH, PLOT_HEIGHT = 620, 400
 
 Places = NDArray[np.floating]
 
@@ -78,35 +74,3 @@ def number_patches(
         place = left + (column + 0.5) * across, top + rows * down + 2
         write(pen, place, str(column * every), anchor="mt", color=SOFT)
     write(pen, (left, top + rows * down + 22), "column of the patch; rows at the left", anchor="lt", color=SOFT)
-
-
-def scatter(values: Places, *, across: str, up: str) -> Image.Image:
-    """Values (groups, members): a dot for each member over its group's number, and a line through the means."""
-    left, right, top, bottom = 64, 16, 34, 48
-    canvas = Image.new("RGB", (2 * PLOT_WIDTH, 2 * PLOT_HEIGHT), PAPER)  # drawn at double size: round dots
-    marks = ticks(0.0, max(float(values.max()), 1e-9))
-    groups = len(values)
-
-    def place(group: float, value: float) -> tuple[float, float]:
-        x = left + (group + 0.5) / groups * (PLOT_WIDTH - left - right)
-        return x, PLOT_HEIGHT - bottom - value / marks[-1] * (PLOT_HEIGHT - top - bottom)
-
-    pen = ImageDraw.Draw(canvas)
-    for mark in marks:
-        y = 2 * place(0, mark)[1]
-        pen.line((2 * left, y, 2 * (PLOT_WIDTH - right), y), fill=LINE, width=2)
-    middle = [(2 * x, 2 * y) for x, y in (place(group, float(v)) for group, v in enumerate(values.mean(axis=1)))]
-    pen.line(middle, fill=VERMILION, width=4)
-    for group, members in enumerate(values):
-        for value in members:
-            x, y = place(group, float(value))
-            pen.ellipse((2 * x - 8, 2 * y - 8, 2 * x + 8, 2 * y + 8), fill=BLUE, outline=PAPER)
-    canvas = canvas.resize((PLOT_WIDTH, PLOT_HEIGHT), Image.Resampling.LANCZOS)
-    pen = ImageDraw.Draw(canvas)
-    for mark, label in zip(marks, labels(marks)):
-        write(pen, (left - 8, place(0, mark)[1]), label, anchor="rm", color=SOFT)
-    for group in range(0, groups, -(-groups // 16)):
-        write(pen, (place(group, 0)[0], PLOT_HEIGHT - bottom + 8), str(group), anchor="mt", color=SOFT)
-    write(pen, (MARGIN, 8), up, anchor="lt")
-    write(pen, ((left + PLOT_WIDTH - right) / 2, PLOT_HEIGHT - 8), across, anchor="mb")
-    return canvas

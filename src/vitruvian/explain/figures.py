@@ -13,10 +13,11 @@ from torch import Tensor
 
 from vitruvian.explain.attention import require_vit
 from vitruvian.explain.distance import attention_distance
-from vitruvian.explain.draw import grid_of_grids, scatter, tiled
+from vitruvian.explain.draw import grid_of_grids, tiled
 from vitruvian.explain.embedding import NO_POSITIONS, filter_components, position_similarity
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
+from vitruvian.report.chart import Chart, Line
 
 TILES_IN_A_ROW = 7
 
@@ -114,6 +115,15 @@ def distance_figure(vit: ViT, batches: Iterable[Tensor], images: str) -> Figure:
         name="attention-distance",
         title="Mean attention distance",
         note=note,
-        image=scatter(distance, across="layer", up="mean attention distance (pixels)"),
+        image=distance_chart(distance).image(),
         arrays={"distance_pixels": distance, "images": np.array(count), "stride_pixels": np.array(vit.config.stride)},
     )
+
+
+def distance_chart(distance: NDArray[np.floating]) -> Chart:
+    """Distances (L, H): a dot for each head over its layer, and a line through the means."""
+    heads = [(float(layer), float(value)) for layer, values in enumerate(distance) for value in values]
+    means = [(float(layer), float(values.mean())) for layer, values in enumerate(distance)]
+    lines = [Line("head", heads, joined=False), Line("mean of the layer", means)]
+    title = "Mean attention distance, in pixels"
+    return Chart(title=title, lines=lines, x_label="layer", y_from=0.0, size=(620, 360))

@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw
 
 from vitruvian.config import Preprocess, Size
 from vitruvian.data.preprocess import Box, geometry
-from vitruvian.explain.color import colored, stretched
+from vitruvian.report.color import colored
 
 LONGEST_SIDE = 640
 """Pixels; larger images are reduced."""
@@ -85,6 +85,12 @@ def patch_box(box: Box, patch: Size, grid: Size) -> Box:
     down, across = (bottom - top) / grid[0], (right - left) / grid[1]
     corner = round(left + patch[1] * across), round(top + patch[0] * down)
     return *corner, round(left + (patch[1] + 1) * across), round(top + (patch[0] + 1) * down)
+
+
+def stretched(values: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Values moved to 0 to 1, least to greatest; all 0 where they are all the same."""
+    exact: NDArray[np.float64] = np.asarray(values, dtype=np.float64)
+    return (exact - exact.min()) / (float(np.ptp(exact)) or 1.0)
 
 
 def darkened(image: Image.Image) -> Image.Image:

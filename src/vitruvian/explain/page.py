@@ -6,9 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from PIL import Image
 
-from vitruvian.evaluation.chart import Line, line_chart
-from vitruvian.evaluation.images import embedded
-from vitruvian.evaluation.page import (
+from vitruvian.explain.explainer import Explained
+from vitruvian.explain.figures import Figure
+from vitruvian.explain.occlusion import Curve
+from vitruvian.report.chart import Chart, Line
+from vitruvian.report.color import color_bar
+from vitruvian.report.html import (
     Html,
     columns,
     heading,
@@ -21,10 +24,7 @@ from vitruvian.evaluation.page import (
     table,
     text,
 )
-from vitruvian.explain.color import color_bar
-from vitruvian.explain.explainer import Explained
-from vitruvian.explain.figures import Figure
-from vitruvian.explain.occlusion import Curve
+from vitruvian.report.images import embedded
 
 TITLE = "What the model looks at"
 FIGURES_TITLE = "What the model has learnt"
@@ -85,9 +85,9 @@ def occlusion_chart(curves: Mapping[str, Curve]) -> Html:
         Line(f"{name} ({curve.area:.3f})", [(100 * x, y) for x, y in zip(curve.removed, curve.probability)])
         for name, curve in curves.items()
     ]
-    chart = line_chart("Occlusion check: probability", lines, across="patches removed, in %", least=0.0)
+    chart = Chart(title="Occlusion check: probability", lines=lines, x_label="patches removed, in %", y_from=0.0)
     note = "Highest ranked patches first. In brackets the area under the curve: the smaller, the better the map."
-    return Html(f'<div>{chart}<p class="soft small" style="margin-top:.5rem">{text(note)}</p></div>')
+    return Html(f'<div>{chart.svg()}<p class="soft small" style="margin-top:.5rem">{text(note)}</p></div>')
 
 
 def figures_page(about: str, drawn: Iterable[Figure]) -> str:
@@ -96,9 +96,8 @@ def figures_page(about: str, drawn: Iterable[Figure]) -> str:
         if each.image is None:
             parts.append(section(each.title, notice(each.note)))
             continue
-        exact = each.image.convert("RGBA")  # with transparency it is kept as PNG
         numbers = remark(f"The numbers are in {each.name}.npz.")
         left_out = [notice(f"Left out: {error}") for error in each.unread]
-        shown = embedded(exact, each.title, kind="whole")
+        shown = embedded(each.image, each.title, kind="whole", exact=True)
         parts.append(section(each.title, shown, numbers, *left_out, note=each.note))
     return page(FIGURES_TITLE, parts)

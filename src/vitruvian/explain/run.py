@@ -19,7 +19,6 @@ from vitruvian.data.parallel import Track, untracked
 from vitruvian.data.preprocess import view
 from vitruvian.data.sources.digits import DigitsSource
 from vitruvian.errors import ImageError
-from vitruvian.evaluation.page import Html
 from vitruvian.evaluation.report_files import write_html
 from vitruvian.explain.attention import require_vit
 from vitruvian.explain.explainer import Explained, Explainer
@@ -30,6 +29,7 @@ from vitruvian.explain.page import MOST_ON_PAGE, explanation_page, figures_page,
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Encoder
+from vitruvian.report.html import Html
 
 PAGE = "explain.html"
 FIGURES_PAGE = "figures.html"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from vitruvian.evaluation.chart import Line as Curve
-from vitruvian.evaluation.chart import line_chart
-from vitruvian.evaluation.page import Html
+from vitruvian.report.chart import Chart
+from vitruvian.report.chart import Line as Curve
+from vitruvian.report.html import Html
 from vitruvian.training.journal import Line
 
 CHARTS = (
@@ -26,7 +26,7 @@ def curves(lines: Iterable[Line]) -> Iterator[Html]:
         drawn = [Curve(split or "run", points(recorded, split, name)) for split in splits]
         drawn = [curve for curve in drawn if curve.points]
         if drawn:
-            yield line_chart(title, drawn, across="step", least=0.0 if name != "top1" else None)
+            yield Chart(title=title, lines=drawn, x_label="step", y_from=0.0 if name != "top1" else None).svg()
 
 
 def points(lines: Iterable[Line], split: str, name: str) -> list[tuple[float, float]]:

@@ -11,8 +11,8 @@ from PIL import Image
 
 from vitruvian.config import Preprocess
 from vitruvian.data.sources.base import Source
-from vitruvian.evaluation.images import TINY_SIDE, embedded, gallery
-from vitruvian.evaluation.page import Html, section, text
+from vitruvian.report.html import Html, section, text
+from vitruvian.report.images import TINY_SIDE, embedded, gallery
 from vitruvian.training.corruption import Corruption, corruption_of, cut, levels_of, shown_color
 from vitruvian.training.masked import ColorMeasures, Example
 

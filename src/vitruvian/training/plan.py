@@ -11,7 +11,7 @@ from typing import Any
 
 from vitruvian.config import Size
 from vitruvian.cost import multiply_adds, parameters
-from vitruvian.evaluation.page import duration
+from vitruvian.text import duration
 from vitruvian.training.choose import chosen_recipe
 from vitruvian.training.distributed import process_group
 from vitruvian.training.images import fitting_batch_size, images_for, validation_loader

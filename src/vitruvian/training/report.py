@@ -11,10 +11,11 @@ from vitruvian.data.doctor.classes import small_classes, uneven_classes
 from vitruvian.data.sources.base import Source
 from vitruvian.data.sources.subset import class_sizes
 from vitruvian.evaluation.metrics import Measures
-from vitruvian.evaluation.page import (
+from vitruvian.evaluation.report_files import PAGE, write_html
+from vitruvian.evaluation.sections import measure_sections, measure_tiles, unreadable_parts
+from vitruvian.report.html import (
     Html,
     columns,
-    duration,
     facts,
     heading,
     notice,
@@ -24,8 +25,7 @@ from vitruvian.evaluation.page import (
     text,
     tiles,
 )
-from vitruvian.evaluation.report_files import PAGE, write_html
-from vitruvian.evaluation.sections import measure_sections, measure_tiles, unreadable_parts
+from vitruvian.text import duration
 from vitruvian.training.curves import curves
 from vitruvian.training.environment import environment
 from vitruvian.training.journal import Line

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitruvian.errors import TrainingError
-from vitruvian.evaluation.page import flat
+from vitruvian.report.html import flat
 from vitruvian.tasks import SEEDS, Metric
 from vitruvian.training.recipe import DESCRIPTION, HARMLESS, Recipe
 from vitruvian.training.recipes import recipe_from

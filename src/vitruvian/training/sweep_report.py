@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vitruvian.evaluation.metrics import MEASURE_NAMES
-from vitruvian.evaluation.page import Html, duration, facts, heading, notice, page, section, table, text, tiles
 from vitruvian.evaluation.report_files import PAGE, write_html
+from vitruvian.report.html import Html, facts, heading, notice, page, section, table, text, tiles
+from vitruvian.text import duration
 from vitruvian.training.sweep import Sweep, Trial, spread
 
 METRICS = {key: MEASURE_NAMES[key] for key in ("top1", "mean_per_class")}

@@ -9,10 +9,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitruvian.evaluation.chart import MOST_POINTS, Line, labels, line_chart, ticks
 from vitruvian.evaluation.confusion import MOST_IN_TABLE, confused_pairs, confusion_image, confusion_view
-from vitruvian.evaluation.images import thumbnail
-from vitruvian.evaluation.page import Html, duration, facts, number, page, percent_bar, section, table, text
+from vitruvian.report.chart import MOST_POINTS, Axis, Chart, Line, labels, log_ticks, ticks
+from vitruvian.report.html import Html, facts, number, page, percent_bar, section, table, text
+from vitruvian.report.images import thumbnail
+from vitruvian.text import duration
+
+
+def line_chart(title, lines, *, across, **settings):
+    return Chart(title=title, lines=lines, x_label=across, **settings).svg()
+
 
 NASTY = '<script>alert("x")</script>\u202e&'
 
@@ -83,9 +89,23 @@ def test_ticks_are_few_round_numbers_around_what_is_drawn(low, high):
 
 
 def test_the_numbers_of_an_axis_are_written_alike():
-    assert labels([0, 5e-5, 1e-4]) == ["0", "0.5e-4", "1e-4"]
-    assert labels([0, 2000, 10000]) == ["0", "2,000", "10,000"]
-    assert labels([0, 2_000_000]) == ["0", "2e6"]
+    assert labels(Axis(0, 1e-4, [0, 5e-5, 1e-4])) == ["0", "0.5e-4", "1e-4"]
+    assert labels(Axis(0, 10000, [0, 2000, 10000])) == ["0", "2,000", "10,000"]
+    assert labels(Axis(0, 2_000_000, [0, 2_000_000])) == ["0", "2e6"]
+    assert labels(Axis(1e-5, 1e9, [1e-5, 0.01, 2000, 5e9], log=True)) == ["1e-5", "0.01", "2,000", "5e9"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "found"),
+    [
+        (50, 4000, [50, 100, 200, 500, 1000, 2000]),
+        (1e-5, 1.0, [1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1]),
+        (1, 1e13, [1, 100, 1e4, 1e6, 1e8, 1e10, 1e12]),
+        (310, 390, [320, 340, 360, 380]),
+    ],
+)
+def test_ticks_of_a_logarithmic_axis_are_round_numbers_inside_it(low, high, found):
+    assert log_ticks(low, high) == pytest.approx(found)
 
 
 def polylines(chart):
@@ -99,6 +119,33 @@ def test_points_lie_within_the_drawing_and_rise_with_their_values():
     assert sorted(xs) == list(xs)
     assert sorted(ys, reverse=True) == list(ys)  # the screen's rows count downwards
     assert all(0 <= x <= 480 and 0 <= y <= 280 for x, y in line)
+
+
+def test_a_logarithmic_axis_gives_every_decade_the_same_room_and_leaves_out_zero():
+    points = [(0, 5.0), (10, 1.0), (100, 2.0), (1000, 3.0)]
+    (line,) = polylines(line_chart("t", [Line("a", points)], across="images", log_x=True))
+    xs = [x for x, _ in line]
+    assert len(xs) == 3
+    assert xs[1] - xs[0] == pytest.approx(xs[2] - xs[1], abs=0.11)  # coordinates have one decimal
+    (line,) = polylines(line_chart("t", [Line("a", [(1, 1e-3), (2, 1e-2), (3, 0.1)])], across="step", log_y=True))
+    assert line[0][1] - line[1][1] == pytest.approx(line[1][1] - line[2][1], abs=0.11)
+
+
+def test_whole_numbers_across_are_labeled_with_whole_numbers():
+    chart = line_chart("t", [Line("a", [(0, 1.0), (1, 2.0)])], across="layer")
+    assert re.findall(r'y="251.0"[^>]*>([^<]*)<', chart) == ["0", "1"]
+
+
+def test_an_image_of_a_chart_has_its_dots_where_its_numbers_are():
+    lines = [Line("heads", [(0, 10.0), (0, 40.0), (1, 20.0), (1, 80.0)], joined=False), Line("none", [])]
+    image = Chart(title="t", lines=lines, x_label="layer", y_from=0.0, size=(620, 360)).image()
+    assert image.width == 620
+    assert image.height > 360
+    rows, columns = np.nonzero((np.abs(np.asarray(image).astype(int) - [0, 114, 178]) < 12).all(axis=2))
+    below = rows > 54  # title and legend are above
+    assert sorted(np.unique(columns[below] // 60)) == [0, 1, 10]
+    assert np.ptp(rows[below]) > 150
+    assert Chart(title="t", lines=[Line("none", [])], x_label="layer").image() is None
 
 
 def test_values_that_are_not_finite_are_left_out_of_a_chart():
@@ -151,6 +198,6 @@ def test_many_classes_become_a_image_of_limited_size(classes, side):
 def test_thumbnails_are_small_and_tiny_images_stay_exact():
     buffer = io.BytesIO()
     Image.new("RGB", (900, 300), "red").save(buffer, "PNG")
-    assert embedded_image(thumbnail(buffer.getvalue(), "red")).size == (240, 80)
+    assert embedded_image(thumbnail(Image.open(buffer), "red")).size == (240, 80)
     pixels = np.arange(64, dtype=np.uint8).reshape(8, 8)
-    assert (np.asarray(embedded_image(thumbnail(pixels, "tiny")))[..., 0] == pixels).all()
+    assert (np.asarray(embedded_image(thumbnail(Image.fromarray(pixels), "tiny"))) == pixels).all()

@@ -1,17 +1,14 @@
-"""The look of every page: one style sheet for light and dark screens, wide and narrow ones."""
+"""The look of every page: one stylesheet for light and dark screens, wide and narrow ones."""
 
 from __future__ import annotations
 
-COLORS = ("#0072b2", "#d55e00", "#007a59", "#a94a82", "#946500", "#2f7fb5")
-"""Of the lines of a chart, told apart by color-blind eyes (Okabe and Ito's palette); on dark screens lighter ones."""
-INK, SOFT, LINE, PAPER = "#1c1e21", "#5d646e", "#d9dde3", "#ffffff"
-"""Text, lesser text, fine lines and what is below them, on light screens and in images."""
+from vitruvian.report.color import COLORS, INK, LINE, PAPER, SOFT
 
 LIGHT = f"""
 :root {{
   color-scheme: light dark;
   --back: {PAPER}; --card: #f6f7f9; --text: {INK}; --soft: {SOFT}; --line: {LINE};
-  --right: 0 114 178; --wrong: 213 94 0;
+  --right: 0 114 178; --wrong: 213 94 0; --hurts: #c62828; --look: #9a5b00; --fine: #2e7d32;
   {" ".join(f"--c{number}: {color};" for number, color in enumerate(COLORS))}
 }}
 """.lstrip()
@@ -20,7 +17,7 @@ REST = """
 @media (prefers-color-scheme: dark) {
   :root {
     --back: #14161a; --card: #1d2026; --text: #e7e9ec; --soft: #9ba3af; --line: #343a44;
-    --right: 66 160 224; --wrong: 240 128 48;
+    --right: 66 160 224; --wrong: 240 128 48; --hurts: #ff8a80; --look: #ffb74d; --fine: #81c784;
     --c0: #56b4e9; --c1: #f08030; --c2: #2fc59a; --c3: #e08fbd; --c4: #e6b84a; --c5: #a9c7e8;
   }
 }
@@ -29,6 +26,7 @@ body { font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans",
   max-width: 68rem; padding: 2rem 1.25rem 4rem; background: var(--back); color: var(--text); overflow-wrap: anywhere; }
 h1 { font-size: 1.75rem; line-height: 1.2; margin: 0; letter-spacing: -.01em; }
 h2 { font-size: 1.25rem; line-height: 1.3; margin: 0 0 .25rem; }
+h3 { font-size: 1rem; line-height: 1.4; margin: 1.5rem 0 0; }
 section { margin-top: 2.75rem; }
 p { margin: 0 0 1rem; max-width: 46rem; }
 .soft { color: var(--soft); } small, .small { font-size: .875rem; }
@@ -56,7 +54,7 @@ table.plain { width: 100%; font-size: .9375rem; }
   border-bottom: 1px solid var(--line); padding: .3rem 0; }
 .facts dt { color: var(--soft); } .facts dd { margin: 0; }
 .bar { display: inline-block; vertical-align: middle; width: 6rem; height: .5rem; margin-left: .6rem;
-  border-radius: 4px; background: rgb(var(--wrong) / .3); overflow: hidden; }
+  border-radius: 4px; background: var(--line); overflow: hidden; }
 .bar i { display: block; height: 100%; background: rgb(var(--right)); }
 .heat { font-size: .8125rem; }
 .heat td { width: 2.1rem; min-width: 2.1rem; height: 2.1rem; padding: 0 .15rem; text-align: center;
@@ -77,16 +75,20 @@ table.plain { width: 100%; font-size: .9375rem; }
 img.whole { max-width: 100%; height: auto; border-radius: 8px; } .overlays img.whole { width: 100%; }
 .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); gap: 1rem; margin-top: .75rem; }
 figure { margin: 0; min-width: 0; } figcaption { font-size: .875rem; line-height: 1.35; padding-top: .4rem; }
-.gallery .frame { display: flex; align-items: center; justify-content: center; aspect-ratio: 1; overflow: hidden;
+.frame { display: flex; align-items: center; justify-content: center; aspect-ratio: 1; overflow: hidden;
   background: var(--card); border-radius: 8px; color: var(--soft); font-size: .875rem; }
-.gallery img { width: 100%; height: 100%; object-fit: contain; }
-.gallery img.tiny { image-rendering: pixelated; }
+.frame img { width: 100%; height: 100%; object-fit: contain; }
+.frame img.tiny { image-rendering: pixelated; }
+.hurts { color: var(--hurts); } .look { color: var(--look); } .fine { color: var(--fine); }
+.examples { display: flex; flex-wrap: wrap; gap: 1rem; margin-top: .5rem; }
+.example { border: 1px solid var(--line); border-radius: 8px; padding: .5rem; max-width: 100%; }
+.example > div { display: flex; gap: .5rem; } .example figure { width: 9rem; } .example p { margin: .25rem 0 0; }
 .legend { display: flex; flex-wrap: wrap; gap: .1rem 1rem; font-size: .875rem; color: var(--soft); }
 .legend svg { width: 1.6rem; height: .75rem; margin-right: .4rem; vertical-align: middle; }
 .chart { background: var(--card); border-radius: 10px; padding: .9rem 1rem .6rem; }
 .chart h3 { font-size: 1rem; margin: 0; }
 .chart > svg { display: block; width: 100%; height: auto; margin-top: .35rem; }
-.chart text { fill: var(--soft); font-size: 12.5px; } .chart .grid { stroke: var(--line); stroke-width: 1; }
+.chart text { font-size: 12.5px; } .chart .grid { stroke: var(--line); stroke-width: 1; }
 .chart polyline, .legend polyline { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
 @media (max-width: 30rem) {
   .chart text { font-size: 16px; } .chart { padding: .8rem .75rem .5rem; }

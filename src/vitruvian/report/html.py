@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from vitruvian.data.decode import printable
-from vitruvian.evaluation.style import STYLE
+from vitruvian.report.style import STYLE
+from vitruvian.text import printable
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """What a browser lets the page do: no scripts, no requests, whatever a class or file is called."""
@@ -56,7 +56,7 @@ def heading(title: str, note: str = "") -> Html:
     return Html(f"<header><h1>{text(title)}</h1>{below}</header>")
 
 
-def section(title: str, *parts: Html, note: str = "") -> Html:
+def section(title: object, *parts: Html, note: str = "") -> Html:
     """A part of the page with a title, and a sentence on how to read it."""
     below = remark(note) if note else ""
     return Html(f"<section>\n<h2>{text(title)}</h2>\n{below}{joined(parts)}\n</section>")
@@ -127,15 +127,3 @@ def percent_bar(percent: float) -> Html:
     if math.isnan(percent):
         return Html("–")
     return Html(f'{percent:.1f}&nbsp;%<span class="bar"><i style="width:{percent:.1f}%"></i></span>')
-
-
-def duration(seconds: float) -> str:
-    """`48 s`, `3 min 20 s`, `2 h 05 min`."""
-    whole = round(seconds)
-    if whole < 1:
-        return f"{seconds:.2g} s"
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
