@@ -53,10 +53,10 @@ def ours(data: Path) -> tuple[int, Read]:
     """A data set read and viewed as our loader does it."""
     from vitruvian.data.augment import Augment, training_view
     from vitruvian.data.order import generator_for
-    from vitruvian.data.sources import open_source
+    from vitruvian.data.sources import open_dataset
 
     view = training_view(Augment(image_size=(SIDE, SIDE), crop="resized", crop_area=(0.08, 1.0)))
-    source = open_source(data).train
+    source = open_dataset(data).train
     return len(source), lambda i: view(source.read(i), generator_for(0, 0, i, 0))
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.config import BATCH, Size
-from vitruvian.data.decode import Source, decode, name_of, printable
+from vitruvian.data.decode import ImageInput, decode, name_of, printable
 from vitruvian.data.preprocess import view
 from vitruvian.errors import ConfigError, ImageError
 from vitruvian.labels import imagenet_labels
@@ -76,10 +76,10 @@ class Encoder:
             raise ConfigError(f"device={device!r} cannot be used: {str(error).splitlines()[0]}") from None
         self.device = device
 
-    def views(self, images: Iterable[Source], *, ahead: int) -> Iterator[tuple[str, Tensor | ImageError]]:
+    def views(self, images: Iterable[ImageInput], *, ahead: int) -> Iterator[tuple[str, Tensor | ImageError]]:
         """Each image's path with its view, or with the error, in order; `ahead` of them are under way."""
 
-        def see(image: Source) -> tuple[str, Tensor | ImageError]:
+        def see(image: ImageInput) -> tuple[str, Tensor | ImageError]:
             path = os.fspath(image) if isinstance(image, str | os.PathLike) else name_of(image)
             try:
                 return path, view(decode(image), self.model.preprocess)
@@ -129,7 +129,7 @@ class Classifier(Encoder):
         super().__init__(model, heads=heads, image_size=image_size, device=device)
         self.labels = labels_of(self.model)
 
-    def predict(self, images: Iterable[Source], *, top: int = 5, batch: int = BATCH) -> list[list[Answer]]:
+    def predict(self, images: Iterable[ImageInput], *, top: int = 5, batch: int = BATCH) -> list[list[Answer]]:
         """The `top` answers for each image, best first; the first bad image raises ImageError."""
         ranked = []
         for prediction in self.stream(images, top=top, batch=batch):
@@ -138,7 +138,7 @@ class Classifier(Encoder):
             ranked.append(list(prediction.answers))
         return ranked
 
-    def stream(self, images: Iterable[Source], *, top: int = 5, batch: int = BATCH) -> Iterator[Prediction]:
+    def stream(self, images: Iterable[ImageInput], *, top: int = 5, batch: int = BATCH) -> Iterator[Prediction]:
         """A prediction for each image, in their order, errors included.
 
         Images are decoded by a few threads, at most two batches ahead of the model, so a million
@@ -150,7 +150,7 @@ class Classifier(Encoder):
             raise ConfigError(f"top={top} and batch={batch} must be at least 1")
         return self._stream(images, top, batch)
 
-    def _stream(self, images: Iterable[Source], top: int, batch: int) -> Iterator[Prediction]:
+    def _stream(self, images: Iterable[ImageInput], top: int, batch: int) -> Iterator[Prediction]:
         views = self.views(images, ahead=2 * batch)
         while group := list(islice(views, batch)):
             pixels = [seen for _, seen in group if isinstance(seen, Tensor)]

@@ -116,7 +116,7 @@ def test_a_surprise_is_one_line_that_tells_how_to_see_more(vit, monkeypatch):
     def surprise(paths: object) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("vitruvian.data.find.find_images", surprise)
+    monkeypatch.setattr("vitruvian.data.sources.formats.folder.find_images", surprise)
     code, _, err = vit("predict", "a.jpg", "--model", "m")
     assert code == 1
     assert err == "internal error: RuntimeError: two lines (set VIT_TRACEBACK=1 to see the traceback)\n"
@@ -129,7 +129,7 @@ def test_a_full_disk_is_one_line(vit, monkeypatch):
     def full(paths: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("vitruvian.data.find.find_images", full)
+    monkeypatch.setattr("vitruvian.data.sources.formats.folder.find_images", full)
     assert vit("predict", "a.jpg", "--model", "m") == (1, "", "error: output: no space left on device\n")
 
 
@@ -137,7 +137,7 @@ def test_ctrl_c_exits_with_130_and_nothing_more(vit, monkeypatch):
     def interrupted(paths: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vitruvian.data.find.find_images", interrupted)
+    monkeypatch.setattr("vitruvian.data.sources.formats.folder.find_images", interrupted)
     assert vit("predict", "a.jpg", "--model", "m") == (130, "", "")
 
 

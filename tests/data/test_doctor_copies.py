@@ -9,8 +9,8 @@ from PIL import Image, ImageEnhance
 
 from vitruvian.data.decode import decode
 from vitruvian.data.doctor import diagnose
-from vitruvian.data.doctor.duplicates import candidates, same_groups
-from vitruvian.data.doctor.look import Problem, look_at
+from vitruvian.data.doctor.copies import candidates, same_groups
+from vitruvian.data.doctor.scan import Problem, look_at
 from vitruvian.data.doctor.sketch import hashes, same_image, sketch
 from vitruvian.errors import ImageError
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from vitruvian.data.doctor import diagnose
-from vitruvian.data.doctor.labels import REFERENCES, commonest, neighbors
+from vitruvian.data.doctor.classes import REFERENCES, commonest, neighbors
 from vitruvian.data.doctor.sketch import SKETCH_BYTES
-from vitruvian.data.sources import open_source
-from vitruvian.data.sources.base import DataSet, Source
+from vitruvian.data.sources import open_dataset
+from vitruvian.data.sources.base import Dataset, Source
 
 
 class Relabeled(Source):
@@ -36,7 +36,7 @@ class Relabeled(Source):
 
 
 def digits(changes=None):
-    return DataSet(name="digits", splits={"train": Relabeled(open_source("digits").train, changes or {})})
+    return Dataset(name="digits", splits={"train": Relabeled(open_dataset("digits").train, changes or {})})
 
 
 def doubts(data):
@@ -45,7 +45,7 @@ def doubts(data):
 
 
 def test_wrong_labels_of_digits_are_found_and_few_others():
-    right = open_source("digits").train.labels()
+    right = open_dataset("digits").train.labels()
     changes = {index: (int(right[index]) + 3) % 10 for index in range(100, 110)}
     before, after = doubts(digits())[1], doubts(digits(changes))[1]
     assert len(before) <= 3  # of 1,438 labels; which may well be wrong
@@ -53,7 +53,7 @@ def test_wrong_labels_of_digits_are_found_and_few_others():
 
 
 def test_a_doubt_comes_with_its_evidence():
-    right = int(open_source("digits").train.labels()[100])
+    right = int(open_dataset("digits").train.labels()[100])
     finding, found = doubts(digits({100: (right + 3) % 10}))
     assert (finding.check, finding.level) == ("label", "look")
     example = found[100]
@@ -63,7 +63,7 @@ def test_a_doubt_comes_with_its_evidence():
 
 def test_classes_that_look_alike_are_not_judged():
     rng = np.random.default_rng(0)
-    source = open_source("digits").train
+    source = open_dataset("digits").train
     finding, _ = doubts(digits(dict(enumerate(rng.integers(0, 10, len(source))))))
     assert (finding.check, finding.level) == ("labels", "fine")
     assert finding.text.startswith("single labels were not judged")
@@ -74,7 +74,7 @@ def test_no_image_is_its_own_neighbor(monkeypatch):
     sketches = rng.integers(0, 256, (60, SKETCH_BYTES), dtype=np.uint8)
     among = np.arange(5, 55)
     for references in (REFERENCES, 30):  # all of them, and some
-        monkeypatch.setattr("vitruvian.data.doctor.labels.REFERENCES", references)
+        monkeypatch.setattr("vitruvian.data.doctor.classes.REFERENCES", references)
         near = neighbors(sketches, among)
         assert not (near == among[:, None]).any()
         assert np.isin(near, among).all()

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from vitruvian.cli.doctor import doctor
 from vitruvian.data.doctor import diagnose
+from vitruvian.data.doctor.findings import report
 from vitruvian.data.doctor.page import page
-from vitruvian.data.doctor.report import report
-from vitruvian.data.sources import open_source
+from vitruvian.data.sources import open_dataset
 
 app = typer.Typer()
 app.command()(doctor)
@@ -114,6 +114,6 @@ def test_the_page_needs_no_other_file_and_shows_copies_side_by_side(sick, tmp_pa
 
 
 def test_the_page_survives_images_that_have_gone(sick):
-    diagnosis, data = diagnose(sick), open_source(sick)
+    diagnosis, data = diagnose(sick), open_dataset(sick)
     (sick / "train" / "cat" / "003.jpg").unlink()
     assert len(Page(page(diagnosis, data)).sources) == 2

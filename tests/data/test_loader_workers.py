@@ -12,7 +12,7 @@ import torch
 from making import Numbers, decoded_view, failing_view, make_folder, make_shards, noisy_view
 
 from vitruvian.data.loader import Loader
-from vitruvian.data.sources import hold_out, open_source
+from vitruvian.data.sources import hold_out, open_dataset
 from vitruvian.errors import DataError
 
 
@@ -45,7 +45,7 @@ def test_real_sources_travel_to_the_workers(tmp_path):
     make_folder(tmp_path / "photos", each=10)
     make_shards(tmp_path / "shards", shards=4)
     for data in (tmp_path / "photos", tmp_path / "shards", f"file://{tmp_path}/shards"):
-        train, _ = hold_out(open_source(data).train, 0.2, 0)
+        train, _ = hold_out(open_dataset(data).train, 0.2, 0)
         batches = []
         for workers in (0, 2):
             with Loader(train, view=decoded_view, batch_size=4, training=True, workers=workers) as loader:

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from vitruvian.cli.pack import pack as pack_command
 from vitruvian.data.decode import decode
 from vitruvian.data.jpeg import read_header
-from vitruvian.data.pack import PackSettings, choice, pack
+from vitruvian.data.pack import PackSettings, encode, pack
 from vitruvian.data.pack.shard import label_texts, sample_name
-from vitruvian.data.sources import open_source
+from vitruvian.data.sources import open_dataset
 from vitruvian.errors import ConfigError, DataError
 
 JPEG = PackSettings(format="jpeg")
@@ -30,9 +30,9 @@ def levels(image):
 
 @pytest.mark.parametrize("settings", [JPEG, PIXELS])
 def test_splits_labels_order_and_classes_stay(tmp_path, settings):
-    data = open_source(make_photos(tmp_path / "photos", each=5, classes=("b", "a", "c"), splits=("train", "test")))
+    data = open_dataset(make_photos(tmp_path / "photos", each=5, classes=("b", "a", "c"), splits=("train", "test")))
     pack(data, tmp_path / "packed", settings)
-    packed = open_source(tmp_path / "packed")
+    packed = open_dataset(tmp_path / "packed")
     assert packed.classes == data.classes
     assert list(packed.splits) == ["train", "test"]
     for split, source in data.splits.items():
@@ -48,7 +48,7 @@ def test_the_shorter_side_becomes_the_side_and_smaller_images_stay(tmp_path):
     for name, size in sizes.items():
         (data / "cat" / f"{name}.jpg").write_bytes(encoded(photo(50, size)))
     pack(data, tmp_path / "packed", PackSettings(side=100))
-    packed = open_source(tmp_path / "packed").train
+    packed = open_dataset(tmp_path / "packed").train
     found = {packed.key(index).split("-")[-1]: levels(packed.read(index)).shape for index in range(len(packed))}
     assert found["wide.npy"] == (100, 150, 3)
     assert found["high.npy"] == (250, 100, 3)
@@ -61,7 +61,7 @@ def test_a_reduced_image_has_no_jagged_edges(tmp_path):
     data = make_photos(tmp_path / "photos", each=1)
     (data / "cat" / "stripes.png").write_bytes(encoded(Image.fromarray(stripes), "PNG"))
     pack(data, tmp_path / "packed", PackSettings(side=90))
-    packed = open_source(tmp_path / "packed").train
+    packed = open_dataset(tmp_path / "packed").train
     assert np.abs(packed.read(1).astype(float) - 127.5).max() < 20  # without a filter: 0 and 255
 
 
@@ -73,7 +73,7 @@ def test_images_are_stored_upright_and_gray_ones_gray(tmp_path):
     (data / "cat" / "gray.jpg").write_bytes(encoded(photo(51, (200, 150)).convert("L")))
     for settings in (JPEG, PIXELS):
         pack(data, tmp_path / settings.format, settings)
-        packed = open_source(tmp_path / settings.format).train
+        packed = open_dataset(tmp_path / settings.format).train
         assert [levels(packed.read(index)).shape for index in range(4)] == [
             (150, 200, 3), (150, 200), (200, 150, 3), (150, 200, 3)
         ]  # fmt: skip
@@ -82,7 +82,7 @@ def test_images_are_stored_upright_and_gray_ones_gray(tmp_path):
 def test_a_packed_jpeg_can_be_decoded_in_parts(tmp_path):
     data = make_photos(tmp_path / "photos", each=1, size=(400, 300))
     pack(data, tmp_path / "packed", JPEG)
-    content = open_source(tmp_path / "packed").train.read(0)
+    content = open_dataset(tmp_path / "packed").train.read(0)
     header = read_header(content)
     assert header.separable
     assert header.block == (16, 16)
@@ -91,7 +91,7 @@ def test_a_packed_jpeg_can_be_decoded_in_parts(tmp_path):
 @pytest.mark.parametrize("settings", [JPEG, PIXELS])
 def test_pixel_arrays_stay_exactly_as_they_are(tmp_path, settings):
     pack("digits", tmp_path / "packed", settings)
-    packed, data = open_source(tmp_path / "packed"), open_source("digits")
+    packed, data = open_dataset(tmp_path / "packed"), open_dataset("digits")
     assert len(packed.train) == len(data.train)
     for index in range(0, len(data.train), 50):
         assert np.array_equal(levels(packed.train.read(index)), data.train.read(index))
@@ -102,16 +102,16 @@ def test_small_images_are_kept_exactly(tmp_path):
     pack(data, tmp_path / "packed", JPEG)
     for index, name in enumerate(("cat", "dog")):
         before = np.asarray(Image.open(data / name / "000.jpg"))
-        assert np.array_equal(levels(open_source(tmp_path / "packed").train.read(index)), before)
+        assert np.array_equal(levels(open_dataset(tmp_path / "packed").train.read(index)), before)
 
 
 def test_pixels_are_chosen_while_they_fit_in_memory(tmp_path, monkeypatch):
-    data = open_source(make_photos(tmp_path / "photos", each=3))
-    assert choice.pixel_bytes(data, 256) == 6 * 96 * 72 * 3
-    assert choice.pixel_bytes(data, 36) == 6 * 48 * 36 * 3
-    assert choice.chosen(data, PackSettings()) == PIXELS
-    monkeypatch.setattr(choice, "MOST_PIXEL_BYTES", 6 * 96 * 72 * 3 - 1)
-    assert choice.chosen(data, PackSettings()) == JPEG
+    data = open_dataset(make_photos(tmp_path / "photos", each=3))
+    assert encode.pixel_bytes(data, 256) == 6 * 96 * 72 * 3
+    assert encode.pixel_bytes(data, 36) == 6 * 48 * 36 * 3
+    assert encode.chosen(data, PackSettings()) == PIXELS
+    monkeypatch.setattr(encode, "MOST_PIXEL_BYTES", 6 * 96 * 72 * 3 - 1)
+    assert encode.chosen(data, PackSettings()) == JPEG
 
 
 def test_what_cannot_be_read_is_left_out_and_listed(tmp_path):
@@ -119,7 +119,7 @@ def test_what_cannot_be_read_is_left_out_and_listed(tmp_path):
     (data / "cat" / "001.jpg").write_bytes(b"")
     (data / "dog" / "zzz.jpg").write_bytes(b"words")
     pack(data, tmp_path / "packed")
-    assert open_source(tmp_path / "packed").train.labels().tolist() == [0, 0, 0, 1, 1, 1, 1]
+    assert open_dataset(tmp_path / "packed").train.labels().tolist() == [0, 0, 0, 1, 1, 1, 1]
     listed = json.loads((tmp_path / "packed" / "pack.json").read_text())["splits"]["train"]["skipped"]
     assert [(item["index"], item["key"]) for item in listed] == [(1, "cat/001.jpg"), (8, "dog/zzz.jpg")]
     assert listed[0]["reason"] == "the file is empty"
@@ -151,7 +151,7 @@ def test_a_packed_data_set_can_be_streamed(tmp_path):
     pytest.importorskip("fsspec")
     data = make_photos(tmp_path / "photos", each=4)
     pack(data, tmp_path / "packed")
-    streamed = open_source(f"file://{tmp_path}/packed/train").train
+    streamed = open_dataset(f"file://{tmp_path}/packed/train").train
     assert [streamed.label(index) for index in range(8)] == [0] * 4 + [1] * 4
 
 
@@ -199,9 +199,9 @@ def test_labels_are_numbers_unless_names_would_be_mistaken_for_them(classes, tex
 
 
 def test_classes_called_1_2_and_10_stay_apart(tmp_path):
-    data = open_source(make_photos(tmp_path / "photos", each=2, classes=("1", "2", "10")))
+    data = open_dataset(make_photos(tmp_path / "photos", each=2, classes=("1", "2", "10")))
     pack(data, tmp_path / "packed")
-    packed = open_source(tmp_path / "packed")
+    packed = open_dataset(tmp_path / "packed")
     assert packed.classes == data.classes
     assert packed.train.labels().tolist() == data.train.labels().tolist()
 

@@ -6,45 +6,44 @@ import numpy as np
 import pytest
 from making import Numbers, make_folder, make_shard, png
 
-from vitruvian.data.sources import hold_out, open_source
+from vitruvian.data.sources import hold_out, open_dataset
 from vitruvian.data.sources.cache import remove_abandoned, scratch_folder
-from vitruvian.data.sources.classes import parse_classes
 from vitruvian.data.sources.locks import locked
-from vitruvian.data.sources.patterns import expanded
+from vitruvian.data.sources.names import expanded, parse_classes
 from vitruvian.errors import ConfigError, DataError
 
 
 def test_a_path_that_is_not_there_says_so(tmp_path):
     with pytest.raises(DataError, match=r"digit: no such file or folder; did you mean digits\?"):
-        open_source("digit")
+        open_dataset("digit")
     with pytest.raises(DataError, match=r"nowhere: no such file or folder; the built-in data set is called digits"):
-        open_source(tmp_path / "nowhere")
+        open_dataset(tmp_path / "nowhere")
 
 
 def test_a_single_image_is_no_data_set(tmp_path):
     (tmp_path / "a.png").write_bytes(png())
     with pytest.raises(DataError, match=r"a.png: a single image; wanted a folder with a folder for each class"):
-        open_source(tmp_path / "a.png")
+        open_dataset(tmp_path / "a.png")
     (tmp_path / "a.xyz").write_bytes(b"")
     with pytest.raises(DataError, match=r"a.xyz: not a kind of data set known here"):
-        open_source(tmp_path / "a.xyz")
+        open_dataset(tmp_path / "a.xyz")
 
 
 def test_a_pattern_over_several_kinds_is_an_error(tmp_path):
     make_shard(tmp_path / "a.tar", [1])
     (tmp_path / "a.csv").write_text("")
     with pytest.raises(DataError, match="files of several kinds"):
-        open_source(tmp_path / "a.*")
+        open_dataset(tmp_path / "a.*")
     (tmp_path / "b.csv").write_text("")
     with pytest.raises(DataError, match=r"2 files; a pattern may stand for .tar or .parquet files, not for .csv"):
-        open_source(tmp_path / "*.csv")
+        open_dataset(tmp_path / "*.csv")
 
 
 def test_an_archive_among_class_folders_is_left_alone(tmp_path):
     make_folder(tmp_path)
     make_shard(tmp_path / "backup.tar", [1, 2])
     make_shard(tmp_path / "cat/backup.tar", [1, 2])
-    data = open_source(tmp_path)
+    data = open_dataset(tmp_path)
     assert len(data.train) == 6
     assert len(data.notes) == 2
 
@@ -52,10 +51,10 @@ def test_an_archive_among_class_folders_is_left_alone(tmp_path):
 def test_a_split_that_is_not_there_is_answered_with_those_that_are(tmp_path):
     data = make_folder(tmp_path)
     with pytest.raises(DataError, match="there is no split 'val', only train"):
-        open_source(data, split="val")
+        open_dataset(data, split="val")
     make_folder(tmp_path / "b/test")
     with pytest.raises(DataError, match="no split to train on, only test; call one 'train'"):
-        _ = open_source(tmp_path / "b").train
+        _ = open_dataset(tmp_path / "b").train
 
 
 @pytest.mark.parametrize(

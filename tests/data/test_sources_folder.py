@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from making import level_of, make_folder, png
 
-from vitruvian.data.sources import open_source
+from vitruvian.data.sources import open_dataset
 from vitruvian.errors import DataError
 
 
 def test_a_folder_for_each_class_is_a_training_split(tmp_path):
-    data = open_source(make_folder(tmp_path / "photos"))
+    data = open_dataset(make_folder(tmp_path / "photos"))
     assert data.classes == ("cat", "dog")
     assert list(data.splits) == ["train"]
     assert data.validation is None
@@ -26,36 +26,36 @@ def test_a_folder_for_each_class_is_a_training_split(tmp_path):
 def test_folders_for_the_splits_may_lie_above(tmp_path, name):
     for split in ("train", name, "test"):
         make_folder(tmp_path / split)
-    data = open_source(tmp_path)
+    data = open_dataset(tmp_path)
     assert list(data.splits) == ["train", "val", "test"]
     assert data.validation is data.splits["val"]
     assert data.train.key(0) == "train/cat/0.png"
-    assert list(open_source(tmp_path, split=name).splits) == ["val"]
+    assert list(open_dataset(tmp_path, split=name).splits) == ["val"]
 
 
 def test_without_validation_the_test_split_is_taken(tmp_path):
     for split in ("train", "test"):
         make_folder(tmp_path / split)
-    data = open_source(tmp_path)
+    data = open_dataset(tmp_path)
     assert data.validation is data.splits["test"]
 
 
 def test_a_split_may_lack_a_class(tmp_path):
     make_folder(tmp_path / "train", ["a", "b", "c"])
     make_folder(tmp_path / "val", ["c"])
-    data = open_source(tmp_path)
+    data = open_dataset(tmp_path)
     assert set(data.splits["val"].labels()) == {2}
 
 
 def test_classes_are_sorted_as_people_count(tmp_path):
-    data = open_source(make_folder(tmp_path, ["class10", "class9", "Class1", "été", "zoo"]))
+    data = open_dataset(make_folder(tmp_path, ["class10", "class9", "Class1", "été", "zoo"]))
     assert data.classes == ("Class1", "class9", "class10", "zoo", "été")
 
 
 def test_an_accent_is_the_same_class_however_it_is_composed(tmp_path):
     make_folder(tmp_path / "train", ["caf\u00e9", "bar"])
     make_folder(tmp_path / "val", ["cafe\u0301", "bar"])
-    assert open_source(tmp_path).classes == ("bar", "caf\u00e9")
+    assert open_dataset(tmp_path).classes == ("bar", "caf\u00e9")
 
 
 def test_images_may_lie_deeper_and_be_links(tmp_path):
@@ -63,7 +63,7 @@ def test_images_may_lie_deeper_and_be_links(tmp_path):
     (tmp_path / "photos/cat/2024/may").mkdir(parents=True)
     (tmp_path / "photos/cat/2024/may/x.JPG").write_bytes(png(5))
     (tmp_path / "photos/dog/link.png").symlink_to(tmp_path / "photos/cat/0.png")
-    data = open_source(tmp_path / "photos")
+    data = open_dataset(tmp_path / "photos")
     assert [data.train.key(i) for i in range(4)] == ["cat/0.png", "cat/2024/may/x.JPG", "dog/0.png", "dog/link.png"]
 
 
@@ -75,7 +75,7 @@ def test_what_is_not_a_image_is_counted_and_named(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "dog/loop").symlink_to(tmp_path / "dog")
     (tmp_path / "dog/gone.png").symlink_to(tmp_path / "nowhere.png")
-    data = open_source(tmp_path)
+    data = open_dataset(tmp_path)
     assert len(data.train) == 6
     text = "\n".join(data.notes)
     for line in (
@@ -90,7 +90,7 @@ def test_what_is_not_a_image_is_counted_and_named(tmp_path):
 
 
 def test_a_class_may_be_called_train(tmp_path):
-    data = open_source(make_folder(tmp_path, ["train", "plane"]))
+    data = open_dataset(make_folder(tmp_path, ["train", "plane"]))
     assert data.classes == ("plane", "train")
 
 
@@ -98,12 +98,12 @@ def test_names_that_are_not_text_are_kept(tmp_path):
     make_folder(tmp_path)
     with open(os.fsencode(tmp_path) + b"/cat/\xff.png", "wb") as file:
         file.write(png(9))
-    data = open_source(tmp_path)
+    data = open_dataset(tmp_path)
     assert level_of(data.train.read(3)) == 9
 
 
 def test_an_example_outside_is_an_error(tmp_path):
-    train = open_source(make_folder(tmp_path)).train
+    train = open_dataset(make_folder(tmp_path)).train
     for index in (-1, 6):
         with pytest.raises(IndexError):
             train.read(index)
@@ -124,10 +124,10 @@ def test_an_example_outside_is_an_error(tmp_path):
 def test_a_folder_without_classes_says_what_is_wrong(tmp_path, make, text):
     make(tmp_path)
     with pytest.raises(DataError, match=text) as error:
-        open_source(tmp_path)
+        open_dataset(tmp_path)
     assert "\n" not in str(error.value)
 
 
 def test_labels_can_be_counted(tmp_path):
-    train = open_source(make_folder(tmp_path, each=2)).train
+    train = open_dataset(make_folder(tmp_path, each=2)).train
     assert np.bincount(train.labels()).tolist() == [2, 2]

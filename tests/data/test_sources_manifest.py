@@ -5,7 +5,7 @@ import os
 import pytest
 from making import level_of, png
 
-from vitruvian.data.sources import cache, open_source
+from vitruvian.data.sources import cache, open_dataset
 from vitruvian.errors import DataError
 
 
@@ -25,7 +25,7 @@ def test_rows_give_paths_labels_splits_and_weights(tmp_path):
         "images/0.png,cat,validation,\n"
         f"{tmp_path}/images/1.png,cat,train,1\n",
     )
-    data = open_source(path)
+    data = open_dataset(path)
     assert data.classes == ("cat", "dog")
     assert list(data.splits) == ["train", "val"]
     assert data.train.labels().tolist() == [1, 0]
@@ -37,18 +37,18 @@ def test_rows_give_paths_labels_splits_and_weights(tmp_path):
 @pytest.mark.parametrize(("name", "mark"), [("a.csv", ","), ("a.csv", ";"), ("a.tsv", "\t")])
 def test_columns_may_be_in_any_order_and_parted_by_other_marks(tmp_path, name, mark):
     text = f"\ufeffNote{mark}Label{mark}path\n{mark}b{mark}images/0.png\n\nx{mark}a{mark}images/1.png\n"
-    assert open_source(make_manifest(tmp_path, text, name)).train.labels().tolist() == [1, 0]
+    assert open_dataset(make_manifest(tmp_path, text, name)).train.labels().tolist() == [1, 0]
 
 
 def test_numbers_are_labels_in_their_order(tmp_path):
     rows = "".join(f"images/0.png,{label}\n" for label in (10, 9, 2))
-    assert open_source(make_manifest(tmp_path, "path,label\n" + rows)).classes == ("2", "9", "10")
+    assert open_dataset(make_manifest(tmp_path, "path,label\n" + rows)).classes == ("2", "9", "10")
 
 
 def test_a_list_of_classes_beside_names_the_numbers(tmp_path):
     (tmp_path / "classes.txt").write_text("ant\nbee\ncow\n")
     path = make_manifest(tmp_path, "path,label\nimages/0.png,2\nimages/1.png,bee\n")
-    data = open_source(path)
+    data = open_dataset(path)
     assert data.classes == ("ant", "bee", "cow")
     assert data.train.labels().tolist() == [2, 1]
 
@@ -59,7 +59,7 @@ def test_a_parquet_manifest_is_read_like_a_csv(tmp_path):
     make_manifest(tmp_path, "")
     table = {"path": ["images/1.png", "images/2.png"], "label": [7, 3], "weight": [0.5, None]}
     parquet.write_table(pyarrow.table(table), tmp_path / "list.parquet")
-    train = open_source(tmp_path / "list.parquet").train
+    train = open_dataset(tmp_path / "list.parquet").train
     assert train.classes == ("3", "7")
     assert [train.label(0), train.weight(0), train.weight(1)] == [1, 0.5, 1.0]
     assert level_of(train.read(1)) == 2
@@ -70,10 +70,10 @@ def test_a_manifest_is_compiled_once_and_again_when_it_changes(tmp_path, monkeyp
     calls = []
     original = cache.fill
     monkeypatch.setattr(cache, "fill", lambda *args: (calls.append(1), original(*args)))
-    assert len(open_source(path).train) == len(open_source(path).train) == 2
+    assert len(open_dataset(path).train) == len(open_dataset(path).train) == 2
     assert len(calls) == 1
     path.write_text(path.read_text() + "images/2.png,b\n")
-    assert len(open_source(path).train) == 3
+    assert len(open_dataset(path).train) == 3
     assert len(calls) == 2
 
 
@@ -81,24 +81,24 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "file/inside"))
     path = make_manifest(tmp_path, "path,label\nimages/0.png,a\nimages/1.png,b\n")
-    assert len(open_source(path).train) == 2
+    assert len(open_dataset(path).train) == 2
 
 
 def test_a_failed_compilation_leaves_nothing_behind(tmp_path, cache):
     path = make_manifest(tmp_path, "path,label\nimages/0.png,a\nimages/1.png,\n")
     with pytest.raises(DataError, match=r"list.csv, line 3: no label; every row needs both"):
-        open_source(path)
+        open_dataset(path)
     assert [name for _, _, names in os.walk(cache) for name in names] == []
 
 
 def test_an_index_of_an_earlier_state_is_removed_after_a_day(tmp_path, cache):
     path = make_manifest(tmp_path, "path,label\nimages/0.png,a\nimages/1.png,b\n")
-    open_source(path)
+    open_dataset(path)
     (group,) = (cache / "index").iterdir()
     (first,) = group.iterdir()
     os.utime(first, (0, 0))
     path.write_text(path.read_text() + "images/2.png,b\n")
-    open_source(path)
+    open_dataset(path)
     assert not first.exists()
     assert len(list(group.iterdir())) == 1
 
@@ -120,7 +120,7 @@ def test_an_index_of_an_earlier_state_is_removed_after_a_day(tmp_path, cache):
 )
 def test_a_broken_manifest_says_where_and_what(tmp_path, text, message):
     with pytest.raises(DataError, match=message) as error:
-        open_source(make_manifest(tmp_path, text))
+        open_dataset(make_manifest(tmp_path, text))
     assert "\n" not in str(error.value)
 
 
@@ -128,18 +128,18 @@ def test_bytes_that_are_not_text_are_refused(tmp_path):
     path = make_manifest(tmp_path, "")
     path.write_bytes(b"path,label\n\xff\xfe,a\n")
     with pytest.raises(DataError, match=r"not a table in UTF-8 after line 1 .*; save it as CSV UTF-8"):
-        open_source(path)
+        open_dataset(path)
 
 
 def test_a_label_outside_the_list_of_classes_is_an_error(tmp_path):
     (tmp_path / "classes.json").write_text('{"ant": 0, "bee": 1}')
     path = make_manifest(tmp_path, "path,label\nimages/0.png,cow\n")
     with pytest.raises(DataError, match="label 'cow' is neither one of the 2 names"):
-        open_source(path)
+        open_dataset(path)
 
 
 def test_a_path_that_is_no_regular_file_is_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     path = make_manifest(tmp_path, "path,label\nimages/0.png,a\n/dev/zero,b\n")
     with pytest.raises(Exception, match="not a regular file"):
-        open_source(path).train.read(1)
+        open_dataset(path).train.read(1)

@@ -13,9 +13,9 @@ sys.path.insert(0, {folder!r})
 import numpy as np
 from making import decoded_view
 from vitruvian.data.loader import Loader
-from vitruvian.data.sources import hold_out, open_source
+from vitruvian.data.sources import hold_out, open_dataset
 
-train, held = hold_out(open_source({manifest!r}).train, 0.1, 0)
+train, held = hold_out(open_dataset({manifest!r}).train, 0.1, 0)
 for sampling in ("uniform", "balanced"):
     loader = Loader(train, view=decoded_view, batch_size=32, training=True, sampling=sampling)
     for batch in loader.batches(0, start=loader.steps_per_epoch - 20):

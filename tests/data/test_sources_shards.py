@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from making import add_member, level_of, make_shard, make_shards, png
 
-from vitruvian.data.sources import open_source
-from vitruvian.data.sources.shards import image_of, pixels_of
+from vitruvian.data.sources import open_dataset
+from vitruvian.data.sources.formats.tar import image_of, pixels_of
 from vitruvian.errors import DataError, ImageError
 
 
@@ -23,7 +23,7 @@ def write_tar(path, members):
 
 def test_samples_are_read_in_any_order(tmp_path):
     total = make_shards(tmp_path, shards=3, each=4)
-    train = open_source(tmp_path).train
+    train = open_dataset(tmp_path).train
     assert len(train) == total == 15
     assert train.classes == ("even", "odd")
     assert train.key(4) == "train-001.tar:0000.png"
@@ -35,16 +35,16 @@ def test_samples_are_read_in_any_order(tmp_path):
 def test_a_pattern_names_the_shards(tmp_path, data):
     total = make_shards(tmp_path, shards=3)
     make_shard(tmp_path / "other-9.tar", [0, 1])
-    assert len(open_source(tmp_path / data).train) == total
+    assert len(open_dataset(tmp_path / data).train) == total
 
 
 def test_splits_are_told_from_names_or_folders(tmp_path):
     make_shards(tmp_path / "a", shards=2)
     make_shards(tmp_path / "a", shards=1, split="set-val")
-    assert list(open_source(tmp_path / "a").splits) == ["train", "val"]
+    assert list(open_dataset(tmp_path / "a").splits) == ["train", "val"]
     make_shard(tmp_path / "b/train/00.tar", [0, 1])
     make_shard(tmp_path / "b/test/00.tar", [0, 1])
-    assert list(open_source(tmp_path / "b").splits) == ["train", "test"]
+    assert list(open_dataset(tmp_path / "b").splits) == ["train", "test"]
 
 
 @pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -54,7 +54,7 @@ def test_long_and_foreign_names_are_understood(tmp_path, format):
         for number in range(2):
             add_member(archive, f"{name[: 40 if format == tarfile.USTAR_FORMAT else None]}{number}.png", png(number))
             add_member(archive, f"{name[: 40 if format == tarfile.USTAR_FORMAT else None]}{number}.cls", b"%d" % number)
-    train = open_source(tmp_path / "x.tar").train
+    train = open_dataset(tmp_path / "x.tar").train
     assert [level_of(train.read(i)) for i in (0, 1)] == [0, 1]
     assert "ä" in train.key(0)
 
@@ -72,7 +72,7 @@ def test_labels_come_from_cls_or_json_before_or_after_the_image(tmp_path):
             ("2.seg.png", png()),
         ],
     )
-    train = open_source(tmp_path / "x.tar").train
+    train = open_dataset(tmp_path / "x.tar").train
     assert train.classes == ("cat", "dog", "emu")
     assert train.labels().tolist() == [0, 1, 2]
     assert [train.weight(i) for i in range(3)] == [2.0, 1.0, 1.0]
@@ -110,7 +110,7 @@ def test_a_broken_array_is_an_error_of_its_image(data, words):
 def test_arrays_are_pixels(tmp_path):
     good = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
     members = [("0.npy", npy(good)), ("0.cls", b"0"), ("1.npy", npy(good.astype(float))), ("1.cls", b"1")]
-    train = open_source(write_tar(tmp_path / "x.tar", members)).train
+    train = open_dataset(write_tar(tmp_path / "x.tar", members)).train
     assert np.array_equal(train.read(0), good)
     with pytest.raises(ImageError, match="float64"):
         train.read(1)
@@ -118,7 +118,7 @@ def test_arrays_are_pixels(tmp_path):
 
 def test_incomplete_samples_are_counted(tmp_path):
     members = [("0.png", png()), ("0.cls", b"0"), ("1.cls", b"1"), ("2.png", png()), ("3.png", png()), ("3.cls", b"1")]
-    data = open_source(write_tar(tmp_path / "x.tar", members))
+    data = open_dataset(write_tar(tmp_path / "x.tar", members))
     assert len(data.train) == 2
     assert data.notes == (
         "left out: 1 samples without an image, such as x.tar:1",
@@ -128,7 +128,7 @@ def test_incomplete_samples_are_counted(tmp_path):
 
 def test_a_source_survives_the_journey_to_a_worker(tmp_path):
     make_shards(tmp_path, shards=2)
-    train = open_source(tmp_path).train
+    train = open_dataset(tmp_path).train
     train.read(0)
     assert pickle.loads(pickle.dumps(train)).read(3) == train.read(3)
 
@@ -136,7 +136,7 @@ def test_a_source_survives_the_journey_to_a_worker(tmp_path):
 def test_shards_without_labels_are_an_error(tmp_path):
     write_tar(tmp_path / "x.tar", [("0.png", png()), ("1.png", png())])
     with pytest.raises(DataError, match=r"no labeled images \(left out: 2 images without a label, .*0001.cls"):
-        open_source(tmp_path / "x.tar")
+        open_dataset(tmp_path / "x.tar")
 
 
 @pytest.mark.parametrize("keep", [0, 100, 600, 1024 + 300, -1500])
@@ -147,7 +147,7 @@ def test_a_shard_cut_short_is_an_error(tmp_path, keep):
     assert len(whole) >= size
     path.write_bytes(whole[: keep if keep >= 0 else size + keep])
     with pytest.raises(DataError, match=r"x.tar: (not a whole tar file|broken after byte)"):
-        open_source(path)
+        open_dataset(path)
 
 
 def test_a_broken_header_is_not_taken_for_the_end(tmp_path):
@@ -156,19 +156,19 @@ def test_a_broken_header_is_not_taken_for_the_end(tmp_path):
     data[4096:4100] = b"oops"
     path.write_bytes(data)
     with pytest.raises(DataError, match="broken after byte 4096"):
-        open_source(path)
+        open_dataset(path)
 
 
 def test_a_compressed_shard_is_an_error(tmp_path):
     with tarfile.open(tmp_path / "x.tar", "w:gz") as archive:
         add_member(archive, "0.png", png())
     with pytest.raises(DataError, match="compressed shards must be unpacked"):
-        open_source(tmp_path / "x.tar")
+        open_dataset(tmp_path / "x.tar")
 
 
 def test_a_missing_shard_of_a_pattern_is_named(tmp_path):
     make_shards(tmp_path, shards=2)
     with pytest.raises(DataError, match=r"train-002.tar: no such file"):
-        open_source(f"{tmp_path}/train-{{000..002}}.tar")
+        open_dataset(f"{tmp_path}/train-{{000..002}}.tar")
     with pytest.raises(DataError, match="no file matches this pattern"):
-        open_source(f"{tmp_path}/nothing-*.tar")
+        open_dataset(f"{tmp_path}/nothing-*.tar")

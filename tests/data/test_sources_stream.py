@@ -8,8 +8,9 @@ import pytest
 from making import decoded_view, level_of, make_shard, make_shards
 
 from vitruvian.data.loader import Loader
-from vitruvian.data.sources import hold_out, open_source, remote, stream
-from vitruvian.data.sources.stream import StreamSource
+from vitruvian.data.sources import hold_out, open_dataset, remote
+from vitruvian.data.sources.remote import stream
+from vitruvian.data.sources.remote.stream import StreamSource
 from vitruvian.errors import DataError, MissingExtraError
 
 fsspec = pytest.importorskip("fsspec")
@@ -39,7 +40,7 @@ def shards(request, tmp_path, bucket):
 @pytest.mark.parametrize("data", ["", "/train-{000..006}.tar", "/*.tar", "/train-00[0-6].tar"])
 def test_a_url_of_a_folder_or_a_pattern_means_its_shards(shards, data):
     url, total = shards
-    train = open_source(url + data).train
+    train = open_dataset(url + data).train
     assert isinstance(train, StreamSource)
     assert (len(train), train.classes, train.blocks.lanes) == (total, ("even", "odd"), 4)
     assert [level_of(train.read(i)) for i in (0, 4, total - 1)] == [0, 50, 303]
@@ -49,7 +50,7 @@ def test_a_url_of_a_folder_or_a_pattern_means_its_shards(shards, data):
 
 def test_an_epoch_of_batches_meets_each_example_once(shards):
     url, total = shards
-    loader = Loader(open_source(url).train, view=decoded_view, batch_size=4, training=True, drop_last=False)
+    loader = Loader(open_dataset(url).train, view=decoded_view, batch_size=4, training=True, drop_last=False)
     batches = list(loader.batches(0))
     assert sorted(np.concatenate([batch.indices for batch in batches])) == list(range(total))
     resumed = list(loader.batches(0, start=3))
@@ -63,7 +64,7 @@ def test_processes_that_share_a_batch_fetch_different_shards(tmp_path, cache):
         make_shard(tmp_path / f"s/train-{number}.tar", range(8))
     (tmp_path / "s/classes.txt").write_text("even\nodd\n")
     (tmp_path / "s/sizes.json").write_text(str({f"train-{n}.tar": 8 for n in range(8)}).replace("'", '"'))
-    train = open_source(f"file://{tmp_path}/s").train
+    train = open_dataset(f"file://{tmp_path}/s").train
     used = []
     for rank in (0, 1):
         loader = Loader(train, view=decoded_view, batch_size=16, training=True, rank=rank, world=2)
@@ -76,8 +77,10 @@ def test_a_shard_is_fetched_once_for_all_readers(shards, monkeypatch):
     url, _ = shards
     fetched = []
     original = remote.download
-    monkeypatch.setattr("vitruvian.data.sources.shard_cache.download", lambda u, t: (fetched.append(u), original(u, t)))
-    train = open_source(url).train
+    monkeypatch.setattr(
+        "vitruvian.data.sources.remote.cache.download", lambda u, t: (fetched.append(u), original(u, t))
+    )
+    train = open_dataset(url).train
     copy = pickle.loads(pickle.dumps(train))
     assert train.read(0) == copy.read(0)
     assert len(fetched) == 1
@@ -85,22 +88,22 @@ def test_a_shard_is_fetched_once_for_all_readers(shards, monkeypatch):
 
 def test_a_shard_that_changed_is_fetched_again(tmp_path):
     make_shards(tmp_path, shards=2)
-    assert level_of(open_source(f"file://{tmp_path}").train.read(3)) == 3
+    assert level_of(open_dataset(f"file://{tmp_path}").train.read(3)) == 3
     make_shard(tmp_path / "train-000.tar", range(60, 80))
     (tmp_path / "sizes.json").write_text('{"train-000.tar": 20, "train-001.tar": 5}')
-    assert level_of(open_source(f"file://{tmp_path}").train.read(3)) == 63
+    assert level_of(open_dataset(f"file://{tmp_path}").train.read(3)) == 63
 
 
 def test_other_classes_give_other_labels(tmp_path):
     make_shards(tmp_path, shards=2)
-    assert open_source(f"file://{tmp_path}").train.label(1) == 1
+    assert open_dataset(f"file://{tmp_path}").train.label(1) == 1
     (tmp_path / "classes.txt").write_text("none\n1\n0\n")
-    assert open_source(f"file://{tmp_path}").train.label(0) == 2
+    assert open_dataset(f"file://{tmp_path}").train.label(0) == 2
 
 
 def test_a_full_disk_is_not_taken_for_a_broken_image(tmp_path, cache):
     make_shards(tmp_path, shards=2)
-    train = open_source(f"file://{tmp_path}").train
+    train = open_dataset(f"file://{tmp_path}").train
     (cache / "shards").write_text("a file in the way")
     with pytest.raises(DataError, match=r"train-000.tar: no copy of it in .*: Not a directory"):
         train.read(0)
@@ -109,7 +112,7 @@ def test_a_full_disk_is_not_taken_for_a_broken_image(tmp_path, cache):
 def test_only_so_many_bytes_stay_on_the_disk(shards, monkeypatch, cache):
     url, _ = shards
     monkeypatch.setattr(stream, "BYTES_KEPT", 25_000)  # a shard has 10240 bytes
-    train = open_source(url).train
+    train = open_dataset(url).train
     assert train.blocks.lanes == 1
     assert [level_of(train.read(i)) for i in (0, 4, 19, 30, 0)] == [0, 50, 200, 300, 0]
     assert len(list(cache.glob("shards/*/*/shard.tar"))) == 2
@@ -119,7 +122,7 @@ def test_only_so_many_bytes_stay_on_the_disk(shards, monkeypatch, cache):
 
 def test_small_data_can_be_held_out(shards):
     url, total = shards
-    train, held = hold_out(open_source(url).train, 0.25, 0)
+    train, held = hold_out(open_dataset(url).train, 0.25, 0)
     assert len(train) + len(held) == total
     assert level_of(held.read(0)) % 2 == held.label(0)
     assert train.blocks.sizes.sum() == len(train)
@@ -128,7 +131,7 @@ def test_small_data_can_be_held_out(shards):
 def test_small_data_without_sizes_is_copied_here(tmp_path, bucket):
     total = make_shards(tmp_path / "a", shards=3, sizes=False)
     make_shard(tmp_path / "a/val-0.tar", [3, 4])
-    data = open_source(bucket(tmp_path / "a"))
+    data = open_dataset(bucket(tmp_path / "a"))
     assert {split: len(source) for split, source in data.splits.items()} == {"train": total, "val": 2}
     assert data.classes == ("even", "odd")
     assert level_of(data.train.read(total - 1)) == 105
@@ -138,22 +141,22 @@ def test_large_data_without_sizes_is_an_error(tmp_path, monkeypatch):
     make_shards(tmp_path, shards=3, sizes=False)
     monkeypatch.setattr(stream, "BYTES_KEPT", 20_000)
     with pytest.raises(DataError, match=r"3 shards, about 0 GB, without sizes.json beside them; write"):
-        open_source(f"file://{tmp_path}")
+        open_dataset(f"file://{tmp_path}")
 
 
 def test_sizes_that_are_wrong_are_an_error(tmp_path):
     make_shards(tmp_path, shards=2)
     (tmp_path / "sizes.json").write_text('{"train-000.tar": 9, "train-001.tar": 5}')
     with pytest.raises(DataError, match=r"train-000.tar: 4 labeled images, but sizes.json says 9"):
-        open_source(f"file://{tmp_path}").train.read(0)
+        open_dataset(f"file://{tmp_path}").train.read(0)
     (tmp_path / "sizes.json").write_text("[1, 2]")
     with pytest.raises(DataError, match=r"sizes.json: not an object from file names to numbers"):
-        open_source(f"file://{tmp_path}")
+        open_dataset(f"file://{tmp_path}")
 
 
 def test_a_shard_that_is_gone_is_named(tmp_path):
     make_shards(tmp_path, shards=3)
-    train = open_source(f"file://{tmp_path}").train
+    train = open_dataset(f"file://{tmp_path}").train
     (tmp_path / "train-002.tar").unlink()
     with pytest.raises(DataError, match=r"train-002.tar: cannot be read: FileNotFoundError"):
         train.read(len(train) - 1)
@@ -180,7 +183,7 @@ def test_a_broken_shard_is_named_by_its_own_name(tmp_path):
     make_shards(tmp_path, shards=2)
     (tmp_path / "train-000.tar").write_bytes(b"x" * 2000)
     with pytest.raises(DataError, match=r"train-000.tar: not a whole tar file"):
-        open_source(f"file://{tmp_path}").train.read(0)
+        open_dataset(f"file://{tmp_path}").train.read(0)
 
 
 @pytest.mark.parametrize(
@@ -195,4 +198,4 @@ def test_a_url_that_leads_nowhere_says_so(url, error, text):
     if error is MissingExtraError and find_spec("s3fs"):
         pytest.skip("s3fs is installed")
     with pytest.raises(error, match=text):
-        open_source(url)
+        open_dataset(url)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vitruvian.data.order import IndexArray
-from vitruvian.data.sources import Source, open_source
+from vitruvian.data.sources import Source, open_dataset
 from vitruvian.data.sources.subset import class_sizes, equal_shares, first_of_each
 from vitruvian.errors import ConfigError
 
@@ -45,7 +45,7 @@ def chosen(source, count, seed=0):
 
 
 def test_a_part_has_as_many_of_each_class_and_is_part_of_every_larger_one():
-    source = open_source("digits").train
+    source = open_dataset("digits").train
     before: set[int] = set()
     for count in (10, 37, 100, 1000, len(source)):
         now = chosen(source, count)
@@ -78,7 +78,7 @@ def test_shares_are_those_of_dealing_one_by_one():
 
 
 def test_another_seed_chooses_others():
-    source = open_source("digits").train
+    source = open_dataset("digits").train
     assert chosen(source, 100) != chosen(source, 100, seed=1)
 
 

@@ -21,8 +21,8 @@ from layouts import (
 )
 from making import level_of, make_folder, python3_pickle
 
-from vitruvian.data.sources import open_source
-from vitruvian.data.sources.tasks import opened
+from vitruvian.data.sources import open_dataset
+from vitruvian.data.sources.releases import opened
 from vitruvian.errors import DataError
 from vitruvian.labels import imagenet_ids
 from vitruvian.tasks import TASKS
@@ -43,7 +43,7 @@ def contents(source):
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_without_its_data_says_what_to_download_and_where(root, name):
     with pytest.raises(DataError) as error:
-        open_source(name)
+        open_dataset(name)
     text = str(error.value)
     assert text.startswith(f"the task {name} has no ")
     assert str(root / TASKS[name].folder) in text
@@ -56,12 +56,12 @@ def test_a_task_without_its_data_says_what_to_download_and_where(root, name):
 def test_every_layout_has_an_opener(tmp_path, layout):
     task = next(task for task in TASKS.values() if task.layout == layout)
     with pytest.raises((DataError, OSError)):
-        opened(task, tmp_path / "nothing", tmp_path, folders=lambda folder: open_source(folder))
+        opened(task, tmp_path / "nothing", tmp_path, folders=lambda folder: open_dataset(folder))
 
 
 def test_flowers_are_read_from_the_release(root):
     make_flowers(root)
-    data = open_source("Oxford Flowers-102")
+    data = open_dataset("Oxford Flowers-102")
     assert data.classes == ("1", "2", "3")
     assert contents(data.train) == [
         ("jpg/image_00008.jpg", "2"),
@@ -75,7 +75,7 @@ def test_flowers_are_read_from_the_release(root):
 
 def test_pets_are_read_from_the_release_in_its_order_of_classes(root):
     make_pets(root)
-    data = open_source("pets")
+    data = open_dataset("pets")
     assert data.classes == ("Abyssinian", "american_bulldog", "Bengal")
     assert contents(data.splits["test"]) == [
         ("images/american_bulldog_9.jpg", "american_bulldog"),
@@ -89,13 +89,13 @@ def test_a_broken_list_of_pets_names_the_line(root):
     make_pets(root)
     (root / "pets" / "annotations" / "test.txt").write_text("Bengal_2 3 1 1\nBengal_3\n")
     with pytest.raises(DataError, match=r"test\.txt, line 2: wanted a name and the number of its class"):
-        open_source("pets")
+        open_dataset("pets")
 
 
 @pytest.mark.parametrize("make", [make_cifar, make_cifar_python])
 def test_cifar_is_read_in_both_formats(root, make):
     make(root)
-    data = open_source("CIFAR-10")
+    data = open_dataset("CIFAR-10")
     assert (len(data.train), len(data.splits["test"]), len(data.classes)) == (8, 4, 10)
 
 
@@ -114,7 +114,7 @@ def test_cifar_100_is_read_from_the_archive_itself(root):
             member = tarfile.TarInfo(f"cifar-100-python/{name}")
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
-    data = open_source("cifar100")
+    data = open_dataset("cifar100")
     assert len(data.classes) == 100
     assert data.train.label(0) == 99
 
@@ -122,7 +122,7 @@ def test_cifar_100_is_read_from_the_archive_itself(root):
 @pytest.mark.parametrize("flat", [False, True])
 def test_imagenet_has_the_published_order_of_classes_sorted_or_flat(root, flat):
     make_imagenet(root, flat=flat)
-    data = open_source("imagenet")
+    data = open_dataset("imagenet")
     assert data.classes == imagenet_ids()
     val = data.splits["val"]
     found = {val.key(i)[-13:-5]: val.label(i) for i in range(len(val))}
@@ -134,37 +134,37 @@ def test_flat_validation_images_need_the_development_kit(root):
     make_imagenet(root, flat=True)
     (root / "imagenet" / "ILSVRC2012_devkit_t12" / "data" / "meta.mat").unlink()
     with pytest.raises(DataError, match=r"lie in one folder, so .*ground_truth\.txt and .*meta\.mat are needed"):
-        open_source("imagenet")
+        open_dataset("imagenet")
 
 
 def test_a_folder_that_is_no_class_of_imagenet_is_an_error(root):
     make_imagenet(root)
     (root / "imagenet" / "train" / "cats").mkdir()
     with pytest.raises(DataError, match="cats: not the WordNet id of one of ImageNet's 1000 classes"):
-        open_source("imagenet")
+        open_dataset("imagenet")
 
 
 def test_real_is_the_validation_split_alone_and_needs_its_labels(root):
     make_imagenet(root)
-    assert list(open_source("ReaL").splits) == ["val"]
+    assert list(open_dataset("ReaL").splits) == ["val"]
     (root / "imagenet" / "real.json").unlink()
     with pytest.raises(DataError, match=r"the task imagenet-real has no real\.json in"):
-        open_source("imagenet-real")
+        open_dataset("imagenet-real")
 
 
 def test_variants_of_imagenet_are_for_testing(root):
     make_variants(root)
     ids = imagenet_ids()
     for name in ("imagenet-a", "imagenet-r"):
-        assert open_source(name).classes == (ids[6], ids[11])
-    test = open_source("imagenet-v2").splits["test"]
+        assert open_dataset(name).classes == (ids[6], ids[11])
+    test = open_dataset("imagenet-v2").splits["test"]
     assert test.classes == ids
     assert [test.label(i) for i in range(3)] == [0, 9, 10]
 
 
 def test_imagenet_w_draws_the_watermark_over_the_released_view(root):
     make_watermark(root)
-    test = open_source("imagenet-w").splits["test"]
+    test = open_dataset("imagenet-w").splits["test"]
     pixels = test.read(0)
     assert pixels.shape == (224, 224, 3)
     plain = int(np.bincount(pixels.ravel()).argmax())
@@ -178,7 +178,7 @@ def test_imagenet_w_draws_the_watermark_over_the_released_view(root):
 
 def test_objectnet_loses_its_border_and_its_classes_are_its_folders(root):
     make_objectnet(root)
-    test = open_source("objectnet").splits["test"]
+    test = open_dataset("objectnet").splits["test"]
     assert test.classes == ("air_freshener", "banana")
     assert test.read(1).shape == (4, 6, 3)
     assert test.read(1).max() == 10  # nothing red is left
@@ -186,7 +186,7 @@ def test_objectnet_loses_its_border_and_its_classes_are_its_folders(root):
 
 def test_vizwiz_takes_the_first_label_that_is_a_category(root):
     make_vizwiz(root)
-    test = open_source("VizWiz-Classification").splits["test"]
+    test = open_dataset("VizWiz-Classification").splits["test"]
     assert [label for _, label in contents(test)] == [imagenet_ids()[n] for n in (440, 508, 440)]
 
 
@@ -195,25 +195,25 @@ def test_vizwiz_without_labels_says_who_has_them(root):
     with pytest.raises(
         DataError, match="lists 3 images without labels, as the public file does; the evaluation server"
     ):
-        open_source("vizwiz")
+        open_dataset("vizwiz")
 
 
 def test_a_clip_of_mafw_is_its_middle_frame(root):
     make_mafw(root)
-    data = open_source("mafw")
+    data = open_dataset("mafw")
     assert len(data.classes) == 11
     assert contents(data.train) == [
         ("data/frames/00001/002.jpg", "anger"),
         ("data/frames/00002/002.jpg", "surprise"),
     ]
     with pytest.raises(DataError, match="mafw-2 has no"):
-        open_source("mafw-2")
+        open_dataset("mafw-2")
 
 
 @pytest.mark.parametrize("downloaded", [False, True])
 def test_a_realm_of_omnibenchmark_is_read_in_both_layouts(root, downloaded):
     make_omni(root, downloaded=downloaded)
-    data = open_source("omnibenchmark-car")
+    data = open_dataset("omnibenchmark-car")
     assert list(data.splits) == ["train", "val", "test"]
     assert data.classes == ("3", "7")
     assert [label for _, label in contents(data.train)] == ["3", "7", "3"]
@@ -224,7 +224,7 @@ def test_a_realm_of_omnibenchmark_is_read_in_both_layouts(root, downloaded):
 def test_every_vtab_task_is_read_from_its_lists(root, name):
     task = TASKS[name]
     make_vtab(root, task.folder.rpartition("/")[2], task.classes)
-    data = open_source(name)
+    data = open_dataset(name)
     assert [len(source) for source in data.splits.values()] == [8, 4, 6]
     assert len(data.classes) == task.classes
     assert data.train.key(3) == "images/train/000003.jpg"
@@ -236,13 +236,13 @@ def test_a_list_whose_images_are_elsewhere_says_so(root):
     path = root / "vtab-1k" / "kitti" / "test.txt"
     path.write_text("images/1.jpg 0\n")
     with pytest.raises(DataError, match=r"test\.txt: its first image, images/1\.jpg, is not in"):
-        open_source("vtab-kitti")
+        open_dataset("vtab-kitti")
     path.write_text("../../../secret.jpg 0\n")
     with pytest.raises(DataError, match=r"the path \.\./\.\./\.\./secret\.jpg leads out of"):
-        open_source("vtab-kitti")
+        open_dataset("vtab-kitti")
     path.write_text("alone\n")
     with pytest.raises(DataError, match=r"test\.txt, line 1: 'alone' is not a path and a label"):
-        open_source("vtab-kitti")
+        open_dataset("vtab-kitti")
 
 
 def test_a_label_beyond_the_classes_is_an_error(root):
@@ -250,9 +250,9 @@ def test_a_label_beyond_the_classes_is_an_error(root):
     path = root / "vtab-1k" / "kitti" / "test.txt"
     path.write_text("images/test/000000.jpg 4\n")
     with pytest.raises(DataError, match="label '4' is neither one of the 4 names"):
-        open_source("vtab-kitti")
+        open_dataset("vtab-kitti")
 
 
 def test_a_folder_here_comes_before_a_task_of_the_same_name(root, tmp_path):
     make_folder(tmp_path / "pets")
-    assert open_source("pets").classes == ("cat", "dog")
+    assert open_dataset("pets").classes == ("cat", "dog")

@@ -15,7 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from vitruvian.cli.evaluate import evaluate as command
-from vitruvian.data.sources import open_source
+from vitruvian.data.sources import open_dataset
 from vitruvian.errors import DataError, VitruvianError
 from vitruvian.evaluation.calibrate import save_calibrated
 from vitruvian.evaluation.calibration import Calibration
@@ -54,7 +54,7 @@ def photos(tmp_path):
 
 
 def test_every_image_is_counted_once_and_as_predictions_have_it(photos):
-    classifier, source = Classifier(color_model()), open_source(photos).splits["test"]
+    classifier, source = Classifier(color_model()), open_dataset(photos).splits["test"]
     found = evaluate(photos, classifier, Options(batch=16))  # 51 images: the last batch is short
     answers = classifier.predict([source.read(i) for i in range(51)], top=3)
     truth = [source.classes[source.label(i)] for i in range(51)]
@@ -170,7 +170,7 @@ def test_json_and_report_hold_every_number_and_escape_names(weights, photos, tmp
 def overconfident(folder, photos):
     """A head that knows the colors and is ten times too sure of it."""
     model = color_model()
-    source = open_source(photos).splits["test"]
+    source = open_dataset(photos).splits["test"]
     model.labels = source.classes
     seen = features_of(Encoder(model), source, FeatureStore(None, 16))
     fitted = fit(*seen.examples, classes=3, l2=0.01)

@@ -11,7 +11,7 @@ from colors import make_colors, tiny_model
 
 from vitruvian.data.decode import decode
 from vitruvian.data.preprocess import view
-from vitruvian.data.sources import open_source
+from vitruvian.data.sources import open_dataset
 from vitruvian.errors import ConfigError, DataError, VitruvianError
 from vitruvian.evaluation import store as store_module
 from vitruvian.evaluation.features import features_of
@@ -25,12 +25,12 @@ def photos(tmp_path):
 
 
 def found(encoder, folder, **options):
-    return features_of(encoder, open_source(folder).train, open_store(encoder), **options)
+    return features_of(encoder, open_dataset(folder).train, open_store(encoder), **options)
 
 
 def test_features_are_the_models_in_the_order_of_the_source(photos):
     model = tiny_model()
-    seen, source = found(Encoder(model), photos, batch=4), open_source(photos).train
+    seen, source = found(Encoder(model), photos, batch=4), open_dataset(photos).train
     with torch.inference_mode():
         expected = [model.features(view(decode(source.read(i)), model.preprocess)[None])[0] for i in range(21)]
     np.testing.assert_allclose(seen.values, torch.stack(expected).numpy(), atol=1e-6)  # order of sums
@@ -91,7 +91,7 @@ def test_pixels_and_shapes_are_content_too():
 def test_an_interrupted_computation_goes_on_where_it_was_with_the_same_numbers(photos, monkeypatch, cache):
     monkeypatch.setattr(store_module, "ROWS_A_FILE", 8)
     encoder = Encoder(tiny_model())
-    whole = features_of(encoder, open_source(photos).train, FeatureStore(None, 16), batch=4)
+    whole = features_of(encoder, open_dataset(photos).train, FeatureStore(None, 16), batch=4)
     calls, store = 0, open_store(encoder)
 
     def killed(pixels):
@@ -104,7 +104,7 @@ def test_an_interrupted_computation_goes_on_where_it_was_with_the_same_numbers(p
 
     monkeypatch.setattr(encoder, "features", killed)
     with pytest.raises(KeyboardInterrupt):
-        features_of(encoder, open_source(photos).train, store, batch=4)
+        features_of(encoder, open_dataset(photos).train, store, batch=4)
     monkeypatch.undo()
     monkeypatch.setenv("VITRUVIAN_CACHE", str(cache))
     resumed = found(encoder, photos, batch=4)

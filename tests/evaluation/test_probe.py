@@ -11,7 +11,7 @@ from colors import make_colors, tiny_model
 from typer.testing import CliRunner
 
 from vitruvian.cli.probe import probe as command
-from vitruvian.data.sources import open_source
+from vitruvian.data.sources import open_dataset
 from vitruvian.errors import ConfigError, DataError, UnknownNameError, VitruvianError
 from vitruvian.evaluation.probe import Wanted, probe
 from vitruvian.evaluation.probe_page import probe_page
@@ -59,11 +59,11 @@ def test_accuracies_are_counted_on_the_test_images(tmp_path):
 
 
 def test_parts_are_the_splits_that_there_are_or_a_share_held_out(tmp_path):
-    three = parts_of(open_source(make_colors(tmp_path / "three", {"train": 4, "val": 2, "test": 3})))
+    three = parts_of(open_dataset(make_colors(tmp_path / "three", {"train": 4, "val": 2, "test": 3})))
     assert (len(three.train), len(three.dev), len(three.test)) == (12, 6, 9)
-    two = parts_of(open_source(make_colors(tmp_path / "two", {"train": 4, "val": 2})))
+    two = parts_of(open_dataset(make_colors(tmp_path / "two", {"train": 4, "val": 2})))
     assert (two.dev, len(two.test), two.test_is) == (None, 6, "the split 'val'")
-    one = parts_of(open_source(make_colors(tmp_path / "one", {"": 10})))
+    one = parts_of(open_dataset(make_colors(tmp_path / "one", {"": 10})))
     assert (len(one.train), len(one.test), one.test_is) == (24, 6, "20% of each class, held out")
 
 
@@ -151,7 +151,7 @@ def test_a_frozen_vit_ti_tells_most_pets_after_five_images_of_each(shared):
     from vitruvian.evaluation.store import open_store
 
     encoder = Encoder(shared / "weights" / "vit_ti16_imagenet1k.safetensors")
-    pets, store = open_source(shared / "data" / "pets"), open_store(encoder)
+    pets, store = open_dataset(shared / "data" / "pets"), open_store(encoder)
     train, test = (features_of(encoder, hold_out(pets.splits[s], 0.05, seed=0)[1], store) for s in ("train", "test"))
     found = fewshot_predictions(train.examples, test.values, classes=37, shots=5, seed=0)
     assert (found == test.labels).mean() > 0.7

@@ -10,7 +10,7 @@ import time
 import pytest
 from making_weights import TINY_RECIPE, tiny_weights
 
-from vitruvian.data.sources import open_source
+from vitruvian.data.sources import open_dataset
 from vitruvian.errors import ConfigError, TrainingError
 from vitruvian.tasks import task_named
 from vitruvian.training import Interrupted, Listener, read_recipe
@@ -123,7 +123,7 @@ def test_a_whole_sweep_chooses_on_dev_and_averages_on_test(protocol, tmp_path):
     values = [Run(trial.folder).metrics("val")[-1]["top1"] for trial in sweep.test]
     assert record["top1"] == {"mean": statistics.fmean(values), "deviation": statistics.stdev(values), "count": 2}
     assert record["finished"] is True
-    digits = open_source("digits")
+    digits = open_dataset("digits")
     assert [trial.measures["count"] for trial in sweep.test] == [len(digits.splits["test"])] * 2
     facts = Run(sweep.test[0].folder).facts
     assert facts["training_images"] == len(digits.train)

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from vitruvian.config import Preprocess, ViTConfig
-from vitruvian.data.sources import open_source
+from vitruvian.data.sources import open_dataset
 from vitruvian.errors import ConfigError
 from vitruvian.evaluation.features import FeatureSet
 from vitruvian.evaluation.linear import fit
@@ -76,7 +76,7 @@ def test_a_feature_that_never_changes_does_no_harm():
 
 
 def test_many_images_are_thinned_evenly():
-    source = open_source("digits").train
+    source = open_dataset("digits").train
     some = thinned(source, 10)
     assert len(some) == 10
     assert (some.original(0), some.original(9)) == (0, len(source) - 1)
@@ -102,7 +102,7 @@ def test_only_a_new_head_is_fitted():
 def test_of_two_heads_the_first_gives_the_answer_of_the_fit():
     recipe = read_recipe("finetune-small").replace(workers=0, head_init="least_squares")
     model = tiny(distillation=True).eval()
-    head = fit_head(model, open_source("digits").train, recipe, device=torch.device("cpu"), said=print)
+    head = fit_head(model, open_dataset("digits").train, recipe, device=torch.device("cpu"), said=print)
     pixels = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         wanted = model.features(pixels).double() @ head.weight.double() + head.bias.double()

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitruvian.data.sources import open_source
+from vitruvian.data.sources import open_dataset
 from vitruvian.training.losses import balanced_weights, image_weights, losses, right
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.0, 3.0, 1.0]])
@@ -37,7 +37,7 @@ def test_right_answers_are_counted_for_labels_and_for_mixed_targets():
 
 
 def test_balanced_weights_make_classes_count_alike_and_are_one_in_the_mean():
-    source = open_source("digits").train
+    source = open_dataset("digits").train
     labels = torch.from_numpy(source.labels().astype("int64"))
     weights = balanced_weights(source)[labels]
     assert weights.mean() == pytest.approx(1.0)

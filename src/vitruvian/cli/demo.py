@@ -70,10 +70,10 @@ def read_aloud(run: Run) -> str:
     import numpy as np
     from PIL import Image
 
-    from vitruvian.data.sources import open_source
+    from vitruvian.data.sources import open_dataset
     from vitruvian.predict import Classifier
 
-    held = open_source("digits").splits["test"]
+    held = open_dataset("digits").splits["test"]
     places = [int(np.flatnonzero(held.labels() == digit)[0]) for digit in range(SHOWN)]
     images = [held.read(place) for place in places]
     arrays = [image for image in images if not isinstance(image, bytes)]

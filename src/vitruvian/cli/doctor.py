@@ -31,9 +31,9 @@ def doctor(
     """
     from vitruvian.data.doctor import diagnose
     from vitruvian.data.doctor.page import page
-    from vitruvian.data.sources import open_source
+    from vitruvian.data.sources import open_dataset
 
-    opened = open_source(data)
+    opened = open_dataset(data)
     diagnosis = diagnose(opened, workers=workers, track=partial(track, label="examining"))
     if as_json:
         print(json.dumps(diagnosis.to_json()))
@@ -48,7 +48,7 @@ def doctor(
 
 def show(diagnosis: Diagnosis) -> None:
     """The report on stdout, colored if that is a terminal."""
-    from vitruvian.data.doctor.report import report
+    from vitruvian.data.doctor.findings import report
 
     for level, line in report(diagnosis):
         typer.secho(line, fg=COLORS[level] if level else None)

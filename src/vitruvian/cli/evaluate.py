@@ -54,7 +54,7 @@ def evaluate(
     Every image counts, also those of a short last batch. Classes and outputs are matched by their names.
     """
     with quick_imports():
-        from vitruvian.data.sources import open_source
+        from vitruvian.data.sources import open_dataset
         from vitruvian.evaluation.calibrate import save_calibrated
         from vitruvian.evaluation.evaluate import Options
         from vitruvian.evaluation.evaluate import evaluate as run_evaluation
@@ -78,7 +78,7 @@ def evaluate(
         seed=seed,
         batch=batch,
     )
-    opened = open_source(data)
+    opened = open_dataset(data)
     found = run_evaluation(opened, classifier, options, model=model, track=partial(track, label="images"))
     print(json.dumps(found.to_json()) if as_json else as_table(found))
     complain(found)

@@ -96,7 +96,7 @@ def explain(
         about_images = "--map, --class, --layer, --head, --patch and --occlusion"
         raise typer.BadParameter(f"this is about the model, and {about_images} about images", param_hint="--figures")
     with quick_imports():
-        from vitruvian.data.find import find_images
+        from vitruvian.data.sources.formats.folder import find_images
         from vitruvian.explain import Looks
         from vitruvian.explain.explainer import METHODS
         from vitruvian.weights.load import load

@@ -32,7 +32,7 @@ def predict(
     An image that cannot be read is reported, the others are still answered, and the exit code is 1.
     """
     with quick_imports():
-        from vitruvian.data.find import find_images
+        from vitruvian.data.sources.formats.folder import find_images
         from vitruvian.predict import Classifier
 
     quiet_pillow()

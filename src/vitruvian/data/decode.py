@@ -6,15 +6,19 @@ import importlib
 import io
 import os
 import struct
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from vitruvian.errors import ImageError
 from vitruvian.text import printable as printable
 
-Source = str | os.PathLike[str] | bytes | BinaryIO | Image.Image
+ImageInput = str | os.PathLike[str] | bytes | BinaryIO | Image.Image
+
+RawImage = bytes | NDArray[np.uint8]
+"""An encoded image, or pixels (rows, columns) or (rows, columns, 3) where the format holds pixels."""
 
 MAX_PIXELS = 2 * 89_478_485
 """Pixels of the largest image that is decoded: where Pillow itself stops, about 700 MB in memory."""
@@ -63,7 +67,7 @@ UPRIGHT = {
 }
 
 
-def decode(source: Source, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def decode(source: ImageInput, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """The image as upright RGB, from a path, bytes, an open binary file or a Pillow image.
 
     Transparent parts become white, as a browser shows them; an animation gives its first frame;
@@ -82,7 +86,7 @@ def decode(source: Source, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         raise ImageError(f"{name_of(source)}: {reason(error)}") from error
 
 
-def name_of(source: Source) -> str:
+def name_of(source: ImageInput) -> str:
     """What to call an image in a line of text."""
     if isinstance(source, bytes):
         return f"image of {len(source)} bytes"
@@ -212,3 +216,30 @@ def value_range(values: np.ndarray, tops: tuple[float, ...]) -> tuple[float, flo
             if high <= top:
                 return 0.0, top
     return low, max(high, low + 1e-6)
+
+
+class Reduced(NamedTuple):
+    """An image and what its file says about it."""
+
+    upright: Image.Image
+    """RGB, as `decode` gives it; a large JPEG at a half, a quarter or an eighth of its size."""
+    stored: Image.Image
+    """As Pillow reads it from the file: its mode, format, frames and EXIF tags."""
+    size: tuple[int, int]
+    """Columns and rows of the whole image, upright."""
+
+
+def open_reduced(image: RawImage, side: int) -> Reduced:
+    """An encoded image, or an array of pixels, with both sides at least `side` pixels if the whole has that.
+
+    All of the file is read, so that a broken one raises here what it raises in `decode`.
+    """
+    stored = identify(io.BytesIO(image)) if isinstance(image, bytes) else Image.fromarray(image)
+    columns, rows = stored.size
+    if columns * rows > MAX_PIXELS:
+        limit = f"{MAX_PIXELS / 1e6:.0f} million"
+        raise ImageError(f"{columns}x{rows} pixels are more than the limit of {limit}; scale it down first")
+    stored.draft(None, (side, side))
+    stored.load()
+    size = (rows, columns) if orientation(stored) > 4 else (columns, rows)
+    return Reduced(to_rgb(stored), stored, size)

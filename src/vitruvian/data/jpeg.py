@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from vitruvian.config import Size
 from vitruvian.data.decode import MAX_PIXELS, decode, identify, orientation
-from vitruvian.data.opencv import opencv
 from vitruvian.errors import require
 
 Levels = NDArray[np.uint8]
@@ -182,3 +181,15 @@ def cut(data: bytes, header: Header, box: Box) -> tuple[Any, Box, Size]:
 @functools.cache
 def _codec() -> Any:
     return require("simplejpeg", "train")
+
+
+@functools.cache
+def opencv() -> Any:
+    """The module cv2, told to stay on the calling thread.
+
+    A view is one core's work and workers bring the others; OpenCV's own threads would also not survive the fork
+    that starts a worker.
+    """
+    module = require("cv2", "train")
+    module.setNumThreads(0)
+    return module

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from vitruvian.config import check_range
-from vitruvian.data.decode import printable
+from vitruvian.data.decode import RawImage, printable
 from vitruvian.data.order import IndexArray, generator_for
 from vitruvian.data.sampling import Plan, Sampling
-from vitruvian.data.sources.base import RawImage, Source
+from vitruvian.data.sources.base import Source
 from vitruvian.data.workers import Workers, one_line
 from vitruvian.errors import ConfigError, DataError, ImageError, VitruvianError
 

@@ -25,7 +25,7 @@ FILTERS = {
 LARGEST_RESIZE = 2**27
 """Pixels an image is resized to before its center is cut; a longer one is cut while it is resized."""
 
-Box = tuple[int, int, int, int]
+Bounds = tuple[int, int, int, int]
 """Left, top, right, bottom."""
 
 FloatArray = NDArray[np.float32]
@@ -52,7 +52,7 @@ def view(image: Image.Image, preprocess: Preprocess) -> Tensor:
     return normalized(levels.reshape(*preprocess.image_size, -1), preprocess.mean, preprocess.std)
 
 
-def geometry(size: Size, preprocess: Preprocess) -> tuple[Size, Box]:
+def geometry(size: Size, preprocess: Preprocess) -> tuple[Size, Bounds]:
     """The size the whole image is scaled to, and the part of it that is kept."""
     rows, columns = preprocess.image_size
     if preprocess.fit == "squash":
@@ -75,7 +75,7 @@ def covering(size: Size, target: Size) -> Size:
     return whole(columns * height / width), columns
 
 
-def resized(image: Image.Image, scaled: Size, box: Box, resample: Image.Resampling) -> Image.Image:
+def resized(image: Image.Image, scaled: Size, box: Bounds, resample: Image.Resampling) -> Image.Image:
     """The part `box` of the image scaled to `scaled`."""
     rows, columns = scaled
     if max(rows, image.height) * columns > LARGEST_RESIZE:
@@ -85,7 +85,7 @@ def resized(image: Image.Image, scaled: Size, box: Box, resample: Image.Resampli
     return image if box == (0, 0, columns, rows) else image.crop(box)
 
 
-def resized_part(image: Image.Image, scaled: Size, box: Box, resample: Image.Resampling) -> Image.Image:
+def resized_part(image: Image.Image, scaled: Size, box: Bounds, resample: Image.Resampling) -> Image.Image:
     """The same without making more of the scaled image than is kept, shrinking the longer side first.
 
     For images so long that the rest would take gigabytes. A value may differ by rounding.
@@ -100,7 +100,7 @@ def resized_part(image: Image.Image, scaled: Size, box: Box, resample: Image.Res
     return image.resize((right - left, bottom - top), resample, box=source)
 
 
-def sampled(image: Image.Image, scaled: Size, box: Box) -> FloatArray:
+def sampled(image: Image.Image, scaled: Size, box: Bounds) -> FloatArray:
     """The same part, float, bilinear between the four nearest pixels however far apart the samples are."""
     left, top, right, bottom = box
     above, below, down = neighbors(image.height, scaled[0], top, bottom)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from vitruvian.config import BATCH
 from vitruvian.data.parallel import Track, untracked
-from vitruvian.data.sources import DataSet, open_source
+from vitruvian.data.sources import Dataset, open_dataset
 from vitruvian.errors import DataError
 from vitruvian.evaluation.answers import Answers, answers_of
 from vitruvian.evaluation.bootstrap import Statistic, class_mean, intervals, share, share_among
@@ -55,10 +55,10 @@ class Real:
 
 
 def evaluate(
-    data: DataSet | str | Path, classifier: Classifier, options: Options, *, model: str = "", track: Track = untracked
+    data: Dataset | str | Path, classifier: Classifier, options: Options, *, model: str = "", track: Track = untracked
 ) -> Evaluation:
     """Evaluate on one split; `model` is what to call the model in reports."""
-    opened = data if isinstance(data, DataSet) else open_source(data)
+    opened = data if isinstance(data, Dataset) else open_dataset(data)
     split, space = chosen_split(opened, options.split), space_of(opened, classifier, options)
     answers = answers_of(classifier, opened.splits[split], space, batch=options.batch, track=track)
     real = real_of(opened, split, answers, options)
@@ -84,13 +84,13 @@ def evaluate(
     )
 
 
-def chosen_split(data: DataSet, wanted: str | None) -> str:
+def chosen_split(data: Dataset, wanted: str | None) -> str:
     if wanted is not None:
         return next(iter(data.only(wanted).splits))
     return next((name for name in SPLITS if name in data.splits), next(iter(data.splits)))
 
 
-def space_of(data: DataSet, classifier: Classifier, options: Options) -> LabelSpace:
+def space_of(data: Dataset, classifier: Classifier, options: Options) -> LabelSpace:
     space = label_space(
         data.classes,
         labels=classifier.model.labels,
@@ -103,7 +103,7 @@ def space_of(data: DataSet, classifier: Classifier, options: Options) -> LabelSp
     return space
 
 
-def real_of(data: DataSet, split: str, answers: Answers, options: Options) -> Real | None:
+def real_of(data: Dataset, split: str, answers: Answers, options: Options) -> Real | None:
     if options.real is None:
         return None
     source = data.splits[split]

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.config import BATCH
+from vitruvian.data.decode import RawImage
 from vitruvian.data.parallel import Track, untracked
-from vitruvian.data.sources.base import RawImage, Source
+from vitruvian.data.sources.base import Source
 from vitruvian.errors import VitruvianError
 from vitruvian.evaluation.store import Features, FeatureStore, image_key
 from vitruvian.evaluation.vectors import Unreadable, images_of, nothing_readable, reasons, vectors

@@ -12,7 +12,7 @@ import numpy as np
 
 from vitruvian.config import BATCH, check_range
 from vitruvian.data.parallel import Track, untracked
-from vitruvian.data.sources import open_source
+from vitruvian.data.sources import open_dataset
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.evaluation.features import features_of
 from vitruvian.evaluation.fewshot import SEEDS, fewshot_predictions, possible_shots
@@ -133,7 +133,7 @@ def probe(
     data: str | Path, encoder: Encoder, wanted: Wanted, *, model: str = "", batch: int = BATCH, track: Track = untracked
 ) -> ProbeReport:
     """Probe a frozen model on a data set; `model` is what to call it in the report."""
-    opened = open_source(data)
+    opened = open_dataset(data)
     parts = parts_of(opened)
     notes = list(opened.notes)
     if "fewshot" in wanted.only:  # before minutes are spent on features

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.data.sources import DataSet, Source, hold_out
+from vitruvian.data.sources import Dataset, Source, hold_out
 from vitruvian.errors import DataError
 from vitruvian.evaluation.features import FeatureSet
 from vitruvian.evaluation.fewshot import shuffled_classes
@@ -40,7 +40,7 @@ class Parts:
         return [self.train, self.test, *([] if self.dev is None else [self.dev])]
 
 
-def parts_of(data: DataSet) -> Parts:
+def parts_of(data: Dataset) -> Parts:
     """Tested on the split `test`, or else `val`, or else a share of each class held out from `train`."""
     splits = data.splits
     if "test" in splits and "train" in splits:

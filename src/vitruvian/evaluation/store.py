@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from vitruvian.config import REGULARISERS
-from vitruvian.data.sources.base import RawImage
+from vitruvian.data.decode import RawImage
 from vitruvian.data.sources.cache import cache_folder, short_hash
 from vitruvian.errors import ConfigError
 from vitruvian.predict import Encoder

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vitruvian.data.decode import Source as DecodeSource
+from vitruvian.data.decode import ImageInput, RawImage
 from vitruvian.data.loader import reason
-from vitruvian.data.sources.base import RawImage, Source
+from vitruvian.data.sources.base import Source
 from vitruvian.errors import DataError, ImageError
 from vitruvian.predict import Encoder
 
@@ -66,7 +66,7 @@ def vectors(
     """
     waiting: deque[int] = deque()
 
-    def encoded() -> Iterator[DecodeSource]:
+    def encoded() -> Iterator[ImageInput]:
         for number, image in images:
             if image is not None:
                 waiting.append(number)

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.config import check_choice, check_range
-from vitruvian.data.decode import Source, decode, name_of
+from vitruvian.data.decode import ImageInput, decode, name_of
 from vitruvian.data.preprocess import view
 from vitruvian.errors import ConfigError, ImageError, UnknownNameError
 from vitruvian.explain.attention import attention_map, check_head, require_vit, rollout
@@ -114,7 +114,7 @@ class Explainer:
             raise ConfigError(f"class {name} does not exist: the model has classes 0 to {len(labels) - 1}")
         return int(name)
 
-    def explain(self, source: Source) -> Explained:
+    def explain(self, source: ImageInput) -> Explained:
         """The maps of one image; one that cannot be read gives its error."""
         path = os.fspath(source) if isinstance(source, str | os.PathLike) else name_of(source)
         try:

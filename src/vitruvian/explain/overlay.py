@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from vitruvian.config import Preprocess, Size
-from vitruvian.data.preprocess import Box, geometry
+from vitruvian.data.preprocess import Bounds, geometry
 from vitruvian.report.color import colored
 
 LONGEST_SIDE = 640
@@ -73,13 +73,13 @@ def displayed(image: Image.Image) -> Image.Image:
     return image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))), resample)
 
 
-def shown_box(shown: Image.Image, preprocess: Preprocess) -> Box:
+def shown_box(shown: Image.Image, preprocess: Preprocess) -> Bounds:
     left, top, right, bottom = map(round, seen_box((shown.height, shown.width), preprocess))
     left, top = min(left, shown.width - 1), min(top, shown.height - 1)
     return left, top, max(left + 1, min(right, shown.width)), max(top + 1, min(bottom, shown.height))
 
 
-def patch_box(box: Box, patch: Size, grid: Size) -> Box:
+def patch_box(box: Bounds, patch: Size, grid: Size) -> Bounds:
     """The place of a patch (row, column) inside the box that the grid fills."""
     left, top, right, bottom = box
     down, across = (bottom - top) / grid[0], (right - left) / grid[1]
@@ -97,7 +97,7 @@ def darkened(image: Image.Image) -> Image.Image:
     return image.convert("L").convert("RGB").point(lambda level: level * OUTSIDE)
 
 
-def framed(image: Image.Image, box: Box) -> Image.Image:
+def framed(image: Image.Image, box: Bounds) -> Image.Image:
     """A white frame with a dark edge around the box, unless that is the whole image."""
     if box != (0, 0, *image.size):
         pen = ImageDraw.Draw(image)

@@ -14,10 +14,10 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.config import Preprocess
-from vitruvian.data.decode import Source, decode
+from vitruvian.data.decode import ImageInput, decode
 from vitruvian.data.parallel import Track, untracked
 from vitruvian.data.preprocess import view
-from vitruvian.data.sources.digits import DigitsSource
+from vitruvian.data.sources.formats.pixels import DigitsSource
 from vitruvian.errors import ImageError
 from vitruvian.evaluation.report_files import write_html
 from vitruvian.explain.attention import require_vit
@@ -55,7 +55,7 @@ class Written:
     arrays: Path | None = None
 
 
-def explain_images(explainer: Explainer, images: Sequence[Source], out: Path) -> Iterator[Written]:
+def explain_images(explainer: Explainer, images: Sequence[ImageInput], out: Path) -> Iterator[Written]:
     """Explain each image and write its files into `out`; after the last one the page, `explain.html`.
 
     Where not one image can be read, nothing is written.
@@ -104,7 +104,7 @@ def write_explained(
 
 def draw_figures(
     model: Model,
-    images: Sequence[Source],
+    images: Sequence[ImageInput],
     out: Path,
     *,
     count: int = DISTANCE_IMAGES,
@@ -133,19 +133,19 @@ def draw_figures(
     write_html(out / FIGURES_PAGE, figures_page(about(vit), done))
 
 
-def evenly(images: Sequence[Source], count: int) -> list[Source]:
+def evenly(images: Sequence[ImageInput], count: int) -> list[ImageInput]:
     """At most `count` of the images, from the first to the last at equal steps."""
     if len(images) <= count:
         return list(images)
     return [images[index * len(images) // count] for index in range(count)]
 
 
-def built_in(count: int) -> list[Source]:
+def built_in(count: int) -> list[ImageInput]:
     digits = DigitsSource()
     return [Image.fromarray(digits.read(index)) for index in range(min(count, len(digits)))]  # type: ignore[arg-type]
 
 
-def batches(vit: ViT, images: Sequence[Source], *, unread: list[str], follow: Track) -> Iterator[Tensor]:
+def batches(vit: ViT, images: Sequence[ImageInput], *, unread: list[str], follow: Track) -> Iterator[Tensor]:
     """Views of the images on the model's device, a few at a time; errors of those left out are added to `unread`."""
     device = next(vit.parameters()).device
     waiting: list[Tensor] = []

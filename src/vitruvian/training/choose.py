@@ -9,7 +9,7 @@ from typing import Any
 
 from vitruvian.catalog import resolve
 from vitruvian.config import ResNetConfig, ViTConfig
-from vitruvian.data.sources import open_source
+from vitruvian.data.sources import open_dataset
 from vitruvian.errors import TrainingError
 from vitruvian.training.places import lasting_path
 from vitruvian.training.prepare import without_shape
@@ -57,7 +57,7 @@ def fitting_name(data: str | Path, weights: str | Path | None) -> str:
         return "photos"
     if str(data) == "digits":
         return "digits"
-    source = open_source(data)
+    source = open_dataset(data)
     if source.name.lower().startswith("cifar"):
         return "cifar10"
     raise TrainingError(

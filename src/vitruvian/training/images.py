@@ -16,10 +16,9 @@ from vitruvian.data.augment import Augment, training_view
 from vitruvian.data.decode import decode
 from vitruvian.data.loader import Batch, Loader
 from vitruvian.data.preprocess import view
-from vitruvian.data.sources import DataSet, RawImage, Source, hold_out, open_source
+from vitruvian.data.sources import Dataset, RawImage, Source, hold_out, open_dataset
 from vitruvian.data.sources.index import CHUNK, piece
-from vitruvian.data.sources.subset import first_of_each
-from vitruvian.data.sources.union import Union
+from vitruvian.data.sources.subset import Concat, first_of_each
 from vitruvian.errors import ConfigError
 from vitruvian.training.distributed import Processes
 from vitruvian.training.recipe import Recipe
@@ -63,7 +62,7 @@ def images_for(data: str | Path, recipe: Recipe) -> Images:
     The split `val`, or else `test`, or else a share of each class held out. A run that chooses its weights by
     validation never does so on `test`.
     """
-    found = open_source(data)
+    found = open_dataset(data)
     images = protocol_images(found, recipe) if recipe.validation != "auto" else usual_images(found, recipe)
     if recipe.objective == "labels":
         images = replace(images, notes=(*images.notes, *unlearnt(images)))
@@ -89,7 +88,7 @@ def labels_in(source: Source) -> set[int]:
     return {int(label) for start in range(0, len(labels), CHUNK) for label in np.unique(piece(labels, start))}
 
 
-def usual_images(found: DataSet, recipe: Recipe) -> Images:
+def usual_images(found: Dataset, recipe: Recipe) -> Images:
     """The images of a run that follows no protocol."""
     chooses = recipe.patience > 0 or recipe.final == "best"
     name = "val" if "val" in found.splits else "" if chooses else "test" if "test" in found.splits else ""
@@ -111,7 +110,7 @@ def usual_images(found: DataSet, recipe: Recipe) -> Images:
     )
 
 
-def protocol_images(found: DataSet, recipe: Recipe) -> Images:
+def protocol_images(found: Dataset, recipe: Recipe) -> Images:
     """The images of one step of the paper's protocol.
 
     `dev` learns from all but the dev split, which is `val`, or else held out, and never sees the test split. `test`
@@ -133,7 +132,7 @@ def protocol_images(found: DataSet, recipe: Recipe) -> Images:
             measured_is = f"{recipe.val_fraction:.0%} of each class, held out for choosing"
         measured = dev
     elif dev is not None:
-        train = Union([train, dev], name=f"{found.name} (train and val)")
+        train = Concat([train, dev], name=f"{found.name} (train and val)")
     return Images(name=found.name, train=train, validation=measured, validation_is=measured_is, notes=found.notes)
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.data.jpeg import Levels
-from vitruvian.data.opencv import opencv
+from vitruvian.data.jpeg import Levels, opencv
 
 RAMP = np.arange(256, dtype=np.float32)
 SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13

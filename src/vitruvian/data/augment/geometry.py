@@ -8,8 +8,7 @@ import numpy as np
 
 from vitruvian.config import Interpolation, Size
 from vitruvian.data.augment.settings import Augment, PadWith
-from vitruvian.data.jpeg import Box, Levels, shrink_factor
-from vitruvian.data.opencv import opencv
+from vitruvian.data.jpeg import Box, Levels, opencv, shrink_factor
 from vitruvian.data.preprocess import covering
 
 Span = tuple[float, float]

@@ -15,11 +15,9 @@ from vitruvian.data.augment.color import gray, jittered, rgb
 from vitruvian.data.augment.geometry import erased, scaled, visible_part, window
 from vitruvian.data.augment.randaugment import randaugment
 from vitruvian.data.augment.settings import Augment
-from vitruvian.data.decode import decode
-from vitruvian.data.jpeg import Levels, decode_box, read_header
-from vitruvian.data.opencv import opencv
+from vitruvian.data.decode import RawImage, decode
+from vitruvian.data.jpeg import Levels, decode_box, opencv, read_header
 from vitruvian.data.preprocess import tables
-from vitruvian.data.sources.base import RawImage
 from vitruvian.errors import ImageError, require
 
 Viewable = RawImage | Image.Image

@@ -7,27 +7,25 @@ from pathlib import Path
 
 import numpy as np
 
-from vitruvian.data.doctor.classes import check_classes
-from vitruvian.data.doctor.copies import check_copies
-from vitruvian.data.doctor.duplicates import same_groups
+from vitruvian.data.doctor.classes import check_classes, check_labels
+from vitruvian.data.doctor.copies import check_copies, same_groups
 from vitruvian.data.doctor.files import check_files, check_kinds, check_notes, check_sizes
 from vitruvian.data.doctor.findings import Diagnosis, Example, Finding, ImageRef
-from vitruvian.data.doctor.labels import check_labels
 from vitruvian.data.doctor.scan import scan
 from vitruvian.data.parallel import Track, untracked
-from vitruvian.data.sources import open_source
-from vitruvian.data.sources.base import DataSet
+from vitruvian.data.sources import open_dataset
+from vitruvian.data.sources.base import Dataset
 
 __all__ = ["Diagnosis", "Example", "Finding", "ImageRef", "diagnose"]
 
 
-def diagnose(data: str | Path | DataSet, *, workers: int = 0, track: Track = untracked) -> Diagnosis:
+def diagnose(data: str | Path | Dataset, *, workers: int = 0, track: Track = untracked) -> Diagnosis:
     """Everything the doctor finds in a data set; the same for any number of worker processes.
 
     The first split is the one that would be trained on.
     """
     start = time.perf_counter()
-    opened = data if isinstance(data, DataSet) else open_source(data)
+    opened = data if isinstance(data, Dataset) else open_dataset(data)
     seen = scan(opened.splits, workers=workers, track=track)
     records = seen.records
     groups = same_groups(records["pixels"], seen.sketches, np.flatnonzero(seen.readable))

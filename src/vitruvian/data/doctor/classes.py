@@ -1,14 +1,21 @@
-"""Checks of the classes: empty, tiny, unbalanced, or in some splits only."""
+"""Checks of the classes (empty, tiny, unbalanced), and of labels that the look of an image speaks against.
+
+For the labels, an image is compared by simple features with all others. Where images of a class mostly lie among their
+own, one that lies among those of another class is worth a look. Where they do not (most photographs), nothing can be
+said.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.data.doctor.findings import EXAMPLES, Example, Finding, counted
+from vitruvian.data.doctor.findings import EXAMPLES, Example, Finding, counted, image
 from vitruvian.data.doctor.scan import Scan
+from vitruvian.data.doctor.sketch import Bytes, Floats, Places, features, mapped, pieces
 
 FEWEST = 5
 """Images of a class below which training would suffer."""
@@ -110,3 +117,112 @@ def one_sided_classes(
 
 def listed(found: Iterable[int], counts: Counts, classes: Sequence[str]) -> tuple[Example, ...]:
     return tuple(Example(f"{classes[c]}: {counted(int(counts[c]), 'image')}") for c, _ in zip(found, range(EXAMPLES)))
+
+
+Labels = NDArray[np.int32]
+
+NEIGHBORS = 10
+AGREEING = 8
+"""Neighbors of one class that count as an opinion."""
+SURE_SHARE = 0.5
+"""Share of a class whose neighbors must be of that class before its labels are checked."""
+REFERENCES = 10_000
+"""Images that all others are compared with, spread evenly over a larger data set."""
+ROWS = 512
+"""Images compared with the references at once; bounds the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """An image among the images of another class."""
+
+    place: int
+    suggested: int
+    agreeing: int
+    """How many of its ten neighbors are of the suggested class."""
+    neighbors: Places
+    """The places of those, likest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelCheck:
+    """What the look of the images says about their labels."""
+
+    checked_classes: tuple[int, ...]
+    doubts: tuple[Doubt, ...]
+
+
+def check_labels(scan: Scan, classes: int) -> Iterator[Finding]:
+    """Images that lie among those of another class, if the features can tell the two classes."""
+    check = contradicted(scan.sketches, scan.records["label"], np.flatnonzero(scan.readable))
+    checked, doubts = len(check.checked_classes), check.doubts
+    if doubts:
+        yield Finding(
+            check="label",
+            level="look",
+            count=len(doubts),
+            text=f"{counted(len(doubts), 'image', 'looks|look')} like another class ({how_far(checked, classes)})",
+            advice="no proof, but look: the label or the image may be wrong",
+            examples=tuple(example(scan, doubt) for doubt in doubts[:EXAMPLES]),
+        )
+    elif checked:
+        yield Finding(check="labels", level="fine", text=f"no label looks wrong ({how_far(checked, classes)})")
+    else:
+        text = "single labels were not judged: edges and colors alone do not tell these classes apart"
+        yield Finding(check="labels", level="fine", text=text)
+
+
+def how_far(checked: int, classes: int) -> str:
+    return f"edges and colors tell {'all' if checked == classes else f'{checked} of'} {classes} classes apart"
+
+
+def example(scan: Scan, doubt: Doubt) -> Example:
+    """The doubtful image and its three likest neighbors."""
+    images = tuple(image(scan, int(place)) for place in (doubt.place, *doubt.neighbors[:3]))
+    return Example(f"{doubt.agreeing} of the {NEIGHBORS} likest images are {images[1].label}", images)
+
+
+def contradicted(sketches: Bytes, labels: Labels, among: Places) -> LabelCheck:
+    """Labels that eight or more of an image's ten neighbors contradict, the most contradicted first.
+
+    `sketches` and `labels` are of all images; `among` are the places of those that can be read.
+    """
+    if len(among) <= NEIGHBORS:
+        return LabelCheck((), ())
+    mine, near = labels[among], neighbors(sketches, among)
+    opinion, agreeing = commonest(labels[near])
+    total, sure = np.bincount(mine), np.bincount(mine, (opinion == mine) & (agreeing >= AGREEING))
+    checked = sure >= SURE_SHARE * np.maximum(total, 1)
+    doubtful = (agreeing >= AGREEING) & (opinion != mine) & checked[mine] & checked[opinion]
+    rows = sorted(np.flatnonzero(doubtful).tolist(), key=lambda row: (-agreeing[row], row))
+    doubts = (
+        Doubt(int(among[row]), int(opinion[row]), int(agreeing[row]), near[row][labels[near[row]] == opinion[row]])
+        for row in rows
+    )
+    return LabelCheck(tuple(np.flatnonzero(checked).tolist()), tuple(doubts))
+
+
+def neighbors(sketches: Bytes, among: Places) -> Places:  # (N,) -> (N, 10)
+    """The places of each image's ten likest others, likest first."""
+    known = among[np.linspace(0, len(among) - 1, min(len(among), REFERENCES)).astype(np.int64)]
+    looks = mapped(features, sketches, known)
+    found = np.empty((len(among), NEIGHBORS), np.int64)
+    for start, part in zip(range(0, len(among), ROWS), pieces(among, ROWS)):
+        likeness = features(sketches[part]) @ looks.T
+        likeness[part[:, None] == known] = -2  # not itself
+        found[start : start + ROWS] = known[greatest(likeness)]
+    return found
+
+
+def greatest(values: Floats) -> NDArray[np.int64]:  # (R, M) -> (R, 10)
+    """The columns of the ten greatest values of each row, greatest first."""
+    best = np.argpartition(-values, NEIGHBORS - 1, axis=1)[:, :NEIGHBORS]
+    order = np.argsort(-np.take_along_axis(values, best, 1), axis=1, kind="stable")
+    return np.take_along_axis(best, order, 1)
+
+
+def commonest(labels: Labels) -> tuple[Labels, NDArray[np.int64]]:  # (N, 10) -> (N,), (N,)
+    """The commonest label of each row, and how often it occurs."""
+    counts = (labels[:, :, None] == labels[:, None, :]).sum(2)
+    best = counts.argmax(1)[:, None]
+    return np.take_along_axis(labels, best, 1)[:, 0], np.take_along_axis(counts, best, 1)[:, 0]

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from vitruvian.data.doctor.findings import Finding, counted, examples
-from vitruvian.data.doctor.look import Oddity, Problem
-from vitruvian.data.doctor.scan import Scan
+from vitruvian.data.doctor.scan import Oddity, Problem, Scan
 from vitruvian.data.doctor.sketch import Places, is_blank, is_gray, mapped
 
 TINY_SIDE = 32

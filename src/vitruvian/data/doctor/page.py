@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vitruvian.data.doctor.findings import Diagnosis, Example, Finding, ImageRef
-from vitruvian.data.doctor.report import HEADINGS, MARKS, heading, verdict
-from vitruvian.data.sources.base import DataSet
+from vitruvian.data.doctor.findings import HEADINGS, MARKS, Diagnosis, Example, Finding, ImageRef, heading, verdict
+from vitruvian.data.sources.base import Dataset
 from vitruvian.data.thumbnail import thumbnail_of
 from vitruvian.report import html
 from vitruvian.report.html import Html, joined, remark, text
 from vitruvian.report.images import figure
 
 
-def page(diagnosis: Diagnosis, data: DataSet) -> str:
+def page(diagnosis: Diagnosis, data: Dataset) -> str:
     """The report as HTML; images are read again from the data set."""
     return html.page(f"vit doctor: {diagnosis.data}", sections(diagnosis, data))
 
 
-def sections(diagnosis: Diagnosis, data: DataSet) -> Iterator[Html]:
+def sections(diagnosis: Diagnosis, data: Dataset) -> Iterator[Html]:
     yield html.heading(verdict(diagnosis), heading(diagnosis))
     for level, title in HEADINGS.items():
         findings = diagnosis.at(level)
@@ -27,7 +26,7 @@ def sections(diagnosis: Diagnosis, data: DataSet) -> Iterator[Html]:
             yield html.section(Html(f'<span class="{level}">{title.capitalize()}</span>'), *shown)
 
 
-def finding_html(finding: Finding, data: DataSet) -> Html:
+def finding_html(finding: Finding, data: Dataset) -> Html:
     parts = [Html(f'<h3><span class="{finding.level}">{MARKS[finding.level]}</span> {text(finding.text)}</h3>')]
     if finding.advice:
         parts.append(remark(finding.advice))
@@ -40,11 +39,11 @@ def finding_html(finding: Finding, data: DataSet) -> Html:
     return joined(parts)
 
 
-def example_html(example: Example, data: DataSet) -> Html:
+def example_html(example: Example, data: Dataset) -> Html:
     figures = joined(image_html(image, data) for image in example.images)
     return Html(f'<div class="example"><div>{figures}</div>{remark(example.note)}</div>')
 
 
-def image_html(image: ImageRef, data: DataSet) -> Html:
+def image_html(image: ImageRef, data: Dataset) -> Html:
     caption = Html(f"{text(image.key)}<br>{text(image.split)}, {text(image.label)}")
     return figure(thumbnail_of(data.splits[image.split], image.index), caption)

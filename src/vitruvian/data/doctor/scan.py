@@ -1,18 +1,21 @@
-"""Every image of a data set looked at once, and the table of what was seen."""
+"""Every image of a dataset looked at once: what it is and shows roughly, or why it cannot be read."""
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum, IntFlag, auto
 from functools import partial
 from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from vitruvian.data.doctor.look import Look, Problem, look_at
-from vitruvian.data.doctor.sketch import SKETCH_BYTES, Bytes
+from vitruvian.data.decode import Reduced, open_reduced, orientation, reason
+from vitruvian.data.doctor.sketch import SKETCH_BYTES, Bytes, sketch
 from vitruvian.data.parallel import Track, in_order
 from vitruvian.data.sources.base import Source
 
@@ -89,3 +92,111 @@ def chunks(sources: Sequence[Source]) -> Iterator[tuple[int, range]]:
 def look_at_some(sources: Sequence[Source], chunk: tuple[int, range]) -> list[Look]:
     split, indices = chunk
     return [look_at(sources[split], index) for index in indices]
+
+
+DRAFT_SIDE = 256
+"""JPEG images are decoded at the smallest of their scales whose sides are at least this, in pixels."""
+
+
+class Problem(IntEnum):
+    """Why an image cannot be read."""
+
+    NONE = 0
+    EMPTY = auto()
+    TRUNCATED = auto()
+    NOT_A_IMAGE = auto()
+    BROKEN = auto()
+
+
+class Oddity(IntFlag):
+    """What an image has that others usually have not."""
+
+    NONE = 0
+    CMYK = auto()
+    DEEP = auto()
+    ALPHA = auto()
+    TURNED = auto()
+    ANIMATED = auto()
+    GRAY_END = auto()
+
+
+@dataclass(kw_only=True, slots=True)
+class Look:
+    """What is kept of one image."""
+
+    sketch: Bytes
+    bytes: int = 0
+    columns: int = 0
+    rows: int = 0
+    oddity: Oddity = Oddity.NONE
+    pixels: int = 0
+    """A hash of its size and pixels."""
+    problem: Problem = Problem.NONE
+    reason: str = ""
+
+
+def look_at(source: Source, index: int) -> Look:
+    """Example `index` of a source, which may be broken in any way."""
+    look = Look(sketch=np.zeros(SKETCH_BYTES, np.uint8))
+    try:
+        data = source.read(index)
+        look.bytes = len(data) if isinstance(data, bytes) else data.nbytes
+        image = open_reduced(data, DRAFT_SIDE)
+        look.columns, look.rows = image.size
+        look.oddity = oddity_of(image.stored)
+        look.pixels = hash_of(image)
+        look.sketch = sketch(image.upright)
+    except Exception as error:  # sources and Pillow raise whatever broken bytes lead them to
+        look.reason = reason(error)
+        look.problem = problem_of(look.reason)
+    return look
+
+
+def hash_of(image: Reduced) -> int:
+    """64 bits that are equal for images of equal size and pixels."""
+    size = f"{image.size} as {image.upright.size}".encode()
+    return int.from_bytes(hashlib.blake2b(image.upright.tobytes(), digest_size=8, key=size).digest(), "little")
+
+
+def oddity_of(image: Image.Image) -> Oddity:
+    """What is unusual about a decoded image."""
+    signs = {
+        Oddity.CMYK: image.mode == "CMYK",
+        Oddity.DEEP: image.mode == "F" or image.mode.startswith("I"),
+        Oddity.ALPHA: image.has_transparency_data,
+        Oddity.TURNED: orientation(image) in range(2, 9),
+        Oddity.ANIMATED: has_frames(image),
+        Oddity.GRAY_END: image.format == "JPEG" and ends_gray(image),
+    }
+    return Oddity(sum(oddity for oddity, present in signs.items() if present))
+
+
+def has_frames(image: Image.Image) -> bool:
+    """Whether there is a second frame; the second image that some telephones hide in a JPEG does not count."""
+    try:
+        return image.format != "MPO" and bool(getattr(image, "is_animated", False))
+    except Exception:  # what follows the first frame is broken, and not used
+        return True
+
+
+def ends_gray(image: Image.Image) -> bool:
+    """Whether the last eighth of a JPEG is the even gray that decoders put in place of missing data."""
+    height = image.height // 8
+    if height < 2:
+        return False
+    end = np.asarray(image.crop((0, image.height - height, image.width, image.height)))
+    return bool(end.min() >= 127 and end.max() <= 129 and np.asarray(image).std() > 4)
+
+
+def problem_of(text: str) -> Problem:
+    """The kind of problem that `decode` tells in this line."""
+    for words, problem in (
+        ("is empty", Problem.EMPTY),
+        ("truncated", Problem.TRUNCATED),
+        ("cut short", Problem.TRUNCATED),
+        ("not an image", Problem.NOT_A_IMAGE),
+        ("this is a", Problem.NOT_A_IMAGE),
+    ):
+        if words in text.lower():
+            return problem
+    return Problem.BROKEN

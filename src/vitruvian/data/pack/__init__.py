@@ -7,14 +7,14 @@ from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
 
-from vitruvian.data.pack.choice import chosen
-from vitruvian.data.pack.encode import PackFormat, PackSettings, encode_some
+from vitruvian.data.pack.encode import PackFormat, PackSettings, chosen, encode_some
 from vitruvian.data.pack.shard import Filling, Shard, Skipped, label_texts, write_json, write_shard
 from vitruvian.data.pack.state import PackState, SplitState, fresh_state, resumed_state
 from vitruvian.data.parallel import Track, in_order, untracked
-from vitruvian.data.sources import open_source
-from vitruvian.data.sources.base import DataSet, split_name
-from vitruvian.data.sources.stream import SIZES_FILE
+from vitruvian.data.sources import open_dataset
+from vitruvian.data.sources.base import Dataset
+from vitruvian.data.sources.names import split_name
+from vitruvian.data.sources.remote.stream import SIZES_FILE
 from vitruvian.errors import DataError
 
 __all__ = ["PackFormat", "PackSettings", "PackState", "Shard", "Skipped", "SplitState", "pack"]
@@ -24,7 +24,7 @@ CHUNK = 16
 
 
 def pack(
-    data: str | Path | DataSet,
+    data: str | Path | Dataset,
     folder: str | Path,
     settings: PackSettings | None = None,
     *,
@@ -36,7 +36,7 @@ def pack(
     The files are the same, byte for byte, with any number of workers and however often the work was stopped.
     Examples that cannot be read are left out and listed in `pack.json`.
     """
-    source = data if isinstance(data, DataSet) else open_source(data)
+    source = data if isinstance(data, Dataset) else open_dataset(data)
     target = Path(folder)
     check_target(target, data, source)
     try:
@@ -52,16 +52,16 @@ def pack(
     return state
 
 
-def check_target(target: Path, data: str | Path | DataSet, source: DataSet) -> None:
+def check_target(target: Path, data: str | Path | Dataset, source: Dataset) -> None:
     """Refuse a folder inside the data, and splits whose names no reader would know again."""
-    if not isinstance(data, DataSet) and target.resolve().is_relative_to(Path(data).resolve()):
+    if not isinstance(data, Dataset) and target.resolve().is_relative_to(Path(data).resolve()):
         raise DataError(f"{target}: lies inside the data to be packed; name a folder outside of {data}")
     for name in source.splits:
         if split_name(name) != name:
             raise DataError(f"{source.name}: the split {name!r} cannot be packed; call it train, val or test")
 
 
-def fill(folder: Path, data: DataSet, state: PackState, *, workers: int, track: Track) -> None:
+def fill(folder: Path, data: Dataset, state: PackState, *, workers: int, track: Track) -> None:
     """Write what is missing, shard by shard, with the state after each."""
     state.save(folder)
     write_json(folder / "classes.json", data.classes)

@@ -1,4 +1,4 @@
-"""One example of a data set in the form in which it is packed."""
+"""One sample of a dataset in the form in which it is packed, and the choice of that form."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import numpy as np
 from PIL import Image
 
 from vitruvian.config import Settings, check_choice, check_range
-from vitruvian.data.decode import reason
-from vitruvian.data.reduced import open_reduced
-from vitruvian.data.sources.base import RawImage, Source
+from vitruvian.data.decode import RawImage, open_reduced, reason
+from vitruvian.data.sources.base import Dataset, Source
 
 PackFormat = Literal["auto", "jpeg", "pixels"]
 
@@ -108,3 +107,36 @@ def as_array(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, np.asarray(image), allow_pickle=False)
     return buffer.getvalue()
+
+
+MOST_PIXEL_BYTES = 8_000_000_000
+"""Size up to which raw pixels are chosen: they stay in the memory of most machines, and then nothing is as quick.
+
+From a disk, JPEG is quicker: at 2,000 images a second, pixels of side 256 need 500 MB a second.
+"""
+
+SAMPLE = 64
+"""Images of each split that are opened to know how large all are."""
+
+
+def chosen(data: Dataset, settings: PackSettings) -> PackSettings:
+    """The settings with `auto` replaced by the form that suits the data."""
+    if settings.format != "auto":
+        return settings
+    return settings.replace(format="pixels" if pixel_bytes(data, settings.side) <= MOST_PIXEL_BYTES else "jpeg")
+
+
+def pixel_bytes(data: Dataset, side: int) -> float:
+    """About how many bytes the raw pixels of all images would take."""
+    total = 0.0
+    for source in data.splits.values():
+        step = 1 if source.blocks else max(1, len(source) // SAMPLE)  # a remote source: what comes together
+        sizes = []
+        for index in range(0, len(source), step)[:SAMPLE]:
+            try:
+                image, _ = reduced(source.read(index), side)
+            except Exception:  # counted and listed when its turn comes
+                continue
+            sizes.append(image.width * image.height * len(image.getbands()))
+        total += len(source) * sum(sizes) / max(1, len(sizes))
+    return total

@@ -11,7 +11,7 @@ from typing import Any
 
 from vitruvian.data.pack.encode import PackSettings
 from vitruvian.data.pack.shard import UNFINISHED, Shard, Skipped, write_json
-from vitruvian.data.sources.base import DataSet, Source
+from vitruvian.data.sources.base import Dataset, Source
 from vitruvian.errors import DataError
 
 FILE = "pack.json"
@@ -58,7 +58,7 @@ class PackState:
         write_json(folder / FILE, dataclasses.asdict(self))
 
 
-def fresh_state(data: DataSet, settings: PackSettings) -> PackState:
+def fresh_state(data: Dataset, settings: PackSettings) -> PackState:
     """The state before the first shard."""
     splits = {name: SplitState(len(source), digest_of(source)) for name, source in data.splits.items()}
     weighted = any(source.weight(index) != 1.0 for source in data.splits.values() for index in known(source))

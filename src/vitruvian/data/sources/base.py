@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
-import unicodedata
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.data.decode import printable
+from vitruvian.data.decode import RawImage, printable
 from vitruvian.data.order import Blocks, IndexArray
+from vitruvian.data.sources.names import SPLITS, split_name
 from vitruvian.errors import DataError, ImageError
-
-RawImage = bytes | NDArray[np.uint8]
-"""An encoded image, or pixels (rows, columns) or (rows, columns, 3) where the format holds pixels."""
-
-SPLITS = {
-    # the name used here: how folders, files and manifests call it
-    "train": ("train", "training"),
-    "val": ("val", "valid", "validation", "dev"),
-    "test": ("test", "testing"),
-}
 
 MAX_IMAGE_BYTES = 2**28
 
@@ -87,7 +75,7 @@ class Source(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSet:
+class Dataset:
     """The splits of one data set; all have the same classes."""
 
     name: str
@@ -111,7 +99,7 @@ class DataSet:
         """The validation split, or else the test split, if there is one."""
         return self.splits.get("val", self.splits.get("test"))
 
-    def only(self, split: str) -> DataSet:
+    def only(self, split: str) -> Dataset:
         """The data set with no other split than this one."""
         name = split_name(split) or split
         if name not in self.splits:
@@ -119,46 +107,19 @@ class DataSet:
         return replace(self, splits={name: self.splits[name]})
 
 
-def data_set(name: str, splits: Mapping[str, Source], notes: Iterable[str] = ()) -> DataSet:
+def make_dataset(name: str, splits: Mapping[str, Source], notes: Iterable[str] = ()) -> Dataset:
     """The data set of these splits in their usual order, once it is sure that one can learn from it."""
     filled = {split: source for split, source in splits.items() if len(source)}
     if not filled:
         raise DataError(f"{name}: there are no images in it")
     order = sorted(filled, key=lambda split: ([*SPLITS, split].index(split), split))
-    result = DataSet(name=name, splits={split: filled[split] for split in order}, notes=tuple(notes))
+    result = Dataset(name=name, splits={split: filled[split] for split in order}, notes=tuple(notes))
     if len(result.classes) < 2:
         total = sum(map(len, filled.values()))
         raise DataError(
             f"{name}: all {total} images are of one class, {result.classes[0]!r}; at least two classes are wanted"
         )
     return result
-
-
-@lru_cache(maxsize=1000)
-def split_name(text: str) -> str | None:
-    """The usual name of a split that is called `text`, or None where it means no split."""
-    return next((name for name, others in SPLITS.items() if text.strip().lower() in others), None)
-
-
-def split_of_file(path: str) -> str:
-    """The split that a file's name or else its folder's names: `imagenet-train-0001.tar` is in `train`."""
-    folder, _, name = path.replace("\\", "/").rpartition("/")
-    for word in [*re.findall("[a-z]+", name.lower()), folder.rpartition("/")[2]]:
-        split = split_name(word)
-        if split:
-            return split
-    return "train"
-
-
-def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
-    """A sorting key by which `class2` comes before `class10`."""
-    parts = re.split(r"(\d+)", name.casefold())
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part], name
-
-
-def class_name(text: str) -> str:
-    """A class's name in one spelling, however the file system composes its accents."""
-    return unicodedata.normalize("NFC", text)
 
 
 def read_file(path: str | Path) -> bytes:

@@ -18,7 +18,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.data.sources.base import LeftOut, Source, class_name, natural
+from vitruvian.data.sources.base import LeftOut, Source
+from vitruvian.data.sources.names import class_name, natural
 from vitruvian.errors import DataError
 
 CHUNK = 1 << 14

@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitruvian.data.decode import printable
-from vitruvian.data.sources.base import DataSet, LeftOut, RawImage, data_set, read_file, split_name
+from vitruvian.data.decode import RawImage, printable
+from vitruvian.data.sources.base import Dataset, LeftOut, make_dataset, read_file
 from vitruvian.data.sources.cache import derived
-from vitruvian.data.sources.classes import listed_classes
 from vitruvian.data.sources.index import CHUNK, Entry, Index, IndexedSource, read_index, write_index
+from vitruvian.data.sources.names import listed_classes, split_name
 from vitruvian.errors import DataError, nearest, require
 
 WANTED = ("path", "label")
@@ -37,7 +37,7 @@ class ManifestSource(IndexedSource):
         return read_file(self.root / self.key(index))
 
 
-def open_manifest(path: Path) -> DataSet:
+def open_manifest(path: Path) -> Dataset:
     """The data set that a manifest lists, compiled once into an index on disk, so that length costs no memory."""
     listed, beside = listed_classes(path.parent)
     folder = derived("manifest", [path, *beside], partial(compile_manifest, path, listed))
@@ -50,7 +50,7 @@ def open_manifest(path: Path) -> DataSet:
     }
     for source in sources.values():
         check_paths(path, source)
-    return data_set(str(path), sources)
+    return make_dataset(str(path), sources)
 
 
 def compile_manifest(path: Path, classes: tuple[str, ...] | None, into: Path) -> None:

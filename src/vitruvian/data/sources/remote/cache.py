@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.data.sources.base import RawImage
+from vitruvian.data.decode import RawImage
 from vitruvian.data.sources.cache import short_hash
+from vitruvian.data.sources.formats.tar import image_of, samples
 from vitruvian.data.sources.index import OpenFile, class_numbers
 from vitruvian.data.sources.locks import locked
 from vitruvian.data.sources.remote import download, remote_size
-from vitruvian.data.sources.shards import image_of, samples
 from vitruvian.errors import DataError
 
 THREADS = 4

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vitruvian.data.sources.patterns import expanded
+from vitruvian.data.sources.names import expanded
 from vitruvian.errors import DataError, MissingExtraError, VitruvianError, require
 
 Result = TypeVar("Result")

@@ -12,18 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from vitruvian.data.decode import RawImage
 from vitruvian.data.order import Blocks
-from vitruvian.data.sources.base import (
-    DataSet,
-    LeftOut,
-    RawImage,
-    data_set,
-    natural,
-    read_file,
-    split_of_file,
-)
+from vitruvian.data.sources.base import Dataset, LeftOut, make_dataset, read_file
 from vitruvian.data.sources.cache import derived
 from vitruvian.data.sources.index import CHUNK, Entry, Index, IndexedSource, read_index, write_index
+from vitruvian.data.sources.names import natural, split_of_file
 from vitruvian.errors import DataError, ImageError, require
 
 IMAGE_COLUMNS = ("image", "img", "image", "jpg", "png")
@@ -129,7 +123,7 @@ def chosen(names: list[str], usual: tuple[str, ...], kinds: dict[str, Any], kind
     return next((name for name in (*usual, *declared, *names) if name in names), None)
 
 
-def open_parquet(files: Sequence[Path], name: str) -> DataSet:
+def open_parquet(files: Sequence[Path], name: str) -> Dataset:
     """The data set in Parquet files of images; the splits are told from the files' names."""
     files = sorted(files, key=lambda path: natural(str(path)))
     columns = image_columns(files[0])
@@ -145,7 +139,7 @@ def open_parquet(files: Sequence[Path], name: str) -> DataSet:
         split: ParquetSource(f"{name} ({split})", stored.classes, index, files=by_split[split], image=columns.image)
         for split, index in stored.splits.items()
     }
-    return data_set(name, sources, stored.notes)
+    return make_dataset(name, sources, stored.notes)
 
 
 def compile_labels(files: Sequence[Path], columns: Columns, into: Path) -> None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitruvian.data.decode import EXTENSIONS
-from vitruvian.data.sources.base import DataSet, split_name
-from vitruvian.data.sources.cifar import is_cifar, open_cifar
-from vitruvian.data.sources.digits import open_digits
-from vitruvian.data.sources.folder import open_folder
-from vitruvian.data.sources.idx import idx_files, open_idx
-from vitruvian.data.sources.manifest import open_manifest
-from vitruvian.data.sources.parquet import image_columns, open_parquet
-from vitruvian.data.sources.patterns import is_pattern, matching
-from vitruvian.data.sources.stream import open_stream
-from vitruvian.data.sources.tar import open_tar
-from vitruvian.data.sources.tasks import open_task
+from vitruvian.data.sources.base import Dataset
+from vitruvian.data.sources.formats.cifar import is_cifar, open_cifar
+from vitruvian.data.sources.formats.folder import open_folder
+from vitruvian.data.sources.formats.manifest import open_manifest
+from vitruvian.data.sources.formats.parquet import image_columns, open_parquet
+from vitruvian.data.sources.formats.pixels import idx_files, open_digits, open_idx
+from vitruvian.data.sources.formats.tar import open_tar
+from vitruvian.data.sources.names import is_pattern, matching, split_name
+from vitruvian.data.sources.releases import open_task
+from vitruvian.data.sources.remote.stream import open_stream
 from vitruvian.errors import DataError, nearest
 from vitruvian.tasks import TASKS, find_task
 
@@ -23,7 +22,7 @@ BUILT_IN = {"digits": open_digits}
 """Data sets that the package carries. A folder of the same name is meant by `./digits`."""
 
 
-def open_source(data: str | Path, *, split: str | None = None) -> DataSet:
+def open_dataset(data: str | Path, *, split: str | None = None) -> Dataset:
     """The data set that `data` means, or only its split of this name.
 
     `data` is a path, a pattern of shards or Parquet files, a URL of shards, `digits`, or the name of a task.
@@ -36,7 +35,7 @@ def open_source(data: str | Path, *, split: str | None = None) -> DataSet:
     return found if split is None else found.only(split)
 
 
-def opened(text: str) -> DataSet:
+def opened(text: str) -> Dataset:
     if text in BUILT_IN:
         return BUILT_IN[text]()
     if "://" in text:
@@ -56,7 +55,7 @@ def opened(text: str) -> DataSet:
     raise DataError(f"{text}: no such file or folder{hint}")
 
 
-def open_directory(folder: Path) -> DataSet:
+def open_directory(folder: Path) -> Dataset:
     """The data set in a folder: of CIFAR, of IDX files, of shards, of Parquet files, or of folders of images."""
     for place in (folder, *folder.glob("cifar-10*/")):
         if is_cifar(place):
@@ -78,7 +77,7 @@ def files_below(folder: Path, ending: str) -> list[Path]:
     return [path for place in (folder, *inner) for path in sorted(place.glob(f"[!.]*{ending}"))]
 
 
-def open_files(files: list[Path], name: str) -> DataSet:
+def open_files(files: list[Path], name: str) -> Dataset:
     """The data set in one file, or in several of one kind."""
     endings = {"".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix for path in files}
     ending = endings.pop().lower()

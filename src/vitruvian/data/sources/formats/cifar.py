@@ -6,6 +6,8 @@ a record is the label (CIFAR-100: coarse, then fine) and three planes of 32 x 32
 
 from __future__ import annotations
 
+import io
+import pickle
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator
@@ -16,11 +18,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from vitruvian.data.sources.base import DataSet, Source, data_set
+from vitruvian.data.sources.base import Dataset, Source, make_dataset
 from vitruvian.data.sources.cache import derived
-from vitruvian.data.sources.classes import parse_classes
-from vitruvian.data.sources.records import RecordSource, records_in
-from vitruvian.data.sources.unpickle import plain_pickle
+from vitruvian.data.sources.formats.pixels import RecordSource, records_in
+from vitruvian.data.sources.names import parse_classes
 from vitruvian.errors import DataError
 
 PIXELS = 3 * 32 * 32
@@ -78,7 +79,7 @@ def pickles(folder: Path, layout: Layout) -> list[Path]:
     return [folder / name for name in layout.data if (folder / layout.meta).is_file() and (folder / name).is_file()]
 
 
-def open_cifar(path: Path) -> DataSet:
+def open_cifar(path: Path) -> Dataset:
     """The data set in a folder of either format, or in the original archive."""
     if path.is_file():
         return open_binary(derived("cifar", [path], partial(convert, partial(archive_members, path))), str(path))
@@ -92,7 +93,7 @@ def open_cifar(path: Path) -> DataSet:
     raise DataError(f"{path}: no files of CIFAR-10 or CIFAR-100 in it")
 
 
-def open_binary(folder: Path, name: str) -> DataSet:
+def open_binary(folder: Path, name: str) -> Dataset:
     layout = next((layout for layout in LAYOUTS if binary_files(folder, layout)), None)
     if layout is None:
         raise DataError(f"{name}: not an archive of CIFAR-10 or CIFAR-100; unpack it and pass the folder")
@@ -113,7 +114,7 @@ def open_binary(folder: Path, name: str) -> DataSet:
             sources[split] = RecordSource(
                 f"{name} ({split})", classes, files, labels=labels, shape=(3, 32, 32), prefix=prefix
             )
-    return data_set(name, sources, notes)
+    return make_dataset(name, sources, notes)
 
 
 def read_labels(path: Path, prefix: int) -> np.ndarray[Any, np.dtype[np.int32]]:
@@ -172,3 +173,51 @@ def records(content: Any, layout: Layout, where: str) -> np.ndarray[Any, np.dtyp
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DataError(f"{where}: not a batch of CIFAR images ({error!r}); get the file again") from error
     return np.concatenate([*labels, pixels], axis=1)
+
+
+def latin1(text: str, encoding: str) -> bytes:
+    """What `_codecs.encode` does in pickles: bytes written as text."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"bytes written as {encoding}")
+    return text.encode("latin1")
+
+
+def empty_array(kind: type, shape: tuple[int, ...], code: bytes | str) -> Any:
+    """What NumPy's `_reconstruct` does in pickles, for plain arrays: an array that its state then fills."""
+    if kind is not np.ndarray or shape != (0,):
+        raise pickle.UnpicklingError("an array that is not plain")
+    return np.ndarray((0,), np.int8)
+
+
+def plain_dtype(code: bytes | str, *_: object) -> np.dtype[Any]:
+    """A type of number; anything else, such as objects, could hold more than data."""
+    dtype = np.dtype(code.decode("latin1") if isinstance(code, bytes) else code)
+    if dtype.kind not in "iufb":
+        raise pickle.UnpicklingError(f"an array of {dtype}")
+    return dtype
+
+
+ALLOWED = {
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): plain_dtype,
+    ("numpy.core.multiarray", "_reconstruct"): empty_array,
+    ("numpy._core.multiarray", "_reconstruct"): empty_array,
+    ("_codecs", "encode"): latin1,
+}
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Knows numbers, text, bytes, lists, dictionaries and arrays of numbers, and refuses all else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return ALLOWED[module, name]
+
+
+def plain_pickle(data: bytes, where: str) -> Any:
+    """The plain data in a pickle, with Python 2's text as bytes."""
+    try:
+        return PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
+    except Exception as error:  # broken bytes lead the unpickler to nearly any error
+        raise DataError(f"{where}: not a pickle of plain data ({error})") from error

@@ -1,22 +1,33 @@
-"""Single data sets as their authors release them: Flowers-102, Pets, ObjectNet, VizWiz, MAFW, OmniBenchmark."""
+"""A task by name: its dataset as its authors release it, and what to do where its images are missing."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vitruvian.data.decode import EXTENSIONS, decode
-from vitruvian.data.sources.base import DataSet, LeftOut, RawImage
-from vitruvian.data.sources.folder import FolderSource, identity, images
+from vitruvian.data.decode import EXTENSIONS, RawImage, decode
+from vitruvian.data.sources.base import Dataset, LeftOut
+from vitruvian.data.sources.formats.cifar import is_cifar, open_cifar
+from vitruvian.data.sources.formats.folder import (
+    FolderSource,
+    identity,
+    images,
+    in_order,
+    listed,
+    open_lists,
+    read_list,
+)
 from vitruvian.data.sources.index import Entry
-from vitruvian.data.sources.lists import in_order, listed, open_lists, read_list
-from vitruvian.data.sources.matlab import read_matlab
+from vitruvian.data.sources.releases.imagenet import open_imagenet, open_numbered, open_watermarked, open_wordnet
+from vitruvian.data.sources.releases.matlab import read_matlab
 from vitruvian.errors import DataError
 from vitruvian.labels import imagenet_ids
+from vitruvian.tasks import TASKS, Task, data_root, how_to_get
 
 FLOWER_SPLITS = {"trnid": "train", "valid": "train", "tstid": "test"}
 """The paper trains on the release's training and validation sets together."""
@@ -27,7 +38,7 @@ EMOTIONS = (
 )  # fmt: skip
 
 
-def open_flowers(folder: Path) -> DataSet:
+def open_flowers(folder: Path) -> Dataset:
     """`jpg/image_00001.jpg` and on, `imagelabels.mat` and `setid.mat`; classes are the release's numbers."""
     try:
         labels = np.ravel(read_matlab(folder / "imagelabels.mat")["labels"]).astype(int)
@@ -46,7 +57,7 @@ def open_flowers(folder: Path) -> DataSet:
     return listed(str(folder), folder, entries())
 
 
-def open_pets(folder: Path) -> DataSet:
+def open_pets(folder: Path) -> Dataset:
     """`images/Abyssinian_1.jpg` and on, `annotations/trainval.txt` and `test.txt`; classes in the release's order."""
     rows = {split: pet_rows(folder / "annotations" / f"{name}.txt") for split, name in
             (("train", "trainval"), ("test", "test"))}  # fmt: skip
@@ -70,7 +81,7 @@ def pet_rows(path: Path) -> list[tuple[str, int]]:
     return found
 
 
-def open_objectnet(folder: Path) -> DataSet:
+def open_objectnet(folder: Path) -> Dataset:
     """`images/FOLDER/*.png`; the classes are the names of the folders, by which its `mappings` go."""
 
     def entries() -> Iterator[Entry]:
@@ -88,7 +99,7 @@ class BorderedSource(FolderSource):
         return np.asarray(decode(self.root / self.key(index)))[1:-1, 1:-1]
 
 
-def open_vizwiz(folder: Path) -> DataSet:
+def open_vizwiz(folder: Path) -> Dataset:
     """`images/*.jpg` and `annotations.json`: `categories` (id of ImageNet, name) and `images`.
 
     The public file lists names alone. One with labels has objects of `file_name` and `labels`, ids of ImageNet; the
@@ -114,7 +125,7 @@ def open_vizwiz(folder: Path) -> DataSet:
     return listed(str(folder), folder, entries, classes=tuple(names.values()))
 
 
-def open_mafw(folder: Path, fold: int) -> DataSet:
+def open_mafw(folder: Path, fold: int) -> Dataset:
     """`frames/CLIP/*.jpg` and the fold's lists of `CLIP.mp4 emotion`; a clip is its middle frame."""
     frames = folder / "data" / "frames" if (folder / "data" / "frames").is_dir() else folder / "frames"
     lists = folder / "Train & Test Set" / "single" / "no_caption" / f"set_{fold}"
@@ -134,7 +145,7 @@ def middle_frame(clip: Path) -> Path:
     return frames[len(frames) // 2]
 
 
-def open_omni(folder: Path) -> DataSet:
+def open_omni(folder: Path) -> Dataset:
     """One realm: `train.txt`, `val.txt`, `test.txt` as in meta_v2, or `REALM.train/record.txt` and so on."""
     lists: dict[str, Path] = {}
     for split in ("train", "val", "test"):
@@ -149,3 +160,66 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: not a JSON file that can be read ({error}); get it again") from error
+
+
+VTAB_LISTS = {"train": "train800.txt", "val": "val200.txt", "test": "test.txt"}
+
+
+def open_task(task: Task, root: Path | None = None, *, folders: Callable[[Path], Dataset]) -> Dataset:
+    """The data set of a task below `root`, by default the usual one; `folders` opens what is no special layout."""
+    root = root or data_root()
+    if not task.present(root):
+        raise DataError(how_to_get(task, root))
+    found = opened(task, task.place(root), root, folders)
+    own = {split: source for split, source in found.splits.items() if split in task.splits}
+    found = replace(found, name=task.name, splits=own or found.splits)
+    return replace(found, notes=(*found.notes, *unlike_release(task, found)))
+
+
+def opened(task: Task, folder: Path, root: Path, folders: Callable[[Path], Dataset]) -> Dataset:
+    openers: dict[str, Callable[[], Dataset]] = {
+        "cifar": lambda: open_cifar(cifar_place(folder)),
+        "flowers": lambda: open_flowers(folder),
+        "folders": lambda: folders(folder),
+        "imagenet": lambda: open_imagenet(folder),
+        "lists": lambda: open_lists(
+            str(folder), folder, {split: folder / name for split, name in VTAB_LISTS.items()}, classes=task.classes
+        ),
+        "mafw": lambda: open_mafw(folder, int(task.name[-1])),
+        "numbered": lambda: open_numbered(inner(folder, "0")),
+        "objectnet": lambda: open_objectnet(inner(folder, "images")),
+        "omni": lambda: open_omni(folder),
+        "pets": lambda: open_pets(folder),
+        "vizwiz": lambda: open_vizwiz(folder),
+        "watermark": lambda: open_watermarked(folder, TASKS["imagenet"].place(root)),
+        "wordnet": lambda: open_wordnet(inner(folder, "n[0-9]*")),
+    }
+    return openers[task.layout]()
+
+
+def cifar_place(folder: Path) -> Path:
+    """The folder of CIFAR's files, or the original archive."""
+    for place in (folder, *sorted(folder.glob("cifar-10*/"))):
+        if is_cifar(place):
+            return place
+    return next(iter(sorted(folder.glob("cifar-10*.tar.gz"))), folder)
+
+
+def inner(folder: Path, pattern: str) -> Path:
+    """The folder itself where the pattern matches in it, or else the folder inside that the archive unpacked to."""
+    for place in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
+        if next(place.glob(pattern), None) is not None:
+            return place
+    return folder
+
+
+def unlike_release(task: Task, found: Dataset) -> list[str]:
+    """What differs from the release, so that numbers are not taken for those of the whole task."""
+    lines = []
+    for split, wanted in task.splits.items():
+        count = len(found.splits[split]) if split in found.splits else 0
+        if wanted and count != wanted:
+            lines.append(f"{task.name}: {count:,} images in {split}, the release has {wanted:,}")
+    if task.classes and len(found.classes) != task.classes:
+        lines.append(f"{task.name}: {len(found.classes):,} classes, the release has {task.classes:,}")
+    return lines

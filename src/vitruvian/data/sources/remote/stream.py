@@ -13,13 +13,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from vitruvian.data.decode import RawImage
 from vitruvian.data.order import Blocks, IndexArray
-from vitruvian.data.sources.base import DataSet, RawImage, Source, data_set, natural, split_of_file
+from vitruvian.data.sources.base import Dataset, Source, make_dataset
 from vitruvian.data.sources.cache import cache_folder, short_hash
-from vitruvian.data.sources.classes import CLASS_FILES, parse_classes
+from vitruvian.data.sources.formats.tar import open_tar
+from vitruvian.data.sources.names import CLASS_FILES, natural, parse_classes, split_of_file
 from vitruvian.data.sources.remote import download, remote_files, remote_size, remote_text
-from vitruvian.data.sources.shard_cache import LocalShard, ShardCache
-from vitruvian.data.sources.tar import open_tar
+from vitruvian.data.sources.remote.cache import LocalShard, ShardCache
 from vitruvian.errors import DataError
 
 BYTES_KEPT = 2**35
@@ -91,7 +92,7 @@ class StreamSource(Source):
             self.cache.begin(int(number))
 
 
-def open_stream(url: str) -> DataSet:
+def open_stream(url: str) -> Dataset:
     """The data set in remote shards: a pattern, a folder, or one shard."""
     urls = sorted(remote_files(url, ".tar"), key=natural)
     if not urls:
@@ -112,7 +113,7 @@ def open_stream(url: str) -> DataSet:
 
 def streamed(
     url: str, urls: list[str], classes: tuple[str, ...], sizes: dict[str, int], *, shard_bytes: int, small: bool
-) -> DataSet:
+) -> Dataset:
     by_split: dict[str, list[str]] = {}
     for shard in urls:
         by_split.setdefault(split_of_file(shard), []).append(shard)
@@ -123,7 +124,7 @@ def streamed(
         cache = ShardCache(tuple(shards), classes, folder=folder_of(url), bytes_kept=BYTES_KEPT, kept=2 * lanes)
         counts = np.array([sizes[shard] for shard in shards], np.int64)
         sources[split] = StreamSource(f"{url} ({split})", cache, counts, lanes=lanes, small=small)
-    return data_set(url, sources)
+    return make_dataset(url, sources)
 
 
 def folder_of(url: str) -> Path:

@@ -1,4 +1,4 @@
-"""The samples inside one tar shard of the WebDataset layout: members that share a name up to its first dot."""
+"""Tar shards in the WebDataset layout: members that share a name up to its first dot are one sample."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import io
 import json
 import math
 import tarfile
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.data.decode import EXTENSIONS
-from vitruvian.data.sources.base import RawImage
-from vitruvian.data.sources.index import OpenFile
+from vitruvian.data.decode import EXTENSIONS, RawImage
+from vitruvian.data.sources.base import Dataset, LeftOut, make_dataset
+from vitruvian.data.sources.cache import derived
+from vitruvian.data.sources.index import Entry, Index, IndexedSource, OpenFile, read_index, write_index
+from vitruvian.data.sources.names import listed_classes, natural, split_of_file
 from vitruvian.errors import DataError, ImageError
 
 IMAGES = EXTENSIONS | {".npy"}
@@ -152,3 +156,72 @@ def pixel_shape(header: bytes) -> tuple[tuple[int, ...], bool]:
     if dtype != np.uint8 or min(shape, default=0) < 1 or (len(shape) != 2 and shape[2:] != (3,)):
         raise ValueError(f"{dtype} {shape}; wanted uint8 (rows, columns, 3)")
     return shape, fortran
+
+
+NUMBERS = ("shard", "offset", "size")
+
+OPEN_SHARDS = 64
+"""Files kept open at a time."""
+
+
+class TarSource(IndexedSource):
+    """The samples of local shards, in the order of the shards and of their members."""
+
+    def __init__(self, name: str, classes: tuple[str, ...], index: Index, *, shards: Sequence[Path]) -> None:
+        super().__init__(name, classes, index)
+        self.shards = tuple(shards)
+        self._open: OrderedDict[int, OpenFile] = OrderedDict()
+
+    def read(self, index: int) -> RawImage:
+        shard, offset, size = (self.index.numbers[name][index] for name in NUMBERS)
+        return image_of(self._file(shard).read(offset, size), size, self.key(index))
+
+    def key(self, index: int) -> str:
+        return f"{self.shards[self.index.numbers['shard'][index]].name}:{super().key(index)}"
+
+    def _file(self, shard: int) -> OpenFile:
+        if shard not in self._open:
+            self._open[shard] = OpenFile(self.shards[shard])
+            if len(self._open) > OPEN_SHARDS:
+                self._open.popitem(last=False)
+        self._open.move_to_end(shard)
+        return self._open[shard]
+
+
+def open_tar(shards: Sequence[Path], name: str, *, classes: tuple[str, ...] | None = None) -> Dataset:
+    """The data set in local shards; their headers are gone through once.
+
+    Without given classes, a list of them is looked for beside the shards and in the folder above.
+    """
+    shards = sorted(shards, key=lambda path: natural(str(path)))
+    beside: list[Path] = []
+    for folder in (shards[0].parent, shards[0].parent.parent):
+        if classes is None:
+            classes, beside = listed_classes(folder)
+    stored = read_index(derived("tar", [*shards, *beside], partial(compile_shards, shards, classes)))
+    if not stored.splits:
+        found = "; ".join(stored.notes) or "no members"
+        raise DataError(f"{name}: no labeled images ({found}); wanted pairs such as 0001.jpg and 0001.cls")
+    sources = {
+        split: TarSource(f"{name} ({split})", stored.classes, index, shards=shards)
+        for split, index in stored.splits.items()
+    }
+    return make_dataset(name, sources, stored.notes)
+
+
+def compile_shards(shards: Sequence[Path], classes: tuple[str, ...] | None, into: Path) -> None:
+    left_out = LeftOut()
+    write_index(into, entries(shards, left_out), left_out=left_out, numbers=NUMBERS, classes=classes)
+
+
+def entries(shards: Sequence[Path], left_out: LeftOut) -> Iterator[Entry]:
+    for number, shard in enumerate(shards):
+        split = split_of_file(str(shard))
+        for sample in samples(shard):
+            if not sample.member:
+                left_out.add("samples without an image", f"{shard.name}:{sample.key}")
+            elif sample.label is None:
+                left_out.add("images without a label", f"{shard.name}:{sample.member}")
+            else:
+                where = (number, sample.offset, sample.size)
+                yield Entry(split, sample.member, sample.label, sample.weight, where)

@@ -1,24 +1,16 @@
-"""A folder with a folder of images for each class, with or without folders for the splits above."""
+"""Image files in folders: a folder for each class, lists of `path label`, or just all images below a folder."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from vitruvian.data.decode import EXTENSIONS
-from vitruvian.data.sources.base import (
-    DataSet,
-    LeftOut,
-    RawImage,
-    class_name,
-    data_set,
-    natural,
-    read_file,
-    split_name,
-)
+from vitruvian.data.decode import EXTENSIONS, RawImage, printable
+from vitruvian.data.sources.base import Dataset, LeftOut, Source, make_dataset, read_file
 from vitruvian.data.sources.cache import fill, scratch_folder
 from vitruvian.data.sources.index import Entry, Index, IndexedSource, read_index, write_index
+from vitruvian.data.sources.names import class_name, natural, split_name
 from vitruvian.errors import DataError
 
 
@@ -33,7 +25,7 @@ class FolderSource(IndexedSource):
         return read_file(self.root / self.key(index))
 
 
-def open_folder(root: Path) -> DataSet:
+def open_folder(root: Path) -> Dataset:
     """The data set in a folder of folders. Each time the folder is listed anew, as nothing tells of changes in it."""
     splits = split_folders(root)
     left_out = LeftOut()
@@ -46,7 +38,7 @@ def open_folder(root: Path) -> DataSet:
         split: FolderSource(f"{root}/{split}" if splits else str(root), stored.classes, index, root=root)
         for split, index in stored.splits.items()
     }
-    return data_set(str(root), sources, stored.notes)
+    return make_dataset(str(root), sources, stored.notes)
 
 
 def split_folders(root: Path) -> dict[Path, str]:
@@ -126,3 +118,111 @@ def no_classes(root: Path, left_out: LeftOut) -> str:
         )
     seen = "; ".join(left_out.lines()) or "nothing at all"
     return f"{root}: no images in class folders, found {seen}; wanted a folder of images for each class"
+
+
+def open_lists(name: str, folder: Path, lists: Mapping[str, Path], *, classes: int = 0) -> Dataset:
+    """The data set of one list a split; labels are numbers from 0, or those that occur where `classes` is 0.
+
+    Paths begin at the list's folder or at one above it, up to `folder`.
+    """
+    known = tuple(map(str, range(classes))) if classes else None
+    return listed(name, folder, list_entries(folder, lists), classes=known)
+
+
+def list_entries(folder: Path, lists: Mapping[str, Path]) -> Iterator[Entry]:
+    for split, path in lists.items():
+        start = ""
+        for number, (image, label) in enumerate(read_list(path)):
+            if not number:
+                start = os.path.relpath(beginning(path, image, folder), folder)
+            yield Entry(split, os.path.normpath(os.path.join(start, image)), label)
+
+
+def read_list(path: Path) -> Iterator[tuple[str, str]]:
+    """The pairs of path and label; a path may hold spaces."""
+    with open(path, encoding="utf-8-sig") as file:
+        try:
+            for number, line in enumerate(file, 1):
+                words = line.split()
+                if not words or line.startswith("#"):
+                    continue
+                if len(words) < 2:
+                    raise DataError(f"{path}, line {number}: {printable(line.strip())!r} is not a path and a label")
+                yield line.strip()[: -len(words[-1])].rstrip(), words[-1]
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: not text in UTF-8 ({error}); get it again") from error
+
+
+def beginning(path: Path, image: str, folder: Path) -> Path:
+    """Where the paths of a list begin, told from its first image."""
+    if Path(image).is_absolute() or ".." in Path(image).parts:
+        raise DataError(f"{path}: the path {printable(image)} leads out of {folder}")
+    places = [path.parent, *(place for place in path.parent.parents if place.is_relative_to(folder))]
+    for place in places:
+        if (place / image).exists():
+            return place
+    raise DataError(f"{path}: its first image, {printable(image)}, is not in {places[0]}; unpack the images there")
+
+
+def listed(
+    name: str,
+    root: Path,
+    entries: Iterable[Entry],
+    *,
+    classes: tuple[str, ...] | None = None,
+    source: type[FolderSource] = FolderSource,
+) -> Dataset:
+    """The data set of these entries, whose keys are paths below `root`; classes as `write_index` takes them."""
+    folder = scratch_folder()
+    left_out = LeftOut()
+    fill(folder, lambda into: write_index(into, entries, left_out=left_out, classes=classes))
+    stored = read_index(folder)
+    splits: dict[str, Source] = {
+        split: source(f"{name} ({split})", stored.classes, index, root=root) for split, index in stored.splits.items()
+    }
+    if not splits:
+        raise DataError(f"{root}: there are no images in it")
+    return make_dataset(name, splits)
+
+
+def in_order(folders: Iterable[Path]) -> list[Path]:
+    """Folders that are not hidden, in natural order."""
+    return sorted((path for path in folders if path.is_dir() and path.name[0] != "."), key=lambda p: natural(p.name))
+
+
+def find_images(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """The files as they are given, and the images in each folder and below it, sorted.
+
+    In folders, an image is known by its ending, and what is hidden (a name that starts with a dot) is left out.
+    """
+    found: list[str] = []
+    for given in paths:
+        path = os.fspath(given)
+        if not os.path.isdir(path):
+            found.append(path)
+            continue
+        images = sorted(images_below(path))
+        if not images:
+            endings = " ".join(sorted(EXTENSIONS))
+            raise DataError(f"{printable(path)}: no images in this folder or below it (looked for {endings})")
+        found += images
+    return found
+
+
+def images_below(folder: str) -> Iterator[str]:
+    """Image files of a folder and its subfolders, links followed, each folder once."""
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"{printable(str(error.filename))}: cannot list this folder ({error.strerror})")
+
+    seen: set[str] = set()
+    for place, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
+        real = os.path.realpath(place)
+        if real in seen:  # a link to a folder above or beside
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in files:
+            if not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS:
+                yield os.path.join(place, name)

@@ -14,13 +14,12 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from vitruvian.config import Preprocess
-from vitruvian.data.decode import EXTENSIONS, decode
+from vitruvian.data.decode import EXTENSIONS, RawImage, decode
 from vitruvian.data.preprocess import FILTERS, geometry, resized
-from vitruvian.data.sources.base import DataSet, LeftOut, RawImage, data_set
-from vitruvian.data.sources.folder import FolderSource, identity, images
+from vitruvian.data.sources.base import Dataset, LeftOut, make_dataset
+from vitruvian.data.sources.formats.folder import FolderSource, identity, images, in_order, listed
 from vitruvian.data.sources.index import Entry
-from vitruvian.data.sources.lists import in_order, listed
-from vitruvian.data.sources.matlab import read_matlab
+from vitruvian.data.sources.releases.matlab import read_matlab
 from vitruvian.errors import DataError
 from vitruvian.labels import imagenet_ids
 
@@ -38,7 +37,7 @@ LEFT, TOP = 0.01, 0.4
 RELEASED_VIEW = Preprocess(image_size=(224, 224), fit="crop", scaled_size=(256, 256))
 
 
-def open_imagenet(folder: Path) -> DataSet:
+def open_imagenet(folder: Path) -> Dataset:
     """The splits `train` and `val`, as far as they are there."""
     return listed(str(folder), folder, imagenet_entries(folder), classes=imagenet_ids())
 
@@ -93,12 +92,12 @@ def ground_truth(kit: Path) -> list[str]:
         raise DataError(f"{kit}: not the development kit of ILSVRC 2012 ({error!r}); get it again") from error
 
 
-def open_wordnet(folder: Path) -> DataSet:
+def open_wordnet(folder: Path) -> Dataset:
     """Images for testing in folders of WordNet ids; the classes are those that are there."""
     return listed(str(folder), folder, wordnet_entries(folder, folder, "test"))
 
 
-def open_numbered(folder: Path) -> DataSet:
+def open_numbered(folder: Path) -> Dataset:
     """Images for testing in folders named 0 to 999, the numbers of ImageNet's classes."""
     return listed(str(folder), folder, numbered_entries(folder), classes=imagenet_ids())
 
@@ -113,14 +112,14 @@ def numbered_entries(folder: Path) -> Iterator[Entry]:
                 yield Entry("test", f"{place.name}/{path.name}", ids[int(place.name)])
 
 
-def open_watermarked(folder: Path, imagenet: Path) -> DataSet:
+def open_watermarked(folder: Path, imagenet: Path) -> Dataset:
     """ImageNet-W: the validation images of `imagenet` with the watermark; `folder` holds the font."""
     source = open_imagenet(imagenet).splits.get("val")
     if not isinstance(source, FolderSource):
         raise DataError(f"{imagenet}: no validation images, which ImageNet-W is made of")
     marked = WatermarkedSource(f"{folder} (test)", source.classes, source.index, root=source.root)
     marked.font = str(folder / FONT)
-    return data_set(str(folder), {"test": marked})
+    return make_dataset(str(folder), {"test": marked})
 
 
 class WatermarkedSource(FolderSource):

@@ -1,0 +1,200 @@
+"""Images of one size stored as bare pixels: IDX files as MNIST comes in, and the built-in digits."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import struct
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitruvian.data.decode import RawImage
+from vitruvian.data.sources.base import Dataset, Source, make_dataset
+from vitruvian.data.sources.cache import derived
+from vitruvian.data.sources.index import OpenFile
+from vitruvian.data.sources.subset import hold_out
+from vitruvian.errors import DataError, ImageError
+
+
+class RecordSource(Source):
+    """Files of records of one length; the pixels of an image end its record.
+
+    Pixels are stored as (rows, columns) or as color planes (3, rows, columns).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        classes: tuple[str, ...],
+        files: Sequence[Path],
+        *,
+        labels: NDArray[np.int32],
+        shape: tuple[int, ...],
+        prefix: int = 0,
+        header: int = 0,
+    ) -> None:
+        """`prefix` bytes stand before each image, `header` bytes before the first."""
+        self.name = name
+        self.classes = classes
+        self._files = [OpenFile(path) for path in files]
+        self._labels = labels
+        self._shape = shape
+        self._prefix, self._header = prefix, header
+        self._record = prefix + int(np.prod(shape))
+        self._ends = np.cumsum([records_in(path, self._record, header) for path in files])
+        if self._ends[-1] != len(labels):
+            raise DataError(f"{name}: {self._ends[-1]} images but {len(labels)} labels")
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def label(self, index: int) -> int:
+        return int(self._labels[index])
+
+    def labels(self) -> NDArray[np.int32]:
+        return self._labels
+
+    def read(self, index: int) -> RawImage:
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        within = index - (int(self._ends[number - 1]) if number else 0)
+        size = self._record - self._prefix
+        data = self._files[number].read(self._header + within * self._record + self._prefix, size)
+        if len(data) < size:
+            raise ImageError(f"{self.key(index)}: the file ends before the image does")
+        values = np.frombuffer(data, np.uint8).reshape(self._shape)
+        return values if values.ndim == 2 else np.ascontiguousarray(values.transpose(1, 2, 0))
+
+    def key(self, index: int) -> str:
+        return f"{self.name} #{index}"
+
+
+def records_in(path: Path, record: int, header: int) -> int:
+    """How many whole records a file holds; it may hold nothing else."""
+    count, rest = divmod(path.stat().st_size - header, record)
+    if rest or count < 1:
+        raise DataError(
+            f"{path}: {path.stat().st_size} bytes are not a whole number of records of {record}; "
+            "the file is broken, get it again"
+        )
+    return count
+
+
+def unpacked(path: Path) -> Path:
+    """The file itself, or what is in it if it is gzipped, unpacked once into the cache."""
+    if path.suffix != ".gz":
+        return path
+    return derived("gzip", [path], partial(unpack, path)) / path.stem
+
+
+def unpack(path: Path, into: Path) -> None:
+    try:
+        with gzip.open(path) as packed, open(into / path.stem, "wb") as file:
+            shutil.copyfileobj(packed, file, 1 << 20)
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise DataError(f"{path}: a broken gzip file ({error}); get it again") from error
+
+
+FILES = {"train": "train", "test": "t10k"}
+"""How the names of a split's files begin."""
+
+FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+"""The classes of Fashion-MNIST, which its files do not name; known by the folder's name."""
+
+
+def idx_files(folder: Path) -> dict[str, tuple[Path, Path]]:
+    """The files of images and of labels of each split in a folder."""
+    found = {}
+    for split, start in FILES.items():
+        images, labels = existing(folder, f"{start}-images", "idx3"), existing(folder, f"{start}-labels", "idx1")
+        if images and labels:
+            found[split] = (images, labels)
+        elif images:
+            raise DataError(f"{images}: the file of labels, {start}-labels-idx1-ubyte, is not beside it")
+    return found
+
+
+def existing(folder: Path, start: str, kind: str) -> Path | None:
+    """The file of this kind, in either spelling, gzipped or not."""
+    names = [f"{start}{mark}{kind}-ubyte{end}" for mark in "-." for end in ("", ".gz")]
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def open_idx(folder: Path) -> Dataset:
+    """The data set in a folder of IDX files."""
+    pairs = idx_files(folder)
+    loaded = {split: (unpacked(images), read_labels(unpacked(labels))) for split, (images, labels) in pairs.items()}
+    names = tuple(map(str, range(1 + max(int(labels.max()) for _, labels in loaded.values()))))
+    if "fashion" in str(folder.resolve()).lower() and len(names) == len(FASHION):
+        names = FASHION
+    sources: dict[str, Source] = {}
+    for split, (images, labels) in loaded.items():
+        count, rows, columns = read_header(images, dimensions=3)
+        if count != len(labels):
+            raise DataError(f"{pairs[split][0]}: {count} images but {len(labels)} labels; get the files again")
+        sources[split] = RecordSource(
+            f"{folder} ({split})", names, [images], labels=labels, shape=(rows, columns), header=16
+        )
+    return make_dataset(str(folder), sources)
+
+
+def read_labels(path: Path) -> NDArray[np.int32]:
+    (count,) = read_header(path, dimensions=1)
+    labels = np.fromfile(path, np.uint8, offset=8).astype(np.int32)
+    if count < 1 or len(labels) != count:
+        raise DataError(f"{path}: {len(labels)} labels where the header promises {count}; get the file again")
+    return labels
+
+
+def read_header(path: Path, *, dimensions: int) -> tuple[int, ...]:
+    """The sizes that an IDX file of unsigned bytes begins with."""
+    with open(path, "rb") as file:
+        start = file.read(4 + 4 * dimensions)
+    if len(start) < 4 + 4 * dimensions or start[:4] != bytes([0, 0, 8, dimensions]):
+        raise DataError(f"{path}: not an IDX file of bytes with {dimensions} dimensions; get the file again")
+    return struct.unpack(f">{dimensions}I", start[4:])
+
+
+HELD = 0.2
+"""Share of each class in the split `test`; the seed of the choice is 0."""
+
+
+class DigitsSource(Source):
+    """All digits, as gray pixels from 0 to 255, white on black."""
+
+    name = "digits"
+    classes = tuple("0123456789")
+
+    def __len__(self) -> int:
+        return len(stored()[1])
+
+    def label(self, index: int) -> int:
+        return int(stored()[1][index])
+
+    def labels(self) -> NDArray[np.int32]:
+        return stored()[1]
+
+    def read(self, index: int) -> RawImage:
+        pixels: NDArray[np.uint8] = stored()[0][index]
+        return pixels
+
+    def key(self, index: int) -> str:
+        return f"digits #{index}"
+
+
+@lru_cache(maxsize=1)
+def stored() -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
+    with (files("vitruvian.data") / "digits.npz").open("rb") as file, np.load(file, allow_pickle=False) as content:
+        images, labels = content["images"], content["labels"]
+    return np.rint(images * (255 / 16)).astype(np.uint8), labels.astype(np.int32)
+
+
+def open_digits() -> Dataset:
+    """The digits, a fifth of them held out as the split `test`."""
+    train, test = hold_out(DigitsSource(), HELD, seed=0)
+    train.name, test.name = "digits (train)", "digits (test)"
+    return make_dataset("digits", {"train": train, "test": test})
