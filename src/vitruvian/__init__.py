@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitruvian.config import ModelConfig, Numerics, Preprocess, ResNetConfig, StemConfig, ViTConfig
+    from vitruvian.data.preprocess import preprocess_image
     from vitruvian.errors import VitruvianError
     from vitruvian.model.build import build, create_model
     from vitruvian.model.resnet import ResNet
@@ -37,6 +38,7 @@ _HOMES = {
     "convert": "weights",
     "create_model": "model.build",
     "load": "weights",
+    "preprocess_image": "data.preprocess",
     "save": "weights",
 }
 
@@ -58,6 +60,7 @@ __all__ = [
     "convert",
     "create_model",
     "load",
+    "preprocess_image",
     "save",
 ]
 

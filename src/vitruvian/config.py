@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from vitruvian.errors import ConfigError, UnknownNameError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Size = tuple[int, int]
 """Rows, columns."""
@@ -261,7 +265,10 @@ MODEL_KINDS: dict[str, type[ViTConfig] | type[ResNetConfig]] = {"vit": ViTConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preprocess(Settings):
-    """The evaluation view of an image that a checkpoint asks for."""
+    """The evaluation view of an image that a checkpoint asks for.
+
+    Callable, so that `model.preprocess` is the transform of a data set: an image to normalized pixels.
+    """
 
     image_size: Size = (224, 224)
     fit: Fit = "squash"
@@ -287,6 +294,12 @@ class Preprocess(Settings):
                 raise ConfigError(f"scaled_size={self.scaled_size} does not cover image_size={self.image_size}")
         if len(self.mean) != len(self.std) or min(self.std) <= 0:
             raise ConfigError(f"mean={self.mean} and std={self.std} do not fit together")
+
+    def __call__(self, image: Any) -> Tensor:
+        """Normalized float32 pixels (channels, rows, columns) of a Pillow image, a path, bytes or an 8-bit array."""
+        public = importlib.import_module("vitruvian")  # the code that carries out these settings lies above them
+        pixels: Tensor = public.preprocess_image(image, self)
+        return pixels
 
     def changed(self, changes: Mapping[str, Any]) -> Preprocess:
         """The view with other settings by name; one that squashes has nothing to cut from."""

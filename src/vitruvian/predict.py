@@ -15,10 +15,9 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.config import BATCH, Size
-from vitruvian.data.decode import ImageInput, decode, name_of, printable
-from vitruvian.data.preprocess import view
+from vitruvian.data.decode import ImageInput, name_of, printable
+from vitruvian.data.preprocess import preprocess_image
 from vitruvian.errors import ConfigError, ImageError
-from vitruvian.labels import imagenet_labels
 from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_cores
 from vitruvian.weights.load import load
@@ -82,7 +81,7 @@ class Encoder:
         def see(image: ImageInput) -> tuple[str, Tensor | ImageError]:
             path = os.fspath(image) if isinstance(image, str | os.PathLike) else name_of(image)
             try:
-                return path, view(decode(image), self.model.preprocess)
+                return path, preprocess_image(image, self.model.preprocess)
             except ImageError as error:
                 return path, error
 
@@ -179,14 +178,14 @@ class Classifier(Encoder):
 
 
 def labels_of(model: Model) -> tuple[str, ...]:
-    """The model's own labels, ImageNet's for 1000 classes, else numbers."""
+    """The model's labels; numbers where it has none."""
     classes = model.config.classes
     if classes == 0:
         raise ConfigError(
             "this model has no head, so it gives features but no answers; load it with classes=N and train a head"
         )
     if model.labels is None:
-        return imagenet_labels() if classes == 1000 else tuple(map(str, range(classes)))
+        return tuple(map(str, range(classes)))
     if len(model.labels) != classes:
         raise ConfigError(f"the model has {classes} classes but {len(model.labels)} labels")
     return model.labels

@@ -26,7 +26,7 @@ from vitruvian.published_tables import (
     TORCHVISION,
 )
 
-Family = Literal["google", "big_vision", "timm", "torchvision", "huggingface", "dino", "bit"]
+FamilyName = Literal["google", "big_vision", "timm", "torchvision", "huggingface", "dino", "bit"]
 
 REPOSITORY_SCHEME = "hf://"
 GOOGLE_STORAGE = "https://storage.googleapis.com/"
@@ -39,7 +39,7 @@ class Published:
     name: str
     variant: str
     """Our name of its shape, a key of `catalog.VARIANTS`."""
-    family: Family
+    family: FamilyName
     """Who wrote the file, and so its format and numerics."""
     location: str
     """`hf://org/name` for a repository on Hugging Face, or the https address of one file."""
@@ -64,7 +64,7 @@ class Published:
 
 
 def _row(
-    family: Family, name: str, shape: tuple[str, int, int, str], location: str, aliases: tuple[str, ...] = ()
+    family: FamilyName, name: str, shape: tuple[str, int, int, str], location: str, aliases: tuple[str, ...] = ()
 ) -> Published:
     variant, image_size, classes, note = shape
     return Published(

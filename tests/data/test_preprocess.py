@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from PIL import Image
 from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitruvian.data import preprocess
 from vitruvian.data.preprocess import covering, view
-from vitruvian.errors import ConfigError
+from vitruvian.errors import ConfigError, ImageError
 
 
 def noise(rows: int, columns: int) -> Image.Image:
@@ -170,3 +172,42 @@ def test_what_a_image_cannot_give_is_refused():
         view(noise(4, 4), Preprocess(mean=(0.5,) * 4, std=(0.5,) * 4))
     with pytest.raises(ConfigError, match="antialias=False is known for bilinear and nearest, not for bicubic"):
         view(noise(4, 4), Preprocess(interpolation="bicubic", antialias=False))
+
+
+class Images(torch.utils.data.Dataset):
+    """Anyone's data set, with a model's preprocessing as its transform."""
+
+    def __init__(self, transform: Preprocess) -> None:
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.transform(noise(9 + index, 13))
+
+
+def test_settings_are_a_transform_of_images_paths_bytes_and_arrays(tmp_path):
+    settings = Preprocess(image_size=(8, 6), fit="crop", interpolation="bicubic")
+    image = golden_image()
+    image.save(tmp_path / "image.png")
+    expected = view(image, settings)
+    assert expected.shape == (3, 8, 6)
+    sources = (image, str(tmp_path / "image.png"), tmp_path / "image.png", (tmp_path / "image.png").read_bytes())
+    for source in (*sources, np.asarray(image)):
+        assert torch.equal(settings(source), expected)
+
+
+def test_a_gray_array_is_an_image_and_other_arrays_are_refused():
+    settings = Preprocess(image_size=4)
+    gray = np.full((5, 5), 255, np.uint8)
+    assert torch.equal(settings(gray), torch.ones(3, 4, 4))
+    with pytest.raises(ImageError, match=r"array of float64 \(5, 5, 3\): not an image of uint8 \(rows, columns\)"):
+        settings(np.zeros((5, 5, 3)))
+
+
+def test_settings_reach_the_workers_of_a_loader():
+    settings = Preprocess(image_size=8)
+    batch = next(iter(torch.utils.data.DataLoader(Images(settings), batch_size=3, num_workers=1)))
+    assert torch.equal(batch[2], view(noise(11, 13), settings))
+    assert pickle.loads(pickle.dumps(settings)) == settings

@@ -9,8 +9,11 @@ from safetensors.torch import load_file, save_file
 
 from vitruvian.config import ViTConfig
 from vitruvian.errors import CheckpointError, ConfigError, UnknownNameError
-from vitruvian.model.build import build
+from vitruvian.labels import imagenet_labels
+from vitruvian.model.build import build, create_model
 from vitruvian.weights import hub
+from vitruvian.weights.families.google import Google
+from vitruvian.weights.families.huggingface import HuggingFaceViT
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save
 
@@ -260,3 +263,55 @@ class TestSource:
 
     def test_expected_pairs_exist_for_every_size(self):
         assert [pixels.shape[-1] for pixels, _ in expected("timm_vit")] == [32, 64, 48]
+
+
+class TestStateDict:
+    """What `torch.save(model.state_dict(), "mine.pth")` wrote."""
+
+    def saved(self, path):
+        model = create_model(
+            "ViT-Ti/16", layers=1, width=16, mlp_width=32, heads=2, patch_size=8, image_size=16, classes=3
+        )
+        torch.nn.init.normal_(model.head.weight)
+        torch.save(model.state_dict(), path)
+        return model.eval()
+
+    def test_a_state_dict_loads_with_its_settings(self, tmp_path):
+        model = self.saved(tmp_path / "mine.pth")
+        again = load(tmp_path / "mine.pth", config=model.config.replace(classes=10, image_size=8))
+        pixels = torch.randn(2, 3, 16, 16)
+        assert torch.equal(again(pixels), model(pixels))
+        assert again.config == model.config
+
+    def test_without_them_the_error_asks_for_what_arrays_do_not_tell(self, tmp_path):
+        self.saved(tmp_path / "mine.pth")
+        with pytest.raises(CheckpointError, match=r"arrays do not tell heads, GELU and epsilon; pass config="):
+            load(tmp_path / "mine.pth")
+
+    def test_settings_of_another_shape_are_refused(self, tmp_path):
+        self.saved(tmp_path / "mine.pth")
+        with pytest.raises(CheckpointError, match="layers is 12, the tensors have 1"):
+            load(tmp_path / "mine.pth", config="ViT-Ti/16")
+
+    def test_a_file_that_describes_itself_takes_no_settings(self, tmp_path):
+        model = self.saved(tmp_path / "mine.pth")
+        save(model, tmp_path / "native")
+        for path in (tmp_path / "native", path_of("timm_vit")):
+            with pytest.raises(CheckpointError, match="config= is for a state dict"):
+                load(path, config=model.config)
+
+
+class TestLabels:
+    def test_a_published_head_of_1000_classes_has_imagenets_names(self):
+        assert load(path_of("timm_vit"), heads=4).labels is None
+        assert Google().default_labels(1000)[0] == "tench"
+        assert Google().default_labels(21843) is None
+
+    def test_they_are_the_models_labels(self, tmp_path):
+        head = {"head__weight": torch.zeros(1000, 32), "head__bias": torch.zeros(1000)}
+        path = changed(tmp_path, without=("head.weight", "head.bias"), **head)
+        assert load(path, heads=4).labels == imagenet_labels()
+        assert load(path, heads=4, head="new").labels is None
+
+    def test_a_huggingface_folder_without_names_has_none(self):
+        assert HuggingFaceViT().default_labels(1000) is None

@@ -13,7 +13,7 @@ from vitruvian.cli.options import Heads, ImageSize
 from vitruvian.cli.start import quick_imports
 
 
-class Family(StrEnum):
+class WritableFamily(StrEnum):
     """The families that can be written."""
 
     NATIVE = "native"
@@ -32,7 +32,7 @@ def convert(
             help="A folder for native and huggingface, else a file: .npz (google), .safetensors (timm), .pth.",
         ),
     ],
-    to: Annotated[Family, typer.Option(help="The family to write.")],
+    to: Annotated[WritableFamily, typer.Option(help="The family to write.")],
     heads: Heads = None,
     image_size: ImageSize = None,
     patch_size: Annotated[

@@ -154,12 +154,20 @@ class ResNet(nn.Module):
         self.head = nn.Linear(inputs, config.classes) if config.classes else None
 
     def forward(self, pixels: Tensor) -> Tensor:
-        pooled = self.features(pixels)
-        return pooled if self.head is None else self.head(pooled)
+        return self.forward_head(self.forward_features(pixels))
 
-    def features(self, pixels: Tensor) -> Tensor:
-        """What the head reads, (B, feature_width)."""
+    def forward_features(self, pixels: Tensor) -> Tensor:
+        """The last feature map, normalized, (B, feature_width, height, width)."""
         x = F.max_pool2d(F.pad(self.root(pixels), (1, 1, 1, 1)), 3, 2)
         for stage in self.stages:
             x = stage(x)
-        return F.relu(self.norm(x)).mean(dim=(2, 3))
+        return F.relu(self.norm(x))
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Logits of the map of `forward_features`; with `pre_logits`, or without a head, what the head reads."""
+        pooled = x.mean(dim=(2, 3))
+        return pooled if self.head is None or pre_logits else self.head(pooled)
+
+    def features(self, pixels: Tensor) -> Tensor:
+        """What the head reads, (B, feature_width)."""
+        return self.forward_head(self.forward_features(pixels), pre_logits=True)

@@ -17,9 +17,9 @@ from vitruvian.model.build import Model, empty
 from vitruvian.weights.adapt import Changes
 from vitruvian.weights.families.registry import check_writer, writer
 from vitruvian.weights.load import load, locate, open_model, published_name
+from vitruvian.weights.parse import LoadHints
 from vitruvian.weights.save import check_destination, write
 from vitruvian.weights.store import digests, install, staging, write_json
-from vitruvian.weights.understand import Known
 
 TOLERANCE = 1e-5
 """Largest difference allowed, times the largest answer where that is above 1: float32 sums in another order."""
@@ -91,8 +91,8 @@ def convert(
     tell(f"reading {path}")
     changes = Changes(image_size=image_size, patch_size=patch_size, classes=classes)
     name = published_name(source)
-    known = Known(heads=heads, grid=grid, image_size=changes.size, family=family, name=name)
-    model, source_family = open_model(path, known, changes)
+    hints = LoadHints(heads=heads, grid=grid, image_size=changes.size, family=family, name=name)
+    model, source_family = open_model(path, hints, changes)
     source_sha256 = digests(path)
     with staging(check_destination(target, to, model.config)) as staged:
         tell(f"writing {to} weights")
@@ -128,7 +128,9 @@ def compare(model: Model, reread: Model, *, family: str, seed: int) -> dict[str,
     with torch.no_grad():
         wanted = answers(model.eval(), pixels, blank=blank)
         found = answers(reread, pixels, blank=blank)
-        own_config = reread.config if family == "native" else writer(family, reread.config).own(reread.config)
+        own_config = (
+            reread.config if family == "native" else writer(family, reread.config).family_numerics(reread.config)
+        )
         own = found if own_config == reread.config else answers(with_config(reread, own_config), pixels, blank=blank)
     model.train(training)
     return {

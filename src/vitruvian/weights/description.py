@@ -1,4 +1,9 @@
-"""What a model carries beside its tensors, as JSON: the same text in native folders and inside foreign files."""
+"""What a model carries beside its tensors, as JSON: the same text in native folders and inside foreign files.
+
+A native folder has `config.json` and `model.safetensors`, whose header carries the description too. `config.json`
+holds the header's fingerprint: while they agree, `config.json` counts, so that people can edit labels; where they do
+not, a save was interrupted between the two files, and the header belongs to the weights.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +15,14 @@ from typing import Any, TypeVar
 from vitruvian.config import MODEL_KINDS, ModelConfig, Preprocess, ResNetConfig, Settings
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.model.build import Model
+from vitruvian.weights.files import Checkpoint
 
 S = TypeVar("S", bound=Settings)
 
 FORMAT = 1
 """Version of the JSON; a reader refuses a later one."""
+ANCHORS = ("embed.patch.weight", "root.weight")
+"""What every native ViT, and every native ResNet, has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +104,20 @@ def typed(kind: type[S], data: dict[str, Any]) -> S:
             if not isinstance(value, wanted) or isinstance(value, bool) != isinstance(default, bool):
                 raise ConfigError(f"{name}={value!r} is not of type {type(default).__name__}")
     return kind.from_json(data)
+
+
+def is_native(checkpoint: Checkpoint) -> bool:
+    return checkpoint.format != "npz" and any(name in checkpoint.tensors for name in ANCHORS)
+
+
+def describe_native(checkpoint: Checkpoint) -> Description | None:
+    """The description that belongs to native weights; None if they have none."""
+    config, header = checkpoint.settings.get("config.json"), checkpoint.carried
+    if config is None and header is None:
+        return None
+    if config is None or (header is not None and config.get("header") != fingerprint(header)):
+        return Description.from_json(header, "the header of model.safetensors")
+    return Description.from_json(config, "config.json")
 
 
 def fingerprint(data: Any) -> str:

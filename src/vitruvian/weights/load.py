@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from vitruvian.config import Size
+from vitruvian.config import ModelConfig, Size
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.model.build import Model, empty
 from vitruvian.weights import files
 from vitruvian.weights.adapt import Changes, Head, adapt
 from vitruvian.weights.description import Description
 from vitruvian.weights.families.rules import Tensors
-from vitruvian.weights.understand import Known, understand
+from vitruvian.weights.parse import LoadHints, parse_checkpoint
 
 RUN_FILE = "run.json"
 """What tells the folder of a training run from other folders."""
@@ -30,6 +30,7 @@ def load(
     family: str | None = None,
     labels: Sequence[str] | None = None,
     head: Head = "keep",
+    config: ModelConfig | str | None = None,
 ) -> Model:
     """A model in evaluation mode from a weights file, a folder or a published name.
 
@@ -39,19 +40,22 @@ def load(
     file cannot. `image_size` (a side, or rows and columns) and `patch_size` resample positions and
     patch embedding in the family's own way. `classes` other than the file's, or `head="new"`, puts a
     single linear layer of zeros in place of the head and of a pre-logits layer before it; `classes=0`
-    leaves the head out. What a file held that has no place in the model stands in `model.origin`.
+    leaves the head out. A state dict that `torch.save` wrote of our own model needs `config`: its settings
+    or the name of its variant. What a file held that has no place in the model stands in `model.origin`.
     """
     changes = Changes(image_size=image_size, patch_size=patch_size, classes=classes, head=head)
     path = locate(source)
     name = published_name(source)
-    known = Known(heads=heads, grid=grid, image_size=changes.size, family=family, name=name)
-    return open_model(path, known, changes, labels)[0]
+    hints = LoadHints(heads=heads, grid=grid, image_size=changes.size, family=family, config=config, name=name)
+    return open_model(path, hints, changes, labels)[0]
 
 
-def open_model(path: Path, known: Known, changes: Changes, labels: Sequence[str] | None = None) -> tuple[Model, str]:
+def open_model(
+    path: Path, hints: LoadHints, changes: Changes, labels: Sequence[str] | None = None
+) -> tuple[Model, str]:
     """A model from a path, and the name of its family."""
     try:
-        family, description, model, state = understand(files.read(path), known)
+        family, description, model, state = parse_checkpoint(files.read(path), hints)
         config, state = adapt(description.config, state, changes)
         if config != description.config:
             model = empty(config)

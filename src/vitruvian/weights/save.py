@@ -67,7 +67,7 @@ def foreign_tensors(member: Family, state: Tensors, config: ModelConfig) -> Tens
     """A model's tensors under a family's names and in its layouts."""
     if isinstance(config, ViTConfig):
         state = join_positions(state, config, member.prefix_rows(config))
-    return member.dress(member.table.write(member.adopt(state, config), config), config)
+    return member.from_table_names(member.table.write(member.rename_parameters(state, config), config), config)
 
 
 def write_native(path: Path, state: Tensors, description: Description) -> None:
@@ -96,7 +96,7 @@ def readers_notes(member: Family, description: Description) -> Iterator[str]:
     config = description.config
     if isinstance(config, ResNetConfig):
         return
-    own = member.own(config)
+    own = member.family_numerics(config)
     assert isinstance(own, ViTConfig)
     if own.numerics.gelu != config.numerics.gelu:
         yield f"{member.name}'s own code computes GELU with {own.numerics.gelu}, this model with {config.numerics.gelu}"

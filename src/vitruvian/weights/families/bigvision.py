@@ -7,7 +7,7 @@ import re
 from vitruvian.config import GOOGLE_NUMERICS, ModelConfig, Preprocess
 from vitruvian.weights.families.family import Facts, Family, scaled_crop
 from vitruvian.weights.families.google import (
-    IDLE,
+    IGNORED,
     SHARED_ROWS,
     attention,
     attention_out,
@@ -36,7 +36,7 @@ class BigVision(Family):
     numerics = GOOGLE_NUMERICS
     anchor = "embedding/kernel"
     prefixes = ("", "opt/target/", "params/img/", "params/")
-    idle = IDLE
+    ignored = IGNORED
     table = Table(
         rows=(
             *SHARED_ROWS,
@@ -53,9 +53,9 @@ class BigVision(Family):
         block=r"Transformer/encoderblock_(\d+)/",
     )
 
-    def tidy(self, tensors: Tensors) -> Tensors:
+    def to_table_names(self, tensors: Tensors) -> Tensors:
         renamed = {}
-        for name, tensor in unstack(super().tidy(tensors)).items():
+        for name, tensor in unstack(super().to_table_names(tensors)).items():
             for old, new in OLD_NAMES:
                 if re.fullmatch(old, name):
                     name = re.sub(old, new, name)

@@ -49,8 +49,8 @@ class Bit(Family):
     def prefix(self, tensors: Tensors) -> str | None:
         return super().prefix({without_counter(name): tensor for name, tensor in tensors.items()})
 
-    def tidy(self, tensors: Tensors) -> Tensors:
-        return super().tidy({without_counter(name): tensor for name, tensor in tensors.items()})
+    def to_table_names(self, tensors: Tensors) -> Tensors:
+        return super().to_table_names({without_counter(name): tensor for name, tensor in tensors.items()})
 
     def preprocess(self, checkpoint: object, config: ModelConfig) -> Preprocess:
         return Preprocess(image_size=config.image_size, antialias=False)
@@ -59,7 +59,7 @@ class Bit(Family):
         if not isinstance(config, ResNetConfig):
             yield "bit holds ResNets, this is a Vision Transformer"
 
-    def dress(self, tensors: Tensors, config: ModelConfig) -> Tensors:
+    def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
         return {f"resnet/{name}": tensor for name, tensor in tensors.items()}
 
 

@@ -25,7 +25,7 @@ class Dino(Family):
     numerics = DINO_NUMERICS
     anchor = Timm.anchor
     prefixes = Timm.prefixes
-    idle: ClassVar[dict[str, str]] = {
+    ignored: ClassVar[dict[str, str]] = {
         "head.mlp.": "projection head of the training",
         "head.last_layer.": "projection head of the training",
     }
@@ -36,8 +36,8 @@ class Dino(Family):
         """timm's names without a head: in a `.pth` it is DINO's release, in safetensors a timm model."""
         if self.prefix(checkpoint.tensors) is None:
             return False
-        names = self.tidy(checkpoint.tensors).keys()
-        if any(name.startswith(tuple(self.idle)) for name in names):
+        names = self.to_table_names(checkpoint.tensors).keys()
+        if any(name.startswith(tuple(self.ignored)) for name in names):
             return True
         others = {"head.weight", "fc_norm.weight", "dist_token", "attn_pool.latent", "blocks.0.ls1.gamma"}
         bare = checkpoint.format == "torch" and not checkpoint.settings  # a folder is from timm's hub
@@ -54,7 +54,7 @@ class DinoV2(Family):
     numerics = DINO_NUMERICS
     anchor = Timm.anchor
     prefixes = Timm.prefixes
-    idle: ClassVar[dict[str, str]] = {
+    ignored: ClassVar[dict[str, str]] = {
         "mask_token": "token of masked training",
         "dino_head.": "projection head of the training",
         "ibot_head.": "projection head of the training",
@@ -67,8 +67,8 @@ class DinoV2(Family):
         marks = ("mask_token", "register_tokens", "blocks.0.mlp.w12.weight")
         return prefix is not None and any(prefix + mark in checkpoint.tensors for mark in marks)
 
-    def tidy(self, tensors: Tensors) -> Tensors:
-        return rename(super().tidy(tensors), V2_NAMES)
+    def to_table_names(self, tensors: Tensors) -> Tensors:
+        return rename(super().to_table_names(tensors), V2_NAMES)
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         """The release's models with registers give the size, with antialiasing, where the first ones gave a factor."""

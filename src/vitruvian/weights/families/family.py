@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from vitruvian.config import ConvStyle, ModelConfig, Numerics, Preprocess, Size, ViTConfig
+from vitruvian.labels import imagenet_labels
 from vitruvian.weights.families.rules import Table, Tensors
 from vitruvian.weights.files import Checkpoint
 
@@ -36,7 +37,7 @@ class Family(ABC):
     anchor: ClassVar[str]
     """The array every checkpoint of the family has; what precedes it is the prefix of all names."""
     prefixes: ClassVar[tuple[str, ...]] = ("",)
-    idle: ClassVar[dict[str, str]] = {}
+    ignored: ClassVar[dict[str, str]] = {}
     """Names without a place in the model, or beginnings of names (ending in `.` or `/`), and what they are."""
     refused: ClassVar[dict[str, str]] = {}
     """Parts of names that belong to another architecture, and what that is."""
@@ -50,19 +51,23 @@ class Family(ABC):
     def prefix(self, tensors: Tensors) -> str | None:
         return next((prefix for prefix in self.prefixes if prefix + self.anchor in tensors), None)
 
-    def tidy(self, tensors: Tensors) -> Tensors:
+    def to_table_names(self, tensors: Tensors) -> Tensors:
         """The same arrays under the names of the table: without prefix, older names renamed."""
         prefix = self.prefix(tensors) or ""
         outer = "module." if prefix.startswith("module.") else ""  # DistributedDataParallel's, on every name
         return {name.removeprefix(prefix).removeprefix(outer): tensor for name, tensor in tensors.items()}
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
-        """What the tidied arrays and the files beside them say."""
+        """What the renamed arrays and the files beside them say."""
         return Facts(numerics=self.numerics)
 
     def carried(self, checkpoint: Checkpoint) -> Any:
         """The description a file carries from a conversion, as JSON; None if there is none that counts."""
         return checkpoint.carried
+
+    def default_labels(self, classes: int) -> tuple[str, ...] | None:
+        """What the classes are called where a file does not say: published heads of 1000 classes are ImageNet-1k's."""
+        return imagenet_labels() if classes == 1000 else None
 
     @abstractmethod
     def preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
@@ -76,15 +81,15 @@ class Family(ABC):
         """Rows of the position array before the patches."""
         return config.class_token + config.distillation
 
-    def adopt(self, native: Tensors, config: ModelConfig) -> Tensors:
+    def rename_parameters(self, native: Tensors, config: ModelConfig) -> Tensors:
         """Our arrays under the names by which the table knows them, where a family uses one for another."""
         return native
 
-    def dress(self, tensors: Tensors, config: ModelConfig) -> Tensors:
-        """Arrays under the names of the table, renamed as this model's file has them; the reverse of `tidy`."""
+    def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
+        """Arrays under the names of the table, renamed as in this model's file; reverses `to_table_names`."""
         return tensors
 
-    def own(self, config: ModelConfig) -> ModelConfig:
+    def family_numerics(self, config: ModelConfig) -> ModelConfig:
         """`config` with the numerics that the family's own implementation would run it with."""
         return config.replace(numerics=self.numerics) if isinstance(config, ViTConfig) else config
 

@@ -84,7 +84,7 @@ LATER_NAMES = (
     ("/MlpBlock_0/", "/MlpBlock_3/"),
 )
 
-IDLE = {
+IGNORED = {
     "opt/state/": "optimizer state",
     "params/txt/": "text tower",
     "params/t": "temperature of the image-text loss",
@@ -99,7 +99,7 @@ class Google(Family):
     numerics = GOOGLE_NUMERICS
     anchor = "embedding/kernel"
     prefixes = ("", "opt/target/", "params/img/", "params/")
-    idle = IDLE
+    ignored = IGNORED
     suffixes = (".npz",)
     table = Table(
         rows=(
@@ -118,8 +118,8 @@ class Google(Family):
         marks = ("Transformer/posembed_input/pos_embedding", "conv_root/kernel")
         return prefix is not None and any(prefix + mark in checkpoint.tensors for mark in marks)
 
-    def tidy(self, tensors: Tensors) -> Tensors:
-        tensors = super().tidy(tensors)
+    def to_table_names(self, tensors: Tensors) -> Tensors:
+        tensors = super().to_table_names(tensors)
         if any("/MultiHeadDotProductAttention_0/" in name for name in tensors):
             for later, earlier in LATER_NAMES:
                 tensors = {name.replace(later, earlier): tensor for name, tensor in tensors.items()}
@@ -142,7 +142,7 @@ class Google(Family):
         if not config.qkv_bias:
             yield "google's query, key and value always have a bias"
 
-    def own(self, config: ModelConfig) -> ModelConfig:
+    def family_numerics(self, config: ModelConfig) -> ModelConfig:
         assert isinstance(config, ViTConfig)
         stem = config.stem and config.stem.replace(style="hybrid")
         return config.replace(numerics=self.numerics, stem=stem)

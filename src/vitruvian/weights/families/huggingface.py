@@ -66,13 +66,13 @@ class HuggingFace(Family):
     def architecture(self, config: ViTConfig) -> str:
         """Name of the transformers class that reads what is written."""
 
-    def tidy(self, tensors: Tensors) -> Tensors:
-        tidied = {}
-        for name, tensor in super().tidy(tensors).items():
+    def to_table_names(self, tensors: Tensors) -> Tensors:
+        renamed = {}
+        for name, tensor in super().to_table_names(tensors).items():
             for pattern, replacement in MEMORY_NAMES:
                 name = re.sub(pattern, replacement, name)
-            tidied[name] = tensor
-        return tidied
+            renamed[name] = tensor
+        return renamed
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         settings = checkpoint.settings.get("config.json", {})
@@ -97,6 +97,9 @@ class HuggingFace(Family):
             raise CheckpointError(f"config.json: layer_norm_eps={eps!r} is not a number")
         return self.numerics.replace(gelu=ACTIVATIONS[activation], norm_eps=float(eps))
 
+    def default_labels(self, classes: int) -> None:
+        """None: `config.json` names the classes, or says by LABEL_0 that nobody did."""
+
     def carried(self, checkpoint: Checkpoint) -> Any:
         """The description counts as long as nobody changed the JSON files it was written with."""
         carried = checkpoint.carried
@@ -120,14 +123,14 @@ class HuggingFace(Family):
         }
         yield from (f"huggingface has {what}" for what, present in checks.items() if present)
 
-    def dress(self, tensors: Tensors, config: ModelConfig) -> Tensors:
+    def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
         assert isinstance(config, ViTConfig)
         if not config.classes:
             return tensors
         prefix = self.model_type(config) + "."
         return {name if "classifier" in name else prefix + name: tensor for name, tensor in tensors.items()}
 
-    def own(self, config: ModelConfig) -> ModelConfig:
+    def family_numerics(self, config: ModelConfig) -> ModelConfig:
         """`config.json` states GELU and eps, so only the resampling of positions is the family's."""
         assert isinstance(config, ViTConfig)
         return config.replace(numerics=config.numerics.replace(position_resize=self.numerics.position_resize))
@@ -165,7 +168,7 @@ class HuggingFaceViT(HuggingFace):
     model_types = ("vit", "deit")
     norm_eps = 1e-12
     prefixes = ("vit.", "deit.", "", "module.vit.")
-    idle: ClassVar[dict[str, str]] = {
+    ignored: ClassVar[dict[str, str]] = {
         "pooler.dense.weight": "pooler, which the classifier bypasses",
         "pooler.dense.bias": "pooler, which the classifier bypasses",
         "embeddings.mask_token": "token of masked training",
@@ -186,13 +189,13 @@ class HuggingFaceViT(HuggingFace):
     def claims(self, checkpoint: Checkpoint) -> bool:
         return super().claims(checkpoint) and not any(".layer_scale" in name for name in checkpoint.tensors)
 
-    def tidy(self, tensors: Tensors) -> Tensors:
+    def to_table_names(self, tensors: Tensors) -> Tensors:
         """In memory the MLP has DINOv2's names; with a teacher, the first classifier is called `cls_classifier`."""
         renames = {"cls_classifier.": "classifier.", ".mlp.fc1.": ".intermediate.dense.", ".mlp.fc2.": ".output.dense."}
-        tidied = super().tidy(tensors)
+        renamed = super().to_table_names(tensors)
         for old, new in renames.items():
-            tidied = {name.replace(old, new): tensor for name, tensor in tidied.items()}
-        return tidied
+            renamed = {name.replace(old, new): tensor for name, tensor in renamed.items()}
+        return renamed
 
     def model_type(self, config: ViTConfig) -> str:
         return "deit" if config.distillation or config.registers else "vit"
@@ -214,16 +217,16 @@ class HuggingFaceViT(HuggingFace):
     def prefix_rows(self, config: ViTConfig) -> int:
         return super().prefix_rows(config) + config.registers
 
-    def adopt(self, native: Tensors, config: ModelConfig) -> Tensors:
+    def rename_parameters(self, native: Tensors, config: ModelConfig) -> Tensors:
         renames = {"embed.registers": "embed.distillation_token"}
         return {renames.get(name, name): tensor for name, tensor in native.items()}
 
-    def dress(self, tensors: Tensors, config: ModelConfig) -> Tensors:
+    def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
         assert isinstance(config, ViTConfig)
-        dressed = super().dress(tensors, config)
+        renamed = super().from_table_names(tensors, config)
         if config.distillation:
-            dressed = {re.sub(r"^classifier\.", "cls_classifier.", name): t for name, t in dressed.items()}
-        return dressed
+            renamed = {re.sub(r"^classifier\.", "cls_classifier.", name): t for name, t in renamed.items()}
+        return renamed
 
     def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
         return super().config_json(config, labels) | {"intermediate_size": config.mlp_width}

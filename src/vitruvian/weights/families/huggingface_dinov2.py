@@ -20,7 +20,7 @@ class HuggingFaceDinoV2(HuggingFace):
     model_types = ("dinov2", "dinov2_with_registers")
     norm_eps = 1e-6
     prefixes = ("dinov2.", "dinov2_with_registers.", "")
-    idle: ClassVar[dict[str, str]] = {"embeddings.mask_token": "token of masked training"}
+    ignored: ClassVar[dict[str, str]] = {"embeddings.mask_token": "token of masked training"}
     table = Table(
         rows=(
             *ROWS,
@@ -35,13 +35,13 @@ class HuggingFaceDinoV2(HuggingFace):
         block=r"encoder\.layer\.(\d+)\.",
     )
 
-    def tidy(self, tensors: Tensors) -> Tensors:
+    def to_table_names(self, tensors: Tensors) -> Tensors:
         """Gated MLPs call their layers `weights_in` and `weights_out`."""
         renames = {".mlp.weights_in.": ".mlp.fc1.", ".mlp.weights_out.": ".mlp.fc2."}
-        tidied = super().tidy(tensors)
+        renamed = super().to_table_names(tensors)
         for old, new in renames.items():
-            tidied = {name.replace(old, new): tensor for name, tensor in tidied.items()}
-        return tidied
+            renamed = {name.replace(old, new): tensor for name, tensor in renamed.items()}
+        return renamed
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         """transformers resamples positions with antialiasing in the model with registers alone."""
@@ -70,17 +70,17 @@ class HuggingFaceDinoV2(HuggingFace):
         if mlp_ratio(config) is None:
             yield f"huggingface's DINOv2 has no MLP of {config.mlp_width} at a width of {config.width}"
 
-    def dress(self, tensors: Tensors, config: ModelConfig) -> Tensors:
+    def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
         assert isinstance(config, ViTConfig)
         mask = tensors["embeddings.cls_token"].new_zeros(1, config.width)
-        dressed = super().dress(tensors | {"embeddings.mask_token": mask}, config)
+        renamed = super().from_table_names(tensors | {"embeddings.mask_token": mask}, config)
         if config.mlp == "swiglu":
             for ours, theirs in ((".fc1.", ".weights_in."), (".fc2.", ".weights_out.")):
-                dressed = {name.replace(ours, theirs): tensor for name, tensor in dressed.items()}
-        return dressed
+                renamed = {name.replace(ours, theirs): tensor for name, tensor in renamed.items()}
+        return renamed
 
-    def own(self, config: ModelConfig) -> ModelConfig:
-        own = super().own(config)
+    def family_numerics(self, config: ModelConfig) -> ModelConfig:
+        own = super().family_numerics(config)
         assert isinstance(own, ViTConfig)
         if own.registers:
             own = own.replace(numerics=own.numerics.replace(position_resize="bicubic_antialias"))

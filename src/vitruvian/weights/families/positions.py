@@ -100,7 +100,7 @@ def join_positions(state: Tensors, config: ViTConfig, prefix_rows: int) -> Tenso
 def find_grid(total: int, *, tokens: int, registers: int, grid: Size | None, image_grid: Size | None) -> Size:
     """Rows and columns of the trained grid behind `total` position rows.
 
-    Known from `grid`; else a square, or `image_grid`, the grid of the image size asked for. Rows may be
+    LoadHints from `grid`; else a square, or `image_grid`, the grid of the image size asked for. Rows may be
     there for all tokens before the patches, for those without registers, or for none, tried in this order.
     """
     counts = [total - tokens, total - tokens - registers, total]

@@ -100,13 +100,13 @@ class Timm(Family):
         unit=r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.",
     )
 
-    def tidy(self, tensors: Tensors) -> Tensors:
-        tidied = rename(super().tidy(tensors), OLD_NAMES)
-        if "fc_norm.weight" in tidied:
-            if "norm.weight" in tidied:
+    def to_table_names(self, tensors: Tensors) -> Tensors:
+        renamed = rename(super().to_table_names(tensors), OLD_NAMES)
+        if "fc_norm.weight" in renamed:
+            if "norm.weight" in renamed:
                 raise CheckpointError("the file has both 'norm' and 'fc_norm': norms before and after the mean")
-            tidied = rename(tidied, ((r"fc_norm\.", "norm."),))
-        return tidied
+            renamed = rename(renamed, ((r"fc_norm\.", "norm."),))
+        return renamed
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         after_pool = any(name.endswith("fc_norm.weight") for name in checkpoint.tensors)
@@ -146,7 +146,7 @@ class Timm(Family):
         """None with registers: timm then keeps positions for the patches alone."""
         return super().prefix_rows(config) if config.class_position and not config.registers else 0
 
-    def dress(self, tensors: Tensors, config: ModelConfig) -> Tensors:
+    def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
         assert isinstance(config, ViTConfig)
         if config.norm_after_pool and config.pool == "mean":
             tensors = rename(tensors, ((r"norm\.", "fc_norm."),))
@@ -154,7 +154,7 @@ class Timm(Family):
             tensors = rename(tensors, ((r"patch_embed\.backbone\.stem\.", "patch_embed.backbone."),))
         return tensors
 
-    def own(self, config: ModelConfig) -> ModelConfig:
+    def family_numerics(self, config: ModelConfig) -> ModelConfig:
         assert isinstance(config, ViTConfig)
         stem = config.stem and config.stem.replace(style="timm")
         return config.replace(numerics=self.numerics, stem=stem)

@@ -48,11 +48,11 @@ class Torchvision(Family):
         block=r"encoder\.layers\.encoder_layer_(\d+)\.",
     )
 
-    def tidy(self, tensors: Tensors) -> Tensors:
+    def to_table_names(self, tensors: Tensors) -> Tensors:
         """Older files call the MLP's layers `linear_1` and `linear_2`."""
         older = {"linear_1": "0", "linear_2": "3"}
-        tidied = super().tidy(tensors)
-        return {re.sub(r"\.mlp\.(linear_[12])\.", lambda m: f".mlp.{older[m[1]]}.", n): t for n, t in tidied.items()}
+        renamed = super().to_table_names(tensors)
+        return {re.sub(r"\.mlp\.(linear_[12])\.", lambda m: f".mlp.{older[m[1]]}.", n): t for n, t in renamed.items()}
 
     def preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
         """Shorter side 256, center 224, bilinear; L/16 scales to 242, the SWAG models (384 and up) cut nothing."""

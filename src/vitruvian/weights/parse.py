@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from vitruvian.config import ModelConfig, ResNetConfig, Size, ViTConfig, as_size
+from vitruvian.catalog import resolve
+from vitruvian.config import ModelConfig, Preprocess, ResNetConfig, Size, ViTConfig, as_size
 from vitruvian.errors import CheckpointError
 from vitruvian.model.build import Model, empty
-from vitruvian.weights import native
-from vitruvian.weights.description import Description
+from vitruvian.weights.description import Description, describe_native, is_native
 from vitruvian.weights.families.family import Family, first_match
 from vitruvian.weights.families.positions import FLAT, split_positions
 from vitruvian.weights.families.registry import recognize
@@ -25,7 +25,7 @@ MAX_SIDE = 2**14
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Known:
+class LoadHints:
     """What the caller knows about a file that cannot say it itself."""
 
     heads: int | None = None
@@ -33,6 +33,8 @@ class Known:
     image_size: Size | None = None
     """The size asked for; it settles the grid where nothing else does."""
     family: str | None = None
+    config: ModelConfig | str | None = None
+    """Settings, or the name of a variant, for a state dict of our own model."""
     name: str = ""
     """What published weights are called; files have their own names."""
 
@@ -41,31 +43,26 @@ class Known:
             object.__setattr__(self, "grid", as_size(self.grid, "grid"))
 
 
-def understand(checkpoint: Checkpoint, known: Known) -> tuple[str, Description, Model, Tensors]:
+def parse_checkpoint(checkpoint: Checkpoint, hints: LoadHints) -> tuple[str, Description, Model, Tensors]:
     """A checkpoint's family, what it describes, an empty model of that shape, and its tensors under our names."""
-    if known.family == "native" or (known.family is None and native.claims(checkpoint)):
-        description = native.describe(checkpoint)
-        check_known(description.config, known)
-        state = checkpoint.tensors
-        refuse_contradictions(description.config, state, "")
-        check_size(description.config)
-        model = empty(description.config)
-        check_names(model, state)
-        return "native", description, model, state
-    family = recognize(checkpoint, known.family)
-    tensors = family.tidy(checkpoint.tensors)
+    if hints.family == "native" or (hints.family is None and is_native(checkpoint)):
+        return parse_native(checkpoint, hints)
+    if hints.config is not None:
+        raise CheckpointError("config= is for a state dict of our own model; this file tells its own")
+    family = recognize(checkpoint, hints.family)
+    tensors = family.to_table_names(checkpoint.tensors)
     if len(tensors) < len(checkpoint.tensors):
         raise CheckpointError("some arrays are there twice, under an earlier and a later name")
     refuse_architectures(tensors, family)
     reading = family.table.read(tensors)
     reading = replace(reading, native=lone_token(reading.native))
-    carried = None if known.family else family.carried(checkpoint)
+    carried = None if hints.family else family.carried(checkpoint)
     if carried is not None:
         description = Description.from_json(carried, "the description it carries")
-        check_known(description.config, known)
+        check_hints(description.config, hints)
         refuse_contradictions(description.config, reading.native, "; pass family= to read it without")
     else:
-        description = describe(checkpoint, family, tensors=tensors, reading=reading, known=known)
+        description = describe(checkpoint, family, tensors=tensors, reading=reading, hints=hints)
     config = description.config
     check_size(config)
     state = split_positions(reading.native, config) if isinstance(config, ViTConfig) else reading.native
@@ -74,23 +71,59 @@ def understand(checkpoint: Checkpoint, known: Known) -> tuple[str, Description, 
     return family.name, description, model, state
 
 
+def parse_native(checkpoint: Checkpoint, hints: LoadHints) -> tuple[str, Description, Model, Tensors]:
+    """The same for our own names: of a native folder, or of a state dict whose settings the caller gives."""
+    state = checkpoint.tensors
+    description = describe_native(checkpoint)
+    if description is None:
+        if hints.config is None:
+            raise CheckpointError(
+                "a state dict without its description: arrays do not tell heads, GELU and epsilon; pass "
+                "config=model.config or config='ViT-B/16', or write a folder that says it: vt.save(model, 'folder')"
+            )
+        config = fit_state_dict(hints.config, state)
+        view = Preprocess(image_size=config.image_size)
+        origin = f"state dict {checkpoint.path.name}"
+        description = Description(config=config, preprocess=view, origin=origin)
+    elif hints.config is not None:
+        raise CheckpointError("config= is for a state dict without description; this file tells its own")
+    check_hints(description.config, hints)
+    refuse_contradictions(description.config, state, "")
+    check_size(description.config)
+    model = empty(description.config)
+    check_names(model, state)
+    return "native", description, model, state
+
+
+def fit_state_dict(config: ModelConfig | str, state: Tensors) -> ModelConfig:
+    """The settings that the caller gives, with the head and the grid that the tensors have."""
+    config = resolve(config) if isinstance(config, str) else config
+    head = state.get("head.weight")
+    config = config.replace(classes=0 if head is None else len(head))
+    positions = state.get("embed.positions")
+    if isinstance(config, ViTConfig) and positions is not None and positions.dim() == 3:
+        rows, columns = positions.shape[0] * config.stride, positions.shape[1] * config.stride
+        config = config.replace(image_size=(rows, columns))
+    return config
+
+
 def describe(
-    checkpoint: Checkpoint, family: Family, *, tensors: Tensors, reading: Reading, known: Known
+    checkpoint: Checkpoint, family: Family, *, tensors: Tensors, reading: Reading, hints: LoadHints
 ) -> Description:
     """The description of a file that carries none: from its arrays, its JSON files and its family's habits."""
     if not {"embed.patch.weight", "root.weight"} & reading.native.keys():
         raise CheckpointError(f"{family.name} weights without {family.anchor!r}")
     facts = family.facts(checkpoint, tensors)
-    config = infer_config(reading.native, facts, heads=known.heads, grid=known.grid, image_size=known.image_size)
-    check_known(config, known)
-    left_out = [f"{name} ({why})" for name in reading.unused if (why := first_match(name, family.idle))]
-    origin = f"{family.name} weights from {known.name or checkpoint.path.name}"
+    config = infer_config(reading.native, facts, heads=hints.heads, grid=hints.grid, image_size=hints.image_size)
+    check_hints(config, hints)
+    left_out = [f"{name} ({why})" for name in reading.unused if (why := first_match(name, family.ignored))]
+    origin = f"{family.name} weights from {hints.name or checkpoint.path.name}"
     if left_out or checkpoint.beside:
         origin += f"; not used: {shortened([*left_out, *checkpoint.beside])}"
     return Description(
         config=config,
         preprocess=family.preprocess(checkpoint, config),
-        labels=facts.labels if config.classes else None,
+        labels=(facts.labels or family.default_labels(config.classes)) if config.classes else None,
         origin=origin,
     )
 
@@ -105,15 +138,15 @@ def lone_token(native_tensors: Tensors) -> Tensors:
     return changed
 
 
-def check_known(config: ModelConfig, known: Known) -> None:
+def check_hints(config: ModelConfig, hints: LoadHints) -> None:
     """What the caller says must not contradict a description."""
     if isinstance(config, ResNetConfig):
-        if known.heads is not None or known.grid is not None:
+        if hints.heads is not None or hints.grid is not None:
             raise CheckpointError("heads and grid have no meaning for a ResNet")
         return
-    find_heads(config.width, known.heads, config.heads)
-    if known.grid not in (None, config.grid):
-        raise CheckpointError(f"grid={known.grid} contradicts the file, which says {config.grid[0]}x{config.grid[1]}")
+    find_heads(config.width, hints.heads, config.heads)
+    if hints.grid not in (None, config.grid):
+        raise CheckpointError(f"grid={hints.grid} contradicts the file, which says {config.grid[0]}x{config.grid[1]}")
 
 
 def refuse_contradictions(config: ModelConfig, tensors: Tensors, advice: str) -> None:
@@ -145,7 +178,7 @@ def check_names(model: Model, state: Tensors, *, family: Family | None = None, r
         lacking = [FLAT if "positions" in name else name for name in lacking]  # still one array in the file
         lacking = [name for name in family.table.foreign_names(lacking, model.config) if name not in reading.used]
         surplus = family.table.foreign_names(surplus, model.config)
-        surplus += [name for name in reading.unused if first_match(name, family.idle) is None]
+        surplus += [name for name in reading.unused if first_match(name, family.ignored) is None]
     missing = list(dict.fromkeys(lacking))
     if missing or surplus:
         raise CheckpointError(
