@@ -13,7 +13,7 @@ from vitruvian.study.growth import FAMILIES, SIZE_STEPS, SIZES, carry_out, study
 from vitruvian.study.page import write_page
 from vitruvian.training import Interrupted, read_recipe
 from vitruvian.training.journal import Listener
-from vitruvian.training.prepare import config_of
+from vitruvian.training.model import config_of
 
 SMALL = ("workers=0", "batch_size=16", "image_size=16")
 RECIPES = ("study-vit", "study-resnet")

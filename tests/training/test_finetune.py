@@ -17,7 +17,7 @@ from vitruvian.training import Interrupted, Listener, read_recipe
 from vitruvian.training.finetune import finetune, protocol_for
 from vitruvian.training.images import images_for
 from vitruvian.training.run import Run
-from vitruvian.training.sweep import Protocol, spread
+from vitruvian.training.sweep import Protocol, mean_and_std
 from vitruvian.training.train import train
 
 
@@ -264,8 +264,8 @@ def test_what_cannot_be_asked_for_is_said(weights):
 
 
 def test_one_value_has_no_deviation():
-    assert spread([90.0]) == {"mean": 90.0, "deviation": None, "count": 1}
-    assert spread([89.0, 91.0])["deviation"] == pytest.approx(2**0.5)
+    assert mean_and_std([90.0]) == {"mean": 90.0, "deviation": None, "count": 1}
+    assert mean_and_std([89.0, 91.0])["deviation"] == pytest.approx(2**0.5)
 
 
 def test_a_view_may_give_up_the_crop_of_the_weights(weights, tmp_path):

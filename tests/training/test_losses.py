@@ -5,30 +5,30 @@ import torch
 import torch.nn.functional as F
 
 from vitruvian.data.sources import open_dataset
-from vitruvian.training.losses import balanced_weights, image_weights, losses, right
+from vitruvian.training.objective import LOSSES, balanced_weights, image_weights, right
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.0, 3.0, 1.0]])
 LABELS = torch.tensor([0, 2])
 
 
 def test_softmax_loss_is_cross_entropy():
-    assert losses(LOGITS, LABELS, "cross_entropy").mean() == F.cross_entropy(LOGITS, LABELS)
+    assert LOSSES["cross_entropy"](LOGITS, LABELS).mean() == F.cross_entropy(LOGITS, LABELS)
 
 
 @pytest.mark.parametrize("kind", ["cross_entropy", "bce"])
 def test_smoothed_labels_equal_smoothed_shares(kind):
     shares = F.one_hot(LABELS, 3) * 0.7 + 0.1
-    torch.testing.assert_close(losses(LOGITS, LABELS, kind, 0.3), losses(LOGITS, shares, kind))
+    torch.testing.assert_close(LOSSES[kind](LOGITS, LABELS, 0.3), LOSSES[kind](LOGITS, shares))
 
 
 def test_sigmoid_loss_sums_over_the_classes():
     signs = 1 - 2 * F.one_hot(LABELS, 3)
     by_hand = F.softplus(LOGITS * signs).sum(dim=1)
-    torch.testing.assert_close(losses(LOGITS, LABELS, "bce"), by_hand)
+    torch.testing.assert_close(LOSSES["bce"](LOGITS, LABELS), by_hand)
 
 
 def test_half_precision_logits_give_a_float32_loss():
-    assert losses(LOGITS.bfloat16(), LABELS, "cross_entropy").dtype == torch.float32
+    assert LOSSES["cross_entropy"](LOGITS.bfloat16(), LABELS).dtype == torch.float32
 
 
 def test_right_answers_are_counted_for_labels_and_for_mixed_targets():

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from vitruvian.cost import multiply_adds
-from vitruvian.training.memory import peak_bytes
 from vitruvian.training.plan import plan, plan_lines
 from vitruvian.training.recipe import Recipe
+from vitruvian.training.timing import peak_bytes
 
 TINY = {"layers": 2, "width": 16, "heads": 2, "mlp_width": 32, "patch_size": 4, "channels": 1}
 CPU = torch.device("cpu")
@@ -60,7 +60,7 @@ def test_a_later_higher_resolution_makes_the_run_longer():
 
 
 def found_config():
-    from vitruvian.training.prepare import config_of
+    from vitruvian.training.model import config_of
 
     return config_of(tiny(), 10)
 

@@ -11,7 +11,7 @@ import torch
 from vitruvian.data.sources.base import Source
 from vitruvian.errors import CheckpointError, ImageError, TrainingError
 from vitruvian.evaluation.metrics import Tally
-from vitruvian.training.events import FOLDER, TensorBoard
+from vitruvian.training.journal import FOLDER, TensorBoard
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.report import Outcome, write_report
 from vitruvian.training.run import create

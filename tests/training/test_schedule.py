@@ -47,5 +47,5 @@ def test_a_length_below_one_is_a_share_of_the_run():
 
 
 def test_a_warm_up_longer_than_the_run_is_refused():
-    with pytest.raises(ConfigError, match="warm-up and cool-down of 200 and 0 steps do not fit into the 100 steps"):
+    with pytest.raises(ConfigError, match="warmup and cooldown of 200 and 0 steps do not fit into the 100 steps"):
         schedule("cosine", warmup=200)

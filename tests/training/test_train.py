@@ -1,5 +1,6 @@
 """What a run does: steps, options, early ends, and errors in one line."""
 
+import itertools
 import json
 
 import numpy as np
@@ -18,7 +19,8 @@ from vitruvian.predict import Classifier
 from vitruvian.training import Listener, read_recipe, train
 from vitruvian.training.distributed import Processes
 from vitruvian.training.images import TrainingBatches, images_for
-from vitruvian.training.prepare import augment_of, model_for
+from vitruvian.training.model import augment_of, model_for
+from vitruvian.training.objective import LOSSES
 from vitruvian.training.recipes import changed
 from vitruvian.weights.save import save
 
@@ -148,16 +150,12 @@ def test_tokens_are_left_out_while_training_only():
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_names_step_and_batch(tmp_path, monkeypatch):
-    from vitruvian.training import objective
+    loss, calls = LOSSES["cross_entropy"], itertools.count(1)
 
-    losses = objective.losses
+    def broken(logits, targets, label_smoothing):
+        return loss(logits, targets, label_smoothing) * (float("nan") if next(calls) == 8 else 1.0)
 
-    def broken(logits, targets, kind, label_smoothing=0.0):
-        broken.calls += 1
-        return losses(logits, targets, kind, label_smoothing) * (float("nan") if broken.calls == 8 else 1.0)
-
-    broken.calls = 0
-    monkeypatch.setattr(objective, "losses", broken)
+    monkeypatch.setitem(LOSSES, "cross_entropy", broken)
     with pytest.raises(TrainingError, match=r"the loss of step 8 is not a finite number; the batch was digits #\d+,"):
         tiny_run(tmp_path, "checkpoint_steps=3")
     names = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]

@@ -60,9 +60,9 @@ def finetune(
     and gives mean and deviation on the test split. The same command goes on after an interruption.
     """
     from vitruvian.tasks import task_named
-    from vitruvian.training.events import TensorBoard
     from vitruvian.training.finetune import finetune as carry_out
     from vitruvian.training.finetune import protocol_for
+    from vitruvian.training.journal import TensorBoard
     from vitruvian.training.progress import progress
 
     place_data(data_root)

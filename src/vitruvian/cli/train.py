@@ -49,7 +49,7 @@ def train(
         show_plan(data, recipe=recipe, model=model, weights=weights, settings=settings or [])
         return
     from vitruvian import training
-    from vitruvian.training.events import TensorBoard
+    from vitruvian.training.journal import TensorBoard
     from vitruvian.training.progress import progress
 
     bar = progress()

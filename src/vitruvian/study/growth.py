@@ -12,16 +12,14 @@ from vitruvian.cost import parameters
 from vitruvian.errors import ConfigError, TrainingError
 from vitruvian.study import STUDY_FILE
 from vitruvian.training.distributed import process_group
-from vitruvian.training.images import fitting_batch_size, images_for
+from vitruvian.training.images import fitting_batch_size, images_for, run_multiply_adds, stages_of
 from vitruvian.training.journal import Listener
-from vitruvian.training.places import RUNS, lasting_data
+from vitruvian.training.model import config_of, scaled
 from vitruvian.training.plan import plan
-from vitruvian.training.prepare import config_of, scaled
 from vitruvian.training.recipe import DESCRIPTION, HARMLESS, Recipe
 from vitruvian.training.recipes import changed, read_recipe
-from vitruvian.training.run import Run, RunState, write_record
+from vitruvian.training.run import RUNS, Run, RunState, lasting_data, write_record
 from vitruvian.training.signals import Interrupted
-from vitruvian.training.stages import run_multiply_adds, stages_of
 from vitruvian.training.train import resume, train
 
 FAMILIES = ("study-vit", "study-hybrid", "study-resnet")

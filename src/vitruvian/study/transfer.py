@@ -19,7 +19,7 @@ from vitruvian.training.finetune import finetune, protocol_for, silent
 from vitruvian.training.journal import Listener
 from vitruvian.training.run import write_record
 from vitruvian.training.signals import Interrupted
-from vitruvian.training.sweep import spread
+from vitruvian.training.sweep import mean_and_std
 from vitruvian.weights.load import locate
 
 REAL = "ReaL has no images to train on: fine-tune on imagenet, then `vit evaluate imagenet-real --model TRIAL`"
@@ -56,7 +56,7 @@ class Cell:
     @property
     def text(self) -> str:
         """`94.43 ± 0.10`, `94.43` of one run, or a dash."""
-        found = spread(self.values)
+        found = mean_and_std(self.values)
         if found["mean"] is None:
             return "-"
         return f"{found['mean']:.2f}" + (f" ± {found['deviation']:.2f}" if found["deviation"] is not None else "")

@@ -11,10 +11,10 @@ from vitruvian.catalog import resolve
 from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.data.sources import open_dataset
 from vitruvian.errors import TrainingError
-from vitruvian.training.places import lasting_path
-from vitruvian.training.prepare import without_shape
+from vitruvian.training.model import without_shape
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.recipes import changed, read_recipe
+from vitruvian.training.run import lasting_path
 
 SIZE = {"layers", "width", "mlp_width", "heads", "stem"}
 """Settings of a model that its name stands for."""

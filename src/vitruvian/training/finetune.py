@@ -14,11 +14,10 @@ from vitruvian.training.distributed import Processes, process_group
 from vitruvian.training.images import images_for
 from vitruvian.training.journal import Listener
 from vitruvian.training.loop import Diverged
-from vitruvian.training.places import RUNS, lasting_data, lasting_path
-from vitruvian.training.prepare import model_for, without_shape
+from vitruvian.training.model import model_for, without_shape
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.recipes import changed, read_recipe
-from vitruvian.training.run import Run, write_whole
+from vitruvian.training.run import RUNS, Run, lasting_data, lasting_path, write_whole
 from vitruvian.training.signals import Interrupted
 from vitruvian.training.sweep import FAILED_FILE, SWEEP_FILE, Protocol, State, Sweep, Trial, differences
 from vitruvian.training.sweep_report import write_sweep_report

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from vitruvian.errors import TrainingError
+from vitruvian.errors import MissingExtraError, TrainingError, require
 
 Line = dict[str, Any]
 
@@ -70,3 +72,90 @@ def read_journal(path: Path) -> Iterator[Line]:
         for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
             if line.endswith("\n"):
                 yield json.loads(line)
+
+
+class Clock:
+    """Time in all sessions of a run, and since the last line of metrics and the last checkpoint."""
+
+    def __init__(self, before: float) -> None:
+        """`before`: spent in earlier sessions."""
+        now = time.monotonic()
+        self._start, self._lap, self._checkpoint = now - before, now, now
+
+    def total(self) -> float:
+        return time.monotonic() - self._start
+
+    def lap(self) -> float:
+        """Since the last call, without pauses."""
+        now = time.monotonic()
+        seconds, self._lap = now - self._lap, now
+        return seconds
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context whose time does not count in the lap."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._lap += time.monotonic() - began
+
+    def since_checkpoint(self) -> float:
+        return time.monotonic() - self._checkpoint
+
+    def checkpointed(self) -> None:
+        self._checkpoint = time.monotonic()
+
+
+FOLDER = "events"
+"""Inside the run's folder."""
+
+
+class TensorBoard(Listener):
+    """Writes each line of metrics.jsonl as events: `loss/train`, `loss/val`, `top1/val` and so on.
+
+    A run that goes on after an interruption appends, and TensorBoard forgets what the interrupted run wrote after
+    its last checkpoint. Without the package `tensorboard`, one line through `say`, and the run goes on.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+        self._writer: Any = None
+
+    def started(self, *, folder: Path, steps: int, done: int) -> None:
+        try:
+            require("tensorboard", "train")
+        except MissingExtraError as error:
+            self.say(f"no TensorBoard events are written; {error}")
+            return
+        from torch.utils.tensorboard import SummaryWriter
+
+        try:
+            self._writer = SummaryWriter(str(folder / FOLDER), purge_step=done or None)
+        except OSError as error:
+            raise TrainingError(f"{folder / FOLDER}: cannot be written: {error.strerror}") from error
+        if done:  # forgetting begins with the checkpoint's own step, whose lines may be older than the checkpoint
+            for line in read_journal(folder / METRICS_FILE):
+                if line.get("step") == done:
+                    self.recorded(line)
+
+    def recorded(self, line: Line) -> None:
+        if self._writer is None:
+            return
+        for name, value in scalars(line).items():
+            self._writer.add_scalar(name, value, line["step"])
+        self._writer.flush()  # what a checkpoint relies on should not be lost with the process
+
+    def finished(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def scalars(line: Line) -> dict[str, float]:
+    """The numbers of a line by their tags; those of all splits stand together."""
+    return {
+        f"{name}/{line.get('split', 'run')}": float(value)
+        for name, value in line.items()
+        if name != "step" and isinstance(value, int | float) and not isinstance(value, bool)
+    }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +14,43 @@ from torch import Tensor, nn
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
-from vitruvian.training.recipe import Recipe
 
-MOMENTS = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
-"""What each optimizer remembers of a parameter, beside the number of steps."""
+if TYPE_CHECKING:
+    from vitruvian.training.recipe import Recipe
+
+Groups = list[dict[str, Any]]
+"""Parameters with their `weight_decay` and `lr_scale`."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerKind:
+    """How an optimizer is made, and what it remembers."""
+
+    make: Callable[[Groups, Recipe], torch.optim.Optimizer]
+    moments: tuple[str, ...]
+    """Tensors of its state that have the shape of their parameter."""
+    counts_steps: bool = True
+    """Whether its state also has the number of steps, `step`."""
+
+
+def adamw(groups: Groups, recipe: Recipe) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, fused=True)
+
+
+def adam(groups: Groups, recipe: Recipe) -> torch.optim.Optimizer:
+    return torch.optim.Adam(groups, lr=recipe.lr, betas=recipe.betas, fused=True)
+
+
+def sgd(groups: Groups, recipe: Recipe) -> torch.optim.Optimizer:
+    return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, fused=True)
+
+
+OPTIMIZERS = {
+    "adam": OptimizerKind(adam, ("exp_avg", "exp_avg_sq")),
+    "adamw": OptimizerKind(adamw, ("exp_avg", "exp_avg_sq")),
+    "sgd": OptimizerKind(sgd, ("momentum_buffer",), counts_steps=False),
+}
+"""By the name that a recipe has for them."""
 
 
 def freeze(model: Model, recipe: Recipe) -> None:
@@ -52,10 +86,7 @@ def optimizer_for(model: Model, recipe: Recipe) -> torch.optim.Optimizer:
         {"params": parameters, "weight_decay": decay, "lr_scale": scale}
         for (decay, scale), parameters in groups.items()
     ]
-    if recipe.optimizer == "sgd":
-        return torch.optim.SGD(rows, lr=recipe.lr, momentum=recipe.momentum, fused=True)
-    kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
-    return kind(rows, lr=recipe.lr, betas=recipe.betas, fused=True)
+    return OPTIMIZERS[recipe.optimizer].make(rows, recipe)
 
 
 def is_kernel(name: str, parameter: Tensor) -> bool:
@@ -92,11 +123,13 @@ def moments(optimizer: torch.optim.Optimizer, model: nn.Module, kind: str) -> di
     found = {}
     for name, parameter in learning(model):
         state = optimizer.state[parameter]
-        for moment in MOMENTS[kind]:
+        lost = set(state).difference(OPTIMIZERS[kind].moments, {"step"})
+        assert not lost, f"{kind} also remembers {lost}, which no checkpoint would have"
+        for moment in OPTIMIZERS[kind].moments:
             if state.get(moment) is None:
                 state[moment] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
             found[f"{moment}.{name}"] = state[moment]
-        if kind != "sgd" and "step" not in state:
+        if OPTIMIZERS[kind].counts_steps and "step" not in state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
     return found
 

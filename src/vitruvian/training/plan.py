@@ -14,12 +14,17 @@ from vitruvian.cost import multiply_adds, parameters
 from vitruvian.text import duration
 from vitruvian.training.choose import chosen_recipe
 from vitruvian.training.distributed import process_group
-from vitruvian.training.images import fitting_batch_size, images_for, validation_loader
-from vitruvian.training.optimizer import MOMENTS
+from vitruvian.training.images import (
+    fitting_batch_size,
+    images_for,
+    run_multiply_adds,
+    step_multiply_adds,
+    validation_loader,
+)
+from vitruvian.training.optimizer import OPTIMIZERS
 from vitruvian.training.recipe import Recipe
-from vitruvian.training.stages import run_multiply_adds, step_multiply_adds
 from vitruvian.training.timing import Timing, measured_evaluation, measured_steps
-from vitruvian.training.train import Prepared, prepare
+from vitruvian.training.trainer import Trainer
 
 NUMBER_BYTES = 4
 """Of a weight and of what the optimizer remembers of it: float32 in every precision."""
@@ -87,32 +92,32 @@ def plan(
     with process_group(chosen.device) as processes:
         images = images_for(data, chosen)
         chosen = chosen.replace(batch_size=fitting_batch_size(chosen, len(images.train), processes.world_size))
-        prepared = prepare(chosen, images, processes)
-        with closing(prepared.batches):
-            timing = measured_steps(prepared.stepper, prepared.batches.from_step(0), seconds=seconds)
-        with validation_loader(images.validation, chosen, prepared.model.preprocess, processes) as loader:
+        trainer = Trainer.build(chosen, images, processes)
+        with closing(trainer.batches):
+            timing = measured_steps(trainer.stepper, trainer.batches.from_step(0), seconds=seconds)
+        with validation_loader(images.validation, chosen, trainer.model.preprocess, processes) as loader:
             image_seconds = measured_evaluation(
-                prepared.model, loader.batches(0), objective=prepared.stepper.objective, device=processes.device
+                trainer.model, loader.batches(0), objective=trainer.stepper.objective, device=processes.device
             )
-        return put_together(prepared, timing, image_seconds)
+        return put_together(trainer, timing, image_seconds)
 
 
-def put_together(prepared: Prepared, timing: Timing, image_seconds: float) -> Plan:
+def put_together(trainer: Trainer, timing: Timing, image_seconds: float) -> Plan:
     """The plan from what was counted and measured; steps at other resolutions take more or less as their work does."""
-    recipe, batches, config = prepared.recipe, prepared.batches, prepared.model.config
-    learning = sum(p.numel() for p in prepared.model.parameters() if p.requires_grad)
+    recipe, batches, config = trainer.recipe, trainer.batches, trainer.model.config
+    learning = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
     count = parameters(config)
     works = [step_multiply_adds(recipe, config, stage.size) for stage in batches.stages]
     run_work = run_multiply_adds(recipe, config, batches.stages)
-    copies = len(MOMENTS[recipe.optimizer]) + (recipe.average != "none")
+    copies = len(OPTIMIZERS[recipe.optimizer].moments) + (recipe.average != "none")
     evaluations = -(-batches.total // batches.per_evaluation)
     return Plan(
         model=recipe.weights or recipe.model,
-        data=prepared.images.name,
+        data=trainer.images.name,
         device=str(batches.processes.device),
-        classes=len(prepared.images.classes),
-        training_images=len(prepared.images.train),
-        validation_images=len(prepared.images.validation),
+        classes=len(trainer.images.classes),
+        training_images=len(trainer.images.train),
+        validation_images=len(trainer.images.validation),
         image_size=config.image_size,
         parameters=count,
         learning=learning,
@@ -127,7 +132,7 @@ def put_together(prepared: Prepared, timing: Timing, image_seconds: float) -> Pl
         measured_steps=timing.steps,
         step_seconds=timing.step_seconds,
         training_seconds=timing.step_seconds * run_work / works[0],
-        evaluation_seconds=evaluations * len(prepared.images.validation) * image_seconds,
+        evaluation_seconds=evaluations * len(trainer.images.validation) * image_seconds,
     )
 
 

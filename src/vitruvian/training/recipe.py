@@ -10,10 +10,10 @@ from vitruvian.config import Settings, check_range
 from vitruvian.data.augment import Augment
 from vitruvian.data.sampling import Sampling
 from vitruvian.errors import ConfigError
+from vitruvian.training.objective import LOSSES
+from vitruvian.training.optimizer import OPTIMIZERS
+from vitruvian.training.schedule import SCHEDULES
 
-OptimizerName = Literal["adam", "adamw", "sgd"]
-ScheduleName = Literal["constant", "linear", "cosine", "rsqrt"]
-LossName = Literal["cross_entropy", "bce"]
 AverageName = Literal["none", "ema", "polyak"]
 Precision = Literal["float32", "bfloat16", "float16"]
 Parallel = Literal["ddp", "fsdp"]
@@ -22,6 +22,8 @@ Validation = Literal["auto", "dev", "test"]
 HeadInit = Literal["zero", "least_squares", "probe"]
 ObjectiveName = Literal["labels", "masked"]
 
+CHOICES: dict[str, Mapping[str, Any]] = {"optimizer": OPTIMIZERS, "schedule": SCHEDULES, "loss": LOSSES}
+"""Settings that name a row of a table."""
 DESCRIPTION = {"about", "command", "time", "result"}
 """Settings that tell of a recipe and change nothing."""
 HARMLESS = {"workers", "checkpoint_seconds", "checkpoint_steps", "keep_checkpoints", "parallel", "device", "compile"}
@@ -75,8 +77,8 @@ class Recipe(Settings):
     """Parts in which a process works through its share of a batch, to need less memory."""
     seed: int = 0
 
-    optimizer: OptimizerName = "adamw"
-    """`adamw` keeps weight decay out of the gradient, `adam` and `sgd` add it."""
+    optimizer: str = "adamw"
+    """A key of OPTIMIZERS. `adamw` keeps weight decay out of the gradient, `adam` and `sgd` add it."""
     betas: tuple[float, float] = (0.9, 0.999)
     momentum: float = 0.9
     """Of SGD."""
@@ -84,7 +86,8 @@ class Recipe(Settings):
     """The highest learning rate."""
     lrs: tuple[float, ...] = ()
     """Those that `vit finetune` chooses among; without any, `lr` alone."""
-    schedule: ScheduleName = "cosine"
+    schedule: str = "cosine"
+    """A key of SCHEDULES."""
     warmup: float = 0.0
     """Steps in which the learning rate rises from 0; below 1 their share of all steps."""
     min_lr: float = 0.0
@@ -106,8 +109,8 @@ class Recipe(Settings):
     objective: ObjectiveName = "labels"
     """`labels`: the class of each image. `masked`: the colors of patches that are hidden, which needs no labels and
     gives a model without a head to train further."""
-    loss: LossName = "cross_entropy"
-    """`bce`: binary cross-entropy, each class on its own, summed over the classes."""
+    loss: str = "cross_entropy"
+    """A key of LOSSES. `bce`: binary cross-entropy, each class on its own, summed over the classes."""
     label_smoothing: float = 0.0
     """Share of each label that is spread over all classes."""
     class_weights: Literal["none", "balanced"] = "none"
@@ -168,6 +171,9 @@ class Recipe(Settings):
     device: str = "auto"
 
     def __post_init__(self) -> None:
+        for name, table in CHOICES.items():
+            if getattr(self, name) not in table:
+                raise ConfigError(f"{name}={getattr(self, name)!r} is not one of {', '.join(table)}")
         if (self.epochs > 0) == (self.steps > 0) or self.epochs < 0 or self.steps < 0:
             raise ConfigError(f"a recipe has epochs or steps, not epochs={self.epochs:g} and steps={self.steps}")
         for name in ("batch_size", "grad_accum_steps", "aug_repeats", "log_every", "keep_checkpoints", "timescale"):

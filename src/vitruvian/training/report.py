@@ -27,12 +27,11 @@ from vitruvian.report.html import (
 )
 from vitruvian.text import duration
 from vitruvian.training.curves import curves
-from vitruvian.training.environment import environment
 from vitruvian.training.journal import Line
 from vitruvian.training.masked import ColorMeasures
 from vitruvian.training.masked_report import color_sections, color_tiles
 from vitruvian.training.objective import Measured
-from vitruvian.training.run import Run
+from vitruvian.training.run import Run, environment
 from vitruvian.weights.description import Description
 
 

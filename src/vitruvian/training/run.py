@@ -9,11 +9,19 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy
+import PIL
+import torch
+
+from vitruvian import __version__
+from vitruvian.data.sources import BUILT_IN
 from vitruvian.errors import TrainingError
 from vitruvian.model.build import Model
 from vitruvian.training.journal import METRICS_FILE, Line, read_journal
@@ -21,6 +29,9 @@ from vitruvian.training.recipe import Recipe
 from vitruvian.training.recipes import read_recipe, to_toml
 from vitruvian.weights.load import RUN_FILE, load
 from vitruvian.weights.store import sync
+
+RUNS = Path("runs")
+"""Where runs, sweeps and studies go that are given no folder."""
 
 RunState = Literal["waiting", "begun", "done"]
 
@@ -125,3 +136,41 @@ def write_whole(path: Path, content: Any) -> None:
     staged.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     sync(staged)
     os.replace(staged, path)
+
+
+def lasting_path(name: str | Path) -> str:
+    """A path that exists, in full; a published name as it is."""
+    place = Path(name).expanduser()
+    return str(place.resolve() if place.exists() else name)
+
+
+def lasting_data(data: str | Path) -> str:
+    """A path that exists, in full; a built-in name, a task or an address as it is."""
+    return str(data) if str(data) in BUILT_IN else lasting_path(data)
+
+
+def environment() -> dict[str, Any]:
+    """What a run's numbers and its time depend on beside its settings and data."""
+    return {
+        "vitruvian": __version__,
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "pillow": PIL.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "processor": processor(),
+        "processors": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "command": sys.argv,
+    }
+
+
+def processor() -> str:
+    """The processor's name as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # not Linux
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -14,8 +14,7 @@ from vitruvian.evaluation.metrics import autocast as computing_in
 from vitruvian.training.average import Average
 from vitruvian.training.distributed import no_sync
 from vitruvian.training.images import TrainingBatches
-from vitruvian.training.losses import image_weights
-from vitruvian.training.objective import Objective
+from vitruvian.training.objective import Objective, image_weights
 from vitruvian.training.optimizer import set_lr
 from vitruvian.training.schedule import schedule_of
 

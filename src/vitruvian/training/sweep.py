@@ -162,8 +162,8 @@ class Sweep:
             "seeds": self.protocol.seeds,
             "chosen_lr": self.chosen_lr,
             "finished": self.finished,
-            "top1": spread(self.values("top1")),
-            "mean_per_class": spread(self.values("mean_per_class")),
+            "top1": mean_and_std(self.values("top1")),
+            "mean_per_class": mean_and_std(self.values("mean_per_class")),
             "trials": [trial.to_json() for trial in self.trials],
             "recipe": self.protocol.recipe.to_json(),
         }
@@ -173,7 +173,7 @@ class Sweep:
         write_record(self.folder / SWEEP_FILE, self.to_json())
 
 
-def spread(values: Iterable[float]) -> dict[str, float | int | None]:
+def mean_and_std(values: Iterable[float]) -> dict[str, float | int | None]:
     """Mean and sample standard deviation, which one value does not have."""
     found = list(values)
     return {

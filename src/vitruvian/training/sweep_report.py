@@ -9,7 +9,7 @@ from vitruvian.evaluation.metrics import MEASURE_NAMES
 from vitruvian.evaluation.report_files import PAGE, write_html
 from vitruvian.report.html import Html, facts, heading, notice, page, section, table, text, tiles
 from vitruvian.text import duration
-from vitruvian.training.sweep import Sweep, Trial, spread
+from vitruvian.training.sweep import Sweep, Trial, mean_and_std
 
 METRICS = {key: MEASURE_NAMES[key] for key in ("top1", "mean_per_class")}
 
@@ -48,7 +48,7 @@ def lr_tile(sweep: Sweep) -> dict[str, str]:
 
 def stated(sweep: Sweep, measure: str) -> str:
     """`91.03 ± 0.12 %` over several seeds, `91.03 %` of one."""
-    found = spread(sweep.values(measure))
+    found = mean_and_std(sweep.values(measure))
     if found["mean"] is None:
         return "–"
     around = "" if found["deviation"] is None else f" ± {found['deviation']:.2f}"

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from vitruvian.data.loader import Batch
 from vitruvian.errors import DataError
-from vitruvian.training.memory import peak_bytes
 from vitruvian.training.objective import Objective, Place
 from vitruvian.training.step import Stepper
 
@@ -106,3 +109,45 @@ def measured_evaluation(
             found.append((now - before) / len(batch))
             before = now
     return min(found, default=0.0)
+
+
+def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
+    """The most that the tensors made during the work take at one time, beside those that were there before."""
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        work()
+        return torch.cuda.max_memory_allocated(device) - before
+    with Watch() as watch:
+        work()
+    return watch.most
+
+
+class Watch(TorchDispatchMode):
+    """Counts the bytes of tensors that come out of operations, for as long as each of them lives."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.most = 0
+        self.known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Inputs are known before their operation makes anything, so that changing one in place counts nothing.
+        self.known.update(leaf.untyped_storage() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+        made = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(made):
+            if isinstance(leaf, Tensor):
+                self.count(leaf.untyped_storage())
+        return made
+
+    def count(self, storage: torch.UntypedStorage) -> None:
+        if storage in self.known:
+            return
+        self.known.add(storage)
+        size = storage.nbytes()
+        self.now += size
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self.free, size)
+
+    def free(self, size: int) -> None:
+        self.now -= size

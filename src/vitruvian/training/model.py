@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,12 +16,15 @@ from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import Model, build, empty
 from vitruvian.model.vit import ViT
 from vitruvian.training.masked import Colors, MaskedViT
-from vitruvian.training.memory import give_back_freed
 from vitruvian.training.objective import Labels, Objective
 from vitruvian.training.optimizer import freeze
 from vitruvian.training.recipe import Recipe
 from vitruvian.weights.description import Description
 from vitruvian.weights.load import load
+
+MMAP_THRESHOLD = -3
+"""glibc's M_MMAP_THRESHOLD: larger blocks go back to the system as soon as they are freed."""
+LARGE_BYTES = 1 << 20
 
 
 def model_for(recipe: Recipe, labels: Sequence[str]) -> Model:
@@ -153,3 +158,13 @@ def set_options(model: Model, recipe: Recipe) -> None:
     if isinstance(model.config, ViTConfig):
         for _, side in recipe.resolutions:
             model.config.grid_of((side, side))  # refuses a side that the patches do not divide
+
+
+def give_back_freed() -> None:
+    """Return large freed tensors on a CPU to the system at once, where the C library is glibc.
+
+    glibc keeps them for later, and over a step with checkpointed activations the gaps between them add up: the
+    process then takes twice the memory that its tensors do. Giving back costs a little time.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, LARGE_BYTES)

@@ -4,8 +4,8 @@ import pytest
 
 from vitruvian.catalog import resolve
 from vitruvian.cost import multiply_adds
+from vitruvian.training.images import Stage, run_multiply_adds, stages_of
 from vitruvian.training.recipe import Recipe
-from vitruvian.training.stages import Stage, run_multiply_adds, stages_of
 
 CONFIG = resolve("ViT-Ti/16")
 

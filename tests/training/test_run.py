@@ -1,6 +1,6 @@
 """What a record calls data and weights: the same thing from every folder."""
 
-from vitruvian.training.places import lasting_data, lasting_path
+from vitruvian.training.run import lasting_data, lasting_path
 
 
 def test_a_path_that_exists_is_kept_in_full_and_a_published_name_as_it_is(tmp_path, monkeypatch):

@@ -1,0 +1,108 @@
+"""A run put together, and taken from a position to its end: the loop, then the model, then the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitruvian.model.build import Model
+from vitruvian.training.average import average_for
+from vitruvian.training.checkpoint import Checkpoints, Position, State
+from vitruvian.training.distributed import Processes, fully_shard, wrap_ddp
+from vitruvian.training.images import Images, TrainingBatches, validation_loader
+from vitruvian.training.journal import METRICS_FILE, Journal, Listener
+from vitruvian.training.loop import Loop
+from vitruvian.training.model import augment_of, model_for, objective_for
+from vitruvian.training.objective import balanced_weights
+from vitruvian.training.optimizer import optimizer_for
+from vitruvian.training.recipe import Recipe
+from vitruvian.training.report import Outcome, write_report
+from vitruvian.training.run import Run, write_whole
+from vitruvian.training.signals import StopRequest, stop_requests
+from vitruvian.training.step import Stepper
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """All parts of a run."""
+
+    recipe: Recipe
+    images: Images
+    model: Model
+    state: State
+    stepper: Stepper
+    batches: TrainingBatches
+
+    @classmethod
+    def build(cls, recipe: Recipe, images: Images, processes: Processes, model: Model | None = None) -> Trainer:
+        """The optimizer and the batches of a run around its model, by default that of the recipe."""
+        model = (model or model_for(recipe, images.classes)).to(processes.device)
+        batches = TrainingBatches(images.train, recipe, augment_of(recipe, model), processes)
+        fully_shard(model, processes, recipe.parallel)
+        if recipe.compile:
+            model.compile()
+        optimizer = optimizer_for(model, recipe)
+        module = wrap_ddp(model, processes, recipe.parallel)  # which gives all processes the same weights
+        stepper = Stepper(
+            module,
+            optimizer,
+            batches=batches,
+            objective=objective_for(recipe, model),
+            average=average_for(model, recipe, batches.total),
+            class_weights=balanced_weights(images.train) if recipe.class_weights == "balanced" else None,
+        )
+        state = State(model, optimizer, stepper.scaler, stepper.average, recipe)
+        return cls(recipe=recipe, images=images, model=model, state=state, stepper=stepper, batches=batches)
+
+    def fit(self, folder: Path, *, position: Position, listeners: Sequence[Listener]) -> Run:
+        """Run the loop from a position to the end, and save the model."""
+        processes = self.batches.processes
+        checkpoints = Checkpoints(Run(folder).checkpoints, processes, keep=self.recipe.keep_checkpoints)
+        checkpoints.clean()
+        heard = listeners if processes.is_main else ()
+        with ExitStack() as stack:
+            stack.callback(self.batches.close)
+            validation = stack.enter_context(
+                validation_loader(self.images.validation, self.recipe, self.model.preprocess, processes)
+            )
+            journal = None
+            if processes.is_main:
+                journal = Journal(folder / METRICS_FILE, heard, keep_bytes=position.journal_bytes)
+                stack.callback(journal.close)
+            for listener in heard:
+                stack.callback(listener.finished)
+                listener.started(folder=folder, steps=self.batches.total, done=position.step)
+                for note in self.images.notes:
+                    listener.said(note)
+            loop = Loop(
+                folder,
+                self.stepper,
+                self.state,
+                position,
+                validation=validation,
+                checkpoints=checkpoints,
+                journal=journal,
+            )
+            stop = stack.enter_context(stop_requests())
+            loop.run(stop)
+            finish(loop, self.images)
+        return Run(folder)
+
+
+def finish(loop: Loop, images: Images) -> None:
+    """Write what is left when a run is over: the skipped images, the report, and last the model."""
+    unreadable = loop.processes.all_gather(loop.position.unreadable)
+    if loop.processes.is_main and unreadable:
+        write_whole(loop.folder / "unreadable.json", unreadable)
+    with loop.averaged():
+        if loop.recipe.final == "best" and loop.position.best_step != loop.position.step:
+            loop.take_best()
+            loop.measures = None
+        measures = loop.measures or loop.measured(StopRequest())
+        if loop.processes.is_main:
+            early = f"no better evaluation in {loop.position.worse}" if loop.finished() else ""
+            outcome = Outcome(train=images.train, measures=measures, held_out=images.validation, stopped=early)
+            write_report(Run(loop.folder), outcome)
+        loop.save_model(loop.folder / "model")
