@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from vitruvian.evaluation.bootstrap import class_mean, intervals, share, share_among
+from vitruvian.evaluation.measuring.intervals import class_mean, intervals, share, share_among
 
 
 def test_an_interval_is_about_two_standard_errors_to_either_side():

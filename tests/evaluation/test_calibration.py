@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from vitruvian.evaluation.answers import Answers
-from vitruvian.evaluation.calibration import bin_numbers, calibration, fitted_temperature, reliability
+from vitruvian.evaluation.measuring.calibration import bin_numbers, calibration, fitted_temperature, reliability
+from vitruvian.evaluation.measuring.inference import Answers
 
 
 def answers(logits, labels):

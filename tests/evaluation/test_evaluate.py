@@ -17,13 +17,12 @@ from typer.testing import CliRunner
 from vitruvian.cli.evaluate import evaluate as command
 from vitruvian.data.sources import open_dataset
 from vitruvian.errors import DataError, VitruvianError
-from vitruvian.evaluation.calibrate import save_calibrated
-from vitruvian.evaluation.calibration import Calibration
-from vitruvian.evaluation.evaluate import Options, evaluate
-from vitruvian.evaluation.features import features_of
-from vitruvian.evaluation.linear import fit
-from vitruvian.evaluation.real import read_real
-from vitruvian.evaluation.store import FeatureStore
+from vitruvian.evaluation.measuring.calibration import Calibration
+from vitruvian.evaluation.measuring.evaluate import Options, evaluate, save_calibrated
+from vitruvian.evaluation.measuring.label_files import read_real
+from vitruvian.evaluation.probes.features import features_of
+from vitruvian.evaluation.probes.linear import fit
+from vitruvian.evaluation.probes.store import FeatureStore
 from vitruvian.predict import Classifier, Encoder
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save

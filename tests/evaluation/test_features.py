@@ -13,9 +13,9 @@ from vitruvian.data.decode import decode
 from vitruvian.data.preprocess import view
 from vitruvian.data.sources import open_dataset
 from vitruvian.errors import ConfigError, DataError, VitruvianError
-from vitruvian.evaluation import store as store_module
-from vitruvian.evaluation.features import features_of
-from vitruvian.evaluation.store import FeatureStore, image_key, model_key, open_store
+from vitruvian.evaluation.probes import store as store_module
+from vitruvian.evaluation.probes.features import features_of
+from vitruvian.evaluation.probes.store import FeatureStore, image_key, model_key, open_store
 from vitruvian.predict import Encoder
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vitruvian.errors import ConfigError, DataError
-from vitruvian.evaluation.fewshot import fewshot_predictions, possible_shots, regression, shuffled_classes
+from vitruvian.evaluation.probes.fewshot import fewshot_predictions, possible_shots, regression, shuffled_classes
 
 
 def case(images, width, classes=5, seed=0):

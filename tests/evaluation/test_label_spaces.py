@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from vitruvian.errors import DataError
-from vitruvian.evaluation.label_spaces import label_space, read_ids
+from vitruvian.evaluation.measuring.label_files import read_ids
+from vitruvian.evaluation.measuring.label_spaces import label_space
 from vitruvian.labels import imagenet_ids, imagenet_labels
 
 
@@ -104,7 +105,7 @@ def test_a_file_of_ids_is_checked(tmp_path):
     path.write_text("n00000001\ntench\n")
     with pytest.raises(DataError, match=r"'tench' is not a WordNet id such as n01440764"):
         read_ids(path, 2)
-    with pytest.raises(DataError, match="not a list of WordNet ids: No such file"):
+    with pytest.raises(DataError, match="cannot be read: No such file"):
         read_ids(tmp_path / "none.txt", 2)
 
 

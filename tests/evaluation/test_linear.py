@@ -7,8 +7,8 @@ import pytest
 import scipy.optimize
 import torch
 
-import vitruvian.evaluation.linear as linear
-from vitruvian.evaluation.linear import chosen_l2, fit
+import vitruvian.evaluation.probes.linear as linear
+from vitruvian.evaluation.probes.linear import chosen_l2, fit
 
 
 def case(images=90, width=6, classes=3, seed=0, noise=1.0):

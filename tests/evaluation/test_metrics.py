@@ -8,7 +8,7 @@ import torch
 
 from vitruvian.data.loader import Batch
 from vitruvian.errors import DataError, VitruvianError
-from vitruvian.evaluation.metrics import MAX_CONFUSION_CLASSES, Tally, measure
+from vitruvian.evaluation.measuring.metrics import MAX_CONFUSION_CLASSES, Tally, measure
 
 
 class Parrot(torch.nn.Module):

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from vitruvian.evaluation.neighbors import chosen_neighbors, neighbor_predictions
+from vitruvian.evaluation.probes.neighbors import chosen_neighbors, neighbor_predictions
 
 
 def case(images=60, width=8, classes=4, seed=0):

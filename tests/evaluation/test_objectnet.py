@@ -6,7 +6,7 @@ import pytest
 from mappings import make_mappings
 
 from vitruvian.errors import DataError
-from vitruvian.evaluation.objectnet import mappings_beside, read_objectnet
+from vitruvian.evaluation.measuring.label_files import mappings_beside, read_objectnet
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_files_that_do_not_fit_together_or_are_missing_are_one_line(mappings):
     with pytest.raises(DataError, match="do not fit together at 'analog clock'"):
         read_objectnet(mappings)
     (mappings / "objectnet_to_imagenet_1k.json").write_text("[]")
-    with pytest.raises(DataError, match=r"objectnet_to_imagenet_1k.json: not a JSON object"):
+    with pytest.raises(DataError, match=r"objectnet_to_imagenet_1k.json: holds a JSON list, not an object"):
         read_objectnet(mappings)
     (mappings / "imagenet_to_label_2012_v2").unlink()
     with pytest.raises(DataError, match=r"imagenet_to_label_2012_v2: cannot be read: No such file"):

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from vitruvian.cli.probe import probe as command
 from vitruvian.data.sources import open_dataset
 from vitruvian.errors import ConfigError, DataError, UnknownNameError, VitruvianError
-from vitruvian.evaluation.probe import Wanted, probe
-from vitruvian.evaluation.probe_page import probe_page
-from vitruvian.evaluation.probe_task import held_numbers, parts_of
+from vitruvian.evaluation.pages.probe import probe_page
+from vitruvian.evaluation.probes.features import held_numbers, parts_of
+from vitruvian.evaluation.probes.probe import Wanted, probe
 from vitruvian.predict import Encoder
 from vitruvian.weights.save import save
 
@@ -146,9 +146,9 @@ def test_data_that_is_not_there_is_an_error(weights):
 def test_a_frozen_vit_ti_tells_most_pets_after_five_images_of_each(shared):
     """Whole numbers are in docs/probe.md; here a part of the images, the same each time."""
     from vitruvian.data.sources.subset import hold_out
-    from vitruvian.evaluation.features import features_of
-    from vitruvian.evaluation.fewshot import fewshot_predictions
-    from vitruvian.evaluation.store import open_store
+    from vitruvian.evaluation.probes.features import features_of
+    from vitruvian.evaluation.probes.fewshot import fewshot_predictions
+    from vitruvian.evaluation.probes.store import open_store
 
     encoder = Encoder(shared / "weights" / "vit_ti16_imagenet1k.safetensors")
     pets, store = open_dataset(shared / "data" / "pets"), open_store(encoder)

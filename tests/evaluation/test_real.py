@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vitruvian.errors import DataError
-from vitruvian.evaluation.real import read_real, real_answers
+from vitruvian.evaluation.measuring.label_files import read_real, real_answers
 
 
 def test_an_answer_is_right_if_it_is_one_of_the_labels_and_images_without_are_left_out():
@@ -32,8 +32,8 @@ def test_a_file_of_another_kind_is_refused(tmp_path, content):
 
 
 def test_a_missing_or_broken_file_is_one_line(tmp_path):
-    with pytest.raises(DataError, match=r"real.json: no such file or directory"):
+    with pytest.raises(DataError, match=r"real.json: cannot be read: No such file"):
         read_real(tmp_path / "real.json")
     (tmp_path / "real.json").write_text("[[")
-    with pytest.raises(DataError, match="not JSON"):
+    with pytest.raises(DataError, match="not valid JSON"):
         read_real(tmp_path / "real.json")

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 from vitruvian.config import Preprocess, ViTConfig
 from vitruvian.data.sources import open_dataset
 from vitruvian.errors import ConfigError
-from vitruvian.evaluation.features import FeatureSet
-from vitruvian.evaluation.linear import fit
+from vitruvian.evaluation.probes.features import FeatureSet
+from vitruvian.evaluation.probes.linear import fit
 from vitruvian.model.build import build
 from vitruvian.training import Listener, read_recipe, train
 from vitruvian.training.head import SCALES, STRENGTHS, fit_head, is_fresh, least_squares, logistic, thinned

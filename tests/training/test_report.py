@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from vitruvian.data.sources.base import Source
-from vitruvian.errors import CheckpointError, ImageError, TrainingError
-from vitruvian.evaluation.metrics import Tally
+from vitruvian.errors import FileError, ImageError, TrainingError
+from vitruvian.evaluation.measuring.metrics import Tally
 from vitruvian.training.journal import FOLDER, TensorBoard
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.report import Outcome, write_report
@@ -121,8 +121,8 @@ def test_a_report_for_which_the_disk_is_too_small_leaves_the_old_one(run, monkey
     def full(staged, target):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("vitruvian.evaluation.report_files.install", full)
-    with pytest.raises(CheckpointError, match=r"report\.html: cannot be written: No space left on device"):
+    monkeypatch.setattr("vitruvian.files._install", full)
+    with pytest.raises(FileError, match=r"report\.html: cannot be written: No space left on device"):
         write_report(run, Outcome(train=Squares([0, 1, 1])))
     assert path.read_text() == before
     assert not list(run.folder.glob(".report*"))

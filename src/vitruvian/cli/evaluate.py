@@ -17,7 +17,7 @@ from vitruvian.config import BATCH
 from vitruvian.tasks import file_beside, view_for
 
 if TYPE_CHECKING:
-    from vitruvian.evaluation.outcome import Evaluation
+    from vitruvian.evaluation.measuring.evaluate import Evaluation
 
 SHOWN_UNREADABLE = 5
 """Unreadable files that are named on the terminal; a report lists more."""
@@ -55,15 +55,12 @@ def evaluate(
     """
     with quick_imports():
         from vitruvian.data.sources import open_dataset
-        from vitruvian.evaluation.calibrate import save_calibrated
-        from vitruvian.evaluation.evaluate import Options
-        from vitruvian.evaluation.evaluate import evaluate as run_evaluation
-        from vitruvian.evaluation.evaluation_page import evaluation_page
-        from vitruvian.evaluation.label_spaces import read_ids
-        from vitruvian.evaluation.objectnet import mappings_beside, read_objectnet
-        from vitruvian.evaluation.real import read_real
-        from vitruvian.evaluation.report_files import write_report
+        from vitruvian.evaluation.measuring.evaluate import Options, save_calibrated
+        from vitruvian.evaluation.measuring.evaluate import evaluate as run_evaluation
+        from vitruvian.evaluation.measuring.label_files import mappings_beside, read_ids, read_objectnet, read_real
+        from vitruvian.evaluation.pages.evaluation import evaluation_page
         from vitruvian.predict import Classifier
+        from vitruvian.report.html import write_report
 
     quiet_pillow()
     classifier = Classifier(model, heads=heads, image_size=image_size, device=device)
@@ -94,8 +91,8 @@ def evaluate(
 def as_table(found: Evaluation) -> str:
     """Numbers with their intervals, under a line on what they were measured on."""
     from vitruvian.cli.text import table
-    from vitruvian.evaluation.bootstrap import LEVEL
-    from vitruvian.evaluation.evaluation_page import NAMES, shown_numbers, summary
+    from vitruvian.evaluation.measuring.intervals import LEVEL
+    from vitruvian.evaluation.pages.evaluation import NAMES, shown_numbers, summary
 
     rows = []
     for name, value in shown_numbers(found).items():

@@ -16,7 +16,7 @@ from vitruvian.config import BATCH
 from vitruvian.tasks import view_for
 
 if TYPE_CHECKING:
-    from vitruvian.evaluation.probe import ProbeReport
+    from vitruvian.evaluation.probes.probe import ProbeReport
 
 
 def parse_numbers(text: str) -> list[int]:
@@ -52,11 +52,11 @@ def probe(
     """
     wanted_shots = None if shots is None else tuple(parse_numbers(shots))
     with quick_imports():
-        from vitruvian.evaluation.probe import Wanted
-        from vitruvian.evaluation.probe import probe as run_probe
-        from vitruvian.evaluation.probe_page import probe_page
-        from vitruvian.evaluation.report_files import write_report
+        from vitruvian.evaluation.pages.probe import probe_page
+        from vitruvian.evaluation.probes.probe import Wanted
+        from vitruvian.evaluation.probes.probe import probe as run_probe
         from vitruvian.predict import Encoder
+        from vitruvian.report.html import write_report
 
     quiet_pillow()
     wanted = Wanted(only=tuple(names_in(only)), shots=wanted_shots, neighbors=neighbors)
@@ -73,7 +73,7 @@ def probe(
 
 def as_table(report: ProbeReport) -> str:
     from vitruvian.cli.text import table
-    from vitruvian.evaluation.probe_page import summary
+    from vitruvian.evaluation.pages.probe import summary
 
     rows = []
     for found in report.results:

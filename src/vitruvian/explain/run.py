@@ -15,20 +15,20 @@ from torch import Tensor
 
 from vitruvian.config import Preprocess
 from vitruvian.data.decode import ImageInput, decode
-from vitruvian.data.parallel import Track, untracked
 from vitruvian.data.preprocess import view
 from vitruvian.data.sources.formats.pixels import DigitsSource
 from vitruvian.errors import ImageError
-from vitruvian.evaluation.report_files import write_html
 from vitruvian.explain.attention import require_vit
 from vitruvian.explain.explainer import Explained, Explainer
 from vitruvian.explain.figures import Figure, figures
 from vitruvian.explain.files import file_name, write_arrays, write_image
 from vitruvian.explain.overlay import image_with_crop, overlay, seen_box
 from vitruvian.explain.page import MOST_ON_PAGE, explanation_page, figures_page, image_section
+from vitruvian.files import write_text
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Encoder
+from vitruvian.progress import Track, untracked
 from vitruvian.report.html import Html
 
 PAGE = "explain.html"
@@ -74,7 +74,7 @@ def explain_images(explainer: Explainer, images: Sequence[ImageInput], out: Path
             parts.append(image_section(explained, {titles[name]: image for name, image in shown.items()}))
         yield written
     if unread < len(images):
-        write_html(out / PAGE, explanation_page(about(explainer.vit), parts, images=len(images), unread=unread))
+        write_text(out / PAGE, explanation_page(about(explainer.vit), parts, images=len(images), unread=unread))
 
 
 def overlays(explainer: Explainer, explained: Explained) -> dict[str, Image.Image]:
@@ -130,7 +130,7 @@ def draw_figures(
             paths.append(write_arrays(out / f"{figure.name}.npz", figure.arrays))
         done.append(figure)
         yield figure, paths
-    write_html(out / FIGURES_PAGE, figures_page(about(vit), done))
+    write_text(out / FIGURES_PAGE, figures_page(about(vit), done))
 
 
 def evenly(images: Sequence[ImageInput], count: int) -> list[ImageInput]:

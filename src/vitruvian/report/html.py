@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
+from vitruvian.files import staged, write_json, write_text
 from vitruvian.report.style import STYLE
 from vitruvian.text import printable
 
+PAGE = "report.html"
+"""The usual name of a page's file."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """What a browser lets the page do: no scripts, no requests, whatever a class or file is called."""
 
@@ -127,3 +131,12 @@ def percent_bar(percent: float) -> Html:
     if math.isnan(percent):
         return Html("–")
     return Html(f'{percent:.1f}&nbsp;%<span class="bar"><i style="width:{percent:.1f}%"></i></span>')
+
+
+def write_report(folder: Path, *, name: str, numbers: dict[str, Any], page: str) -> Path:
+    """Write numbers as JSON, called `name`, and the page into a folder that appears whole; gives the page's path."""
+    with staged(folder) as draft:
+        draft.mkdir()
+        write_json(draft / name, numbers)
+        write_text(draft / PAGE, page)
+    return folder / PAGE

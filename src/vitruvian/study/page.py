@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from vitruvian.evaluation.report_files import PAGE, write_html
 from vitruvian.explain.files import write_image
+from vitruvian.files import write_text
 from vitruvian.report.chart import Chart, Line
-from vitruvian.report.html import Html, heading, page, section, table
+from vitruvian.report.html import PAGE, Html, heading, page, section, table
 from vitruvian.study.growth import Cell, Study, family_name
 from vitruvian.text import duration
 
@@ -26,7 +26,7 @@ def write_page(study: Study) -> Path:
     drawn = chart(study).image()
     if drawn is not None:
         write_image(study.folder / PLOT, drawn)
-    return write_html(study.folder / PAGE, page(title, sections(title, study)))
+    return write_text(study.folder / PAGE, page(title, sections(title, study)))
 
 
 def chart(study: Study) -> Chart:

@@ -19,10 +19,9 @@ from torch.nn import functional as F
 
 from vitruvian.data.sources import Source, Subset
 from vitruvian.data.sources.cache import scratch_folder
-from vitruvian.evaluation.features import FeatureSet, features_of
-from vitruvian.evaluation.linear import L2, chosen_l2, fit
-from vitruvian.evaluation.probe_task import divided
-from vitruvian.evaluation.store import open_store
+from vitruvian.evaluation.probes.features import FeatureSet, divided, features_of
+from vitruvian.evaluation.probes.linear import L2, chosen_l2, fit
+from vitruvian.evaluation.probes.store import open_store
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Encoder

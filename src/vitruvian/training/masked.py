@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from vitruvian.config import ViTConfig
 from vitruvian.data.loader import Batch
 from vitruvian.errors import ConfigError, DataError
-from vitruvian.evaluation.metrics import autocast as computing_in
-from vitruvian.evaluation.metrics import count_all
+from vitruvian.evaluation.measuring.metrics import autocast as computing_in
+from vitruvian.evaluation.measuring.metrics import count_all
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.training.corruption import LEVELS, colors_of, corrupted, corruption_of, draws_for

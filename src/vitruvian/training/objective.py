@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from vitruvian.data.loader import Batch
 from vitruvian.data.sources import Source
 from vitruvian.data.sources.subset import class_sizes
-from vitruvian.evaluation.metrics import Measures, measure
-from vitruvian.evaluation.sections import SHOWN_MISTAKES
+from vitruvian.evaluation.measuring.metrics import Measures, measure
+from vitruvian.evaluation.pages.sections import SHOWN_MISTAKES
 
 if TYPE_CHECKING:
     from vitruvian.training.recipe import Recipe

@@ -10,10 +10,11 @@ from vitruvian.config import ViTConfig
 from vitruvian.data.doctor.classes import small_classes, uneven_classes
 from vitruvian.data.sources.base import Source
 from vitruvian.data.sources.subset import class_sizes
-from vitruvian.evaluation.metrics import Measures
-from vitruvian.evaluation.report_files import PAGE, write_html
-from vitruvian.evaluation.sections import measure_sections, measure_tiles, unreadable_parts
+from vitruvian.evaluation.measuring.metrics import Measures
+from vitruvian.evaluation.pages.sections import measure_sections, measure_tiles, unreadable_parts
+from vitruvian.files import write_text
 from vitruvian.report.html import (
+    PAGE,
     Html,
     columns,
     facts,
@@ -52,7 +53,7 @@ def write_report(run: Run, outcome: Outcome) -> Path:
     """Write `report.html` into the run's folder and give its path; an older one stays until the new is complete."""
     start = Path(run.recipe.weights).name or run.recipe.model
     title = f"{start} on {Path(str(run.facts.get('data', 'unnamed data'))).name}"
-    return write_html(run.folder / PAGE, page(title, sections(title, run, outcome)))
+    return write_text(run.folder / PAGE, page(title, sections(title, run, outcome)))
 
 
 def sections(title: str, run: Run, outcome: Outcome) -> Iterator[Html]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vitruvian.data.augment import mix, normalize
 from vitruvian.data.loader import Batch
 from vitruvian.data.order import digest, generator_for
-from vitruvian.evaluation.metrics import autocast as computing_in
+from vitruvian.evaluation.measuring.metrics import autocast as computing_in
 from vitruvian.training.average import Average
 from vitruvian.training.distributed import no_sync
 from vitruvian.training.images import TrainingBatches

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from vitruvian.evaluation.metrics import MEASURE_NAMES
-from vitruvian.evaluation.report_files import PAGE, write_html
-from vitruvian.report.html import Html, facts, heading, notice, page, section, table, text, tiles
+from vitruvian.evaluation.measuring.metrics import MEASURE_NAMES
+from vitruvian.files import write_text
+from vitruvian.report.html import PAGE, Html, facts, heading, notice, page, section, table, text, tiles
 from vitruvian.text import duration
 from vitruvian.training.sweep import Sweep, Trial, mean_and_std
 
@@ -17,7 +17,7 @@ METRICS = {key: MEASURE_NAMES[key] for key in ("top1", "mean_per_class")}
 def write_sweep_report(sweep: Sweep) -> Path:
     """Write `report.html` into the sweep's folder and give its path; an older one stays until the new is complete."""
     title = f"{Path(sweep.protocol.recipe.weights).name} fine-tuned on {Path(sweep.protocol.data).name}"
-    return write_html(sweep.folder / PAGE, page(title, sections(title, sweep)))
+    return write_text(sweep.folder / PAGE, page(title, sections(title, sweep)))
 
 
 def sections(title: str, sweep: Sweep) -> Iterator[Html]:

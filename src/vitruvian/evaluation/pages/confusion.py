@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageColor
 
-from vitruvian.evaluation.metrics import Counts
+from vitruvian.evaluation.measuring.metrics import Counts
 from vitruvian.report.color import COLORS
 from vitruvian.report.html import Html, columns, table, text
 from vitruvian.report.images import embedded

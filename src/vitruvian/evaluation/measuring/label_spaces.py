@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -133,23 +132,6 @@ def word_net_ids(labels: Sequence[str] | None, total: int) -> tuple[str, ...] | 
     return imagenet_ids() if same >= SAME_NAMES * total else None
 
 
-def read_ids(path: Path, total: int) -> tuple[str, ...]:
-    """A WordNet id a line, in the order of the outputs; what follows it on a line is ignored."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not a list of WordNet ids: {getattr(error, 'strerror', None) or error}") from error
-    ids = [line.split()[0] for line in lines if line.strip()]
-    strange = next((name for name in ids if not re.fullmatch(r"n\d{8}", name)), None)
-    if strange is not None:
-        raise DataError(f"{path}: {strange!r} is not a WordNet id such as n01440764; wanted one at the start of a line")
-    if len(ids) != total:
-        raise DataError(
-            f"{path}: {len(ids)} WordNet ids, and the model has {total} outputs; wanted one for each, in order"
-        )
-    return tuple(ids)
-
-
 def label_space(
     classes: Sequence[str],
     *,
@@ -161,7 +143,7 @@ def label_space(
     """The outputs that mean the classes of a data set; DataError where they cannot be told.
 
     `labels` are the model's, of its `total` outputs. `ids` says what each output is in WordNet, where the labels do
-    not. `groups` gives for the name of a class all its numbers in ImageNet-1k (`objectnet.read_objectnet`).
+    not. `groups` gives for the name of a class all its numbers in ImageNet-1k (`label_files.read_objectnet`).
     """
     ids = word_net_ids(labels, total) if ids is None else ids
     order = {word_net_id: n for n, word_net_id in enumerate(imagenet_ids())}

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vitruvian.data.sources.base import Source
-from vitruvian.evaluation.bootstrap import LEVEL, RESAMPLES
-from vitruvian.evaluation.calibration import BINS, Calibration, Reliability
-from vitruvian.evaluation.metrics import MEASURE_NAMES
-from vitruvian.evaluation.outcome import Evaluation
-from vitruvian.evaluation.sections import measure_sections, measure_tiles, unreadable_parts
+from vitruvian.evaluation.measuring.calibration import BINS, Calibration, Reliability
+from vitruvian.evaluation.measuring.evaluate import Evaluation
+from vitruvian.evaluation.measuring.intervals import LEVEL, RESAMPLES
+from vitruvian.evaluation.measuring.metrics import MEASURE_NAMES
+from vitruvian.evaluation.pages.sections import measure_sections, measure_tiles, unreadable_parts
 from vitruvian.report.chart import Chart, Line
 from vitruvian.report.html import Html, columns, heading, notice, page, paragraph, remark, section, table, tiles
 

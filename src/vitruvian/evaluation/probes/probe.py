@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 
 from vitruvian.config import BATCH, check_range
-from vitruvian.data.parallel import Track, untracked
 from vitruvian.data.sources import open_dataset
 from vitruvian.errors import ConfigError, UnknownNameError
-from vitruvian.evaluation.features import features_of
-from vitruvian.evaluation.fewshot import SEEDS, fewshot_predictions, possible_shots
-from vitruvian.evaluation.linear import chosen_l2, fit
-from vitruvian.evaluation.neighbors import chosen_neighbors, neighbor_predictions
-from vitruvian.evaluation.probe_task import Labels, Parts, Task, parts_of
-from vitruvian.evaluation.store import open_store
+from vitruvian.evaluation.probes.features import Labels, Parts, Task, features_of, parts_of
+from vitruvian.evaluation.probes.fewshot import SEEDS, fewshot_predictions, possible_shots
+from vitruvian.evaluation.probes.linear import chosen_l2, fit
+from vitruvian.evaluation.probes.neighbors import chosen_neighbors, neighbor_predictions
+from vitruvian.evaluation.probes.store import open_store
 from vitruvian.predict import Encoder
+from vitruvian.progress import Track, untracked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

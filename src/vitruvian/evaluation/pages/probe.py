@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from vitruvian.evaluation.probe import ProbeReport, ProbeResult
-from vitruvian.evaluation.sections import unreadable_parts
+from vitruvian.evaluation.pages.sections import unreadable_parts
+from vitruvian.evaluation.probes.probe import ProbeReport, ProbeResult
 from vitruvian.report.chart import Chart, Line
 from vitruvian.report.html import Html, columns, heading, page, paragraph, section, table, tiles
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.evaluation.answers import Answers
+from vitruvian.evaluation.measuring.inference import Answers
 
 # n images
 

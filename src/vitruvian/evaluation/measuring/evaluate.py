@@ -5,24 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from vitruvian.config import BATCH
-from vitruvian.data.parallel import Track, untracked
 from vitruvian.data.sources import Dataset, open_dataset
 from vitruvian.errors import DataError
-from vitruvian.evaluation.answers import Answers, answers_of
-from vitruvian.evaluation.bootstrap import Statistic, class_mean, intervals, share, share_among
-from vitruvian.evaluation.calibration import bin_numbers, calibration, calibration_error, confidences
-from vitruvian.evaluation.label_spaces import LabelSpace, label_space
-from vitruvian.evaluation.metrics import Measures, Tally, ranks
-from vitruvian.evaluation.outcome import Evaluation
-from vitruvian.evaluation.real import RealLabels, real_answers
-from vitruvian.evaluation.sections import SHOWN_MISTAKES
+from vitruvian.evaluation.measuring.calibration import (
+    Calibration,
+    bin_numbers,
+    calibration,
+    calibration_error,
+    confidences,
+)
+from vitruvian.evaluation.measuring.inference import Answers, answers_of
+from vitruvian.evaluation.measuring.intervals import LEVEL, Statistic, class_mean, intervals, share, share_among
+from vitruvian.evaluation.measuring.label_files import RealLabels, real_answers
+from vitruvian.evaluation.measuring.label_spaces import LabelSpace, label_space
+from vitruvian.evaluation.measuring.metrics import Counts, Measures, Tally, ranks
+from vitruvian.evaluation.pages.sections import SHOWN_MISTAKES
+from vitruvian.model.build import Model
 from vitruvian.predict import Classifier
+from vitruvian.progress import Track, untracked
+from vitruvian.weights.save import save
 
 # n images, C classes of the label space
 
@@ -44,6 +52,60 @@ class Options:
     seed: int = 0
     """Of the bootstrap, and of the images that a temperature is fitted on."""
     batch: int = BATCH
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """How good a model is on one split of a data set; accuracies in percent."""
+
+    data: str
+    model: str
+    split: str
+    part: str
+    """Which images, in words."""
+    space: LabelSpace
+    measures: Measures
+    among_all: float
+    """Top-1 where all outputs of the model compete, also those that mean no class of the data."""
+    real: float | None
+    real_count: int
+    """Images that have a ReaL label."""
+    intervals: dict[str, tuple[float, float]]
+    """Bootstrap intervals by the name of the number in `to_json`."""
+    calibration: Calibration
+    unreadable: dict[str, str]
+    """Why an image could not be counted, by key."""
+    left_out: int
+    """Images of classes that the model does not have."""
+    notes: tuple[str, ...]
+    """What the data set left out or is strange."""
+
+    @property
+    def restricted(self) -> bool:
+        """Whether the model has outputs that mean no class of the data."""
+        return self.space.competing < self.space.total
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it; the confusion matrix as [label, prediction, images] without zeros."""
+        measures, space = self.measures, self.space
+        return {
+            "data": self.data,
+            "model": self.model,
+            "split": self.split,
+            **measures.scalars(),
+            "top1_among_all_outputs": self.among_all,
+            "real": self.real,
+            "real_count": self.real_count,
+            "intervals": {name: list(ends) for name, ends in self.intervals.items()},
+            "interval_percent": LEVEL,
+            "calibration": self.calibration.to_json(),
+            "label_space": {"matched_by": space.about, "outputs": space.total, "competing": space.competing},
+            "unreadable": self.unreadable,
+            "left_out": self.left_out,
+            "notes": list(self.notes),
+            "classes": class_rows(measures, space.classes),
+            "confusion": None if measures.confusion is None else without_zeros(measures.confusion),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,3 +205,35 @@ def among_best(answers: Answers, count: int) -> NDArray[np.bool_]:
     """(n,) Whether the label is among the `count` best answers."""
     found = [ranks(logits, torch.from_numpy(answers.labels[rows])) < count for rows, logits in answers.pieces()]
     return np.asarray(torch.cat(found))
+
+
+def class_rows(measures: Measures, classes: tuple[str, ...]) -> list[dict[str, Any]]:
+    counts, correct = measures.class_counts.tolist(), measures.class_correct.tolist()
+    return [{"class": name, "images": n, "right": right} for name, n, right in zip(classes, counts, correct)]
+
+
+def without_zeros(confusion: Counts) -> list[list[int]]:
+    rows, columns = np.nonzero(confusion)
+    triples: list[list[int]] = np.stack([rows, columns, confusion[rows, columns]], axis=1).tolist()
+    return triples
+
+
+def save_calibrated(evaluation: Evaluation, model: Model, folder: Path) -> None:
+    """Write the model natively with the fitted temperature, which every later prediction uses."""
+    fitted = evaluation.calibration
+    if fitted.temperature is None:
+        raise DataError(f"{folder}: not written, as no temperature was fitted: {fitted.obstacle}")
+    assert fitted.before is not None
+    assert fitted.after is not None
+    if fitted.after.loss >= fitted.before.loss:
+        raise DataError(
+            f"{folder}: not written, as temperature {fitted.temperature:.3f} does not help: cross-entropy "
+            f"{fitted.before.loss:.4f} becomes {fitted.after.loss:.4f} on the images that it was not fitted on"
+        )
+    if evaluation.restricted:
+        raise DataError(
+            f"{folder}: not written, as the temperature was fitted with {evaluation.space.competing} of the model's "
+            f"{evaluation.space.total} outputs; evaluate on all its classes"
+        )
+    model.temperature = fitted.temperature
+    save(model, folder)

@@ -1,20 +1,25 @@
-"""What a probe learns from, chooses its settings by and is tested on, as features."""
+"""Features of a frozen model, computed once and then taken from the store, for each part that a probe uses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vitruvian.config import BATCH
+from vitruvian.data.decode import RawImage
 from vitruvian.data.sources import Dataset, Source, hold_out
-from vitruvian.errors import DataError
-from vitruvian.evaluation.features import FeatureSet
-from vitruvian.evaluation.fewshot import shuffled_classes
+from vitruvian.errors import DataError, VitruvianError
+from vitruvian.evaluation.measuring.inference import Unreadable, images_of, nothing_readable, reasons, vectors
+from vitruvian.evaluation.probes.fewshot import shuffled_classes
+from vitruvian.evaluation.probes.store import Features, FeatureStore, image_key
+from vitruvian.predict import Encoder
+from vitruvian.progress import Track, untracked
 
-# n images, F features
+# n images that can be read, F features
 
 HELD = 0.2
 """Share of each class that is held out where a split is missing; the seed of the choice is 0."""
@@ -22,6 +27,70 @@ HELD = 0.2
 Labels = NDArray[np.int64]
 Examples = tuple[NDArray[Any], Labels]
 """Features (n, F) and labels (n,)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FeatureSet:
+    """The features of one split, of the images that could be read."""
+
+    values: Features
+    """(n, F)"""
+    labels: NDArray[np.int64]
+    """(n,)"""
+    classes: tuple[str, ...]
+    unreadable: dict[str, str]
+    """Why an image cannot be used, by key."""
+    computed: int
+    """How many were not in the store."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def examples(self) -> tuple[Features, NDArray[np.int64]]:
+        return self.values, self.labels
+
+
+def features_of(
+    encoder: Encoder, source: Source, store: FeatureStore, *, batch: int = BATCH, track: Track = untracked
+) -> FeatureSet:
+    """The features of all images of a source; new ones are in the store afterwards, and every so often before."""
+    values = np.zeros((len(source), encoder.model.config.feature_width), np.float32)
+    unreadable: Unreadable = {}
+    waiting: dict[int, bytes] = {}
+
+    def unknown() -> Iterator[tuple[int, RawImage | None]]:
+        for number, image in track(images_of(source, np.arange(len(source)), unreadable), len(source)):
+            if image is not None:
+                key = image_key(image)
+                found = store.find(key)
+                if found is None:
+                    waiting[number] = key
+                    yield number, image
+                else:
+                    values[number] = found
+
+    computed = 0
+    try:
+        for numbers, found in vectors(encoder, encoder.features, unknown(), unreadable=unreadable, batch=batch):
+            for number, row in zip(numbers, found.numpy()):
+                if not np.isfinite(row).all():
+                    raise VitruvianError(f"{source.key(number)}: the model's features are not finite numbers")
+                values[number] = row
+                store.add(waiting.pop(number), row)
+            computed += len(numbers)
+    finally:
+        store.flush()
+    used = np.array([number for number in range(len(source)) if number not in unreadable], np.int64)
+    if not len(used):
+        raise nothing_readable(source, unreadable)
+    return FeatureSet(
+        values=values if len(used) == len(values) else values[used],
+        labels=np.asarray(source.labels())[used].astype(np.int64),
+        classes=source.classes,
+        unreadable=reasons(source, unreadable),
+        computed=computed,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

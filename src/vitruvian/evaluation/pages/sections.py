@@ -8,8 +8,8 @@ import numpy as np
 
 from vitruvian.data.sources.base import Source
 from vitruvian.data.thumbnail import thumbnail_of
-from vitruvian.evaluation.confusion import MOST_IN_TABLE, confusion_view
-from vitruvian.evaluation.metrics import MEASURE_NAMES, Measures, Mistake
+from vitruvian.evaluation.measuring.metrics import MEASURE_NAMES, Measures, Mistake
+from vitruvian.evaluation.pages.confusion import MOST_IN_TABLE, confusion_view
 from vitruvian.report.html import Html, paragraph, percent_bar, section, table, text
 from vitruvian.report.images import gallery
 
