@@ -1,4 +1,4 @@
-"""Small folders in the layouts in which the data sets of tasks are distributed."""
+"""Small folders in the layouts in which the datasets of tasks are distributed."""
 
 import json
 

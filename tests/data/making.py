@@ -1,4 +1,4 @@
-"""Small data sets of every kind, and views, for the tests of sources and loader."""
+"""Small datasets of every kind, and views, for the tests of sources and loader."""
 
 import gzip
 import io

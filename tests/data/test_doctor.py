@@ -1,4 +1,4 @@
-"""What the doctor finds in data sets with one thing wrong at a time."""
+"""What the doctor finds in datasets with one thing wrong at a time."""
 
 import numpy as np
 import pytest

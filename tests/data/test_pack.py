@@ -1,4 +1,4 @@
-"""What is in a packed data set."""
+"""What is in a packed dataset."""
 
 import csv
 import io

@@ -16,16 +16,16 @@ from vitruvian.errors import ConfigError, DataError
 def test_a_path_that_is_not_there_says_so(tmp_path):
     with pytest.raises(DataError, match=r"digit: no such file or folder; did you mean digits\?"):
         open_dataset("digit")
-    with pytest.raises(DataError, match=r"nowhere: no such file or folder; the built-in data set is called digits"):
+    with pytest.raises(DataError, match=r"nowhere: no such file or folder; the built-in dataset is called digits"):
         open_dataset(tmp_path / "nowhere")
 
 
-def test_a_single_image_is_no_data_set(tmp_path):
+def test_a_single_image_is_no_dataset(tmp_path):
     (tmp_path / "a.png").write_bytes(png())
     with pytest.raises(DataError, match=r"a.png: a single image; wanted a folder with a folder for each class"):
         open_dataset(tmp_path / "a.png")
     (tmp_path / "a.xyz").write_bytes(b"")
-    with pytest.raises(DataError, match=r"a.xyz: not a kind of data set known here"):
+    with pytest.raises(DataError, match=r"a.xyz: not a format of datasets known here"):
         open_dataset(tmp_path / "a.xyz")
 
 

@@ -5,7 +5,8 @@ The view of example i in epoch e depends on (seed, e, i) alone, so neither worke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -14,15 +15,13 @@ import torch
 from torch import Tensor
 
 from vitruvian.config import check_range
-from vitruvian.data.decode import RawImage, printable
+from vitruvian.data.decode import printable
 from vitruvian.data.order import IndexArray, generator_for
 from vitruvian.data.sampling import Plan, Sampling
 from vitruvian.data.sources.base import Source
+from vitruvian.data.view import View, seeded
 from vitruvian.data.workers import Workers, one_line
 from vitruvian.errors import ConfigError, DataError, ImageError, VitruvianError
-
-View = Callable[[RawImage, np.random.Generator], Tensor]
-"""From what a source reads to a tensor of one shape; ImageError where the image is broken."""
 
 Unreadable = tuple[str, str]
 """An example's key, and why it cannot be read."""
@@ -134,12 +133,15 @@ class Maker:
             raise DataError(f"{source.name}: {attempt + 1} images in a row cannot be read, such as {key}: {why}")
 
     def _view(self, index: int, generator: np.random.Generator) -> Tensor:
+        source = self.plan.source
         try:
-            return self.view(self.plan.source.read(index), generator)
+            with seeded(generator) if source.draws else nullcontext():
+                image = source.read(index)
+            return self.view(image, generator)
         except (VitruvianError, OSError):
             raise
         except Exception as error:
-            key = printable(self.plan.source.key(index))
+            key = printable(source.key(index))
             raise DataError(f"{key}: no view of this image: {type(error).__name__}: {one_line(error)}") from error
 
 

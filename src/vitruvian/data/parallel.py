@@ -1,4 +1,4 @@
-"""Work over a whole data set, piece by piece: results in order from any number of processes, with progress."""
+"""Work over a whole dataset, piece by piece: results in order from any number of processes, with progress."""
 
 from __future__ import annotations
 

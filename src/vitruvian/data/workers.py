@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import traceback
@@ -29,8 +30,8 @@ Result = TypeVar("Result")
 AHEAD = 2
 """Results that each worker prepares before they are asked for."""
 
-TOO_MANY = "This DataLoader will create"
-"""How PyTorch's warning begins about more workers than cores, which are the user's choice."""
+TOO_MANY, NOT_PICKLABLE = "This DataLoader will create", "Got pickle error"
+"""How PyTorch's warnings begin about more workers than cores, which are the user's choice, and before an error."""
 
 
 class Failure:
@@ -51,7 +52,7 @@ class Failure:
 
 
 class Calls(Dataset[Any]):
-    """A function as a data set whose items are its results."""
+    """A function as a dataset whose items are its results."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.function = function
@@ -101,8 +102,8 @@ class Workers(Generic[Item, Result]):
         self._items.items = items
         try:
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", TOO_MANY)
-                results = iter(self._loader)
+                warnings.filterwarnings("ignore", f"{TOO_MANY}|{NOT_PICKLABLE}")
+                results = self._started()
             for result in results:
                 if isinstance(result, Failure):
                     raise result.error()
@@ -113,6 +114,17 @@ class Workers(Generic[Item, Result]):
             self.close()
             raise DataError(
                 f"a data worker died ({one_line(error)}); if memory or /dev/shm is short, use fewer workers"
+            ) from error
+
+    def _started(self) -> Iterator[Any]:
+        assert self._loader is not None
+        try:
+            return iter(self._loader)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            self.close()
+            raise DataError(
+                f"the dataset or the view cannot be sent to data workers ({one_line(error)}): define its classes and "
+                "functions at the top of a module, without lambdas, or use workers=0"
             ) from error
 
     def close(self) -> None:

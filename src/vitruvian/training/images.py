@@ -8,18 +8,15 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
-from torch import Tensor
 
 from vitruvian.config import ModelConfig, Preprocess, Size, ViTConfig
 from vitruvian.cost import TRAINING_PASSES, multiply_adds
 from vitruvian.data.augment import Augment, training_view
-from vitruvian.data.decode import decode
 from vitruvian.data.loader import Batch, Loader
-from vitruvian.data.preprocess import view
-from vitruvian.data.sources import Dataset, RawImage, Source, hold_out, open_dataset
+from vitruvian.data.sources import Dataset, Source, hold_out, open_dataset
 from vitruvian.data.sources.index import CHUNK, piece
 from vitruvian.data.sources.subset import Concat, first_of_each
+from vitruvian.data.view import EvaluationView
 from vitruvian.errors import ConfigError
 from vitruvian.training.distributed import Processes
 from vitruvian.training.recipe import Recipe
@@ -28,16 +25,6 @@ SHOWN_CLASSES = 3
 """That a note names."""
 TEST_SEED = 0
 """Of the test split that is held out of data without one."""
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationView:
-    """`view(image, rng)` is what the model sees of an image outside training; it is not random."""
-
-    preprocess: Preprocess
-
-    def __call__(self, image: RawImage, rng: np.random.Generator) -> Tensor:
-        return view(decode(Image.fromarray(image) if isinstance(image, np.ndarray) else image), self.preprocess)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

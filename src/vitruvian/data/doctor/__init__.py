@@ -1,4 +1,4 @@
-"""A data set examined before training: what would hurt, what is worth a look, what is fine."""
+"""A dataset examined before training: what would hurt, what is worth a look, what is fine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Diagnosis", "Example", "Finding", "ImageRef", "diagnose"]
 
 
 def diagnose(data: str | Path | Dataset, *, workers: int = 0, track: Track = untracked) -> Diagnosis:
-    """Everything the doctor finds in a data set; the same for any number of worker processes.
+    """Everything the doctor finds in a dataset; the same for any number of worker processes.
 
     The first split is the one that would be trained on.
     """

@@ -127,7 +127,7 @@ AGREEING = 8
 SURE_SHARE = 0.5
 """Share of a class whose neighbors must be of that class before its labels are checked."""
 REFERENCES = 10_000
-"""Images that all others are compared with, spread evenly over a larger data set."""
+"""Images that all others are compared with, spread evenly over a larger dataset."""
 ROWS = 512
 """Images compared with the references at once; bounds the memory."""
 

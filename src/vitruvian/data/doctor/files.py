@@ -64,7 +64,7 @@ def check_files(scan: Scan) -> Iterator[Finding]:
 
 
 def check_notes(notes: Sequence[str]) -> Iterator[Finding]:
-    """What opening the data set left out: files that are no images, folders without any."""
+    """What opening the dataset left out: files that are no images, folders without any."""
     for note in notes:
         if "class folders without an image" in note:
             advice = "add images or delete the folder: the model will not know this class"

@@ -55,7 +55,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
-    """All findings about one data set."""
+    """All findings about one dataset."""
 
     data: str
     splits: dict[str, int]

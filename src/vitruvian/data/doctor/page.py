@@ -13,7 +13,7 @@ from vitruvian.report.images import figure
 
 
 def page(diagnosis: Diagnosis, data: Dataset) -> str:
-    """The report as HTML; images are read again from the data set."""
+    """The report as HTML; images are read again from the dataset."""
     return html.page(f"vit doctor: {diagnosis.data}", sections(diagnosis, data))
 
 

@@ -41,7 +41,7 @@ RECORD = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """All images of a data set, split after split, in the order of their sources."""
+    """All images of a dataset, split after split, in the order of their sources."""
 
     splits: Mapping[str, Source]
     records: NDArray[np.void]

@@ -1,4 +1,4 @@
-"""A data set made small and put into shards that are quick to read; stopped anywhere, it goes on from there."""
+"""A dataset made small and put into shards that are quick to read; stopped anywhere, it goes on from there."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pack(
     workers: int = 0,
     track: Track = untracked,
 ) -> PackState:
-    """Pack all splits of a data set into `folder`, or go on where an earlier call was stopped.
+    """Pack all splits of a dataset into `folder`, or go on where an earlier call was stopped.
 
     The files are the same, byte for byte, with any number of workers and however often the work was stopped.
     Examples that cannot be read are left out and listed in `pack.json`.

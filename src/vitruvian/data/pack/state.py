@@ -1,4 +1,4 @@
-"""How far a data set is packed: `pack.json`, brought up to date after each shard."""
+"""How far a dataset is packed: `pack.json`, brought up to date after each shard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every source of examples offers, and the data set that its splits form."""
+"""What every source of examples offers, and the dataset that its splits form."""
 
 from __future__ import annotations
 
@@ -40,13 +40,15 @@ class LeftOut:
 
 
 class Source(ABC):
-    """One split of a data set: labeled images that can be read in any order."""
+    """One split of a dataset: labeled images that can be read in any order."""
 
     classes: tuple[str, ...]
     name: str
     """What to call the source in messages."""
     blocks: Blocks | None = None
     """Which examples are cheap only when read together; None where all cost the same."""
+    draws: bool = False
+    """Whether reading draws from the global random generators, which the loader then seeds for each sample."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -76,7 +78,7 @@ class Source(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """The splits of one data set; all have the same classes."""
+    """The splits of one dataset; all have the same classes."""
 
     name: str
     splits: Mapping[str, Source]
@@ -100,7 +102,7 @@ class Dataset:
         return self.splits.get("val", self.splits.get("test"))
 
     def only(self, split: str) -> Dataset:
-        """The data set with no other split than this one."""
+        """The dataset with no other split than this one."""
         name = split_name(split) or split
         if name not in self.splits:
             raise DataError(f"{self.name}: there is no split {split!r}, only {', '.join(self.splits)}")
@@ -108,7 +110,7 @@ class Dataset:
 
 
 def make_dataset(name: str, splits: Mapping[str, Source], notes: Iterable[str] = ()) -> Dataset:
-    """The data set of these splits in their usual order, once it is sure that one can learn from it."""
+    """The dataset of these splits in their usual order, once it is sure that one can learn from it."""
     filled = {split: source for split, source in splits.items() if len(source)}
     if not filled:
         raise DataError(f"{name}: there are no images in it")

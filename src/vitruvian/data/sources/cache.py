@@ -1,4 +1,4 @@
-"""Files derived from a data set: made once, whole or not at all, and found again while the data stays as it is."""
+"""Files derived from a dataset: made once, whole or not at all, and found again while the data stays as it is."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ PIXELS = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class Layout:
-    """What the files of a data set are called; in the binary version each data file ends in `.bin`."""
+    """What the files of a dataset are called; in the binary version each data file ends in `.bin`."""
 
     train: tuple[str, ...]
     test: str
@@ -66,8 +66,12 @@ LAYOUTS = (
 )
 
 
-def is_cifar(folder: Path) -> bool:
-    return any(binary_files(folder, layout) or pickles(folder, layout) for layout in LAYOUTS)
+def cifar_folders(folder: Path) -> list[Path]:
+    """The folder itself or the one that the archive unpacked to, if it has files of CIFAR."""
+    for place in (folder, *sorted(folder.glob("cifar-10*/"))):
+        if any(binary_files(place, layout) or pickles(place, layout) for layout in LAYOUTS):
+            return [place]
+    return []
 
 
 def binary_files(folder: Path, layout: Layout) -> list[Path]:
@@ -79,17 +83,18 @@ def pickles(folder: Path, layout: Layout) -> list[Path]:
     return [folder / name for name in layout.data if (folder / layout.meta).is_file() and (folder / name).is_file()]
 
 
-def open_cifar(path: Path) -> Dataset:
-    """The data set in a folder of either format, or in the original archive."""
+def open_cifar(places: list[Path], name: str) -> Dataset:
+    """The dataset in a folder of either format, or in the original archive."""
+    path = places[0]
     if path.is_file():
-        return open_binary(derived("cifar", [path], partial(convert, partial(archive_members, path))), str(path))
+        return open_binary(derived("cifar", [path], partial(convert, partial(archive_members, path))), name)
     for layout in LAYOUTS:
         if binary_files(path, layout):
-            return open_binary(path, str(path))
+            return open_binary(path, name)
         found = pickles(path, layout)
         if found:
             files = [path / layout.meta, *found]
-            return open_binary(derived("cifar", files, partial(convert, partial(folder_members, files))), str(path))
+            return open_binary(derived("cifar", files, partial(convert, partial(folder_members, files))), name)
     raise DataError(f"{path}: no files of CIFAR-10 or CIFAR-100 in it")
 
 

@@ -25,8 +25,9 @@ class FolderSource(IndexedSource):
         return read_file(self.root / self.key(index))
 
 
-def open_folder(root: Path) -> Dataset:
-    """The data set in a folder of folders. Each time the folder is listed anew, as nothing tells of changes in it."""
+def open_folder(folders: list[Path], name: str) -> Dataset:
+    """The dataset in a folder of folders. Each time the folder is listed anew, as nothing tells of changes in it."""
+    root = folders[0]
     splits = split_folders(root)
     left_out = LeftOut()
     folder = scratch_folder()
@@ -35,10 +36,10 @@ def open_folder(root: Path) -> Dataset:
     if not stored.classes:
         raise DataError(no_classes(root, left_out))
     sources = {
-        split: FolderSource(f"{root}/{split}" if splits else str(root), stored.classes, index, root=root)
+        split: FolderSource(f"{name}/{split}" if splits else name, stored.classes, index, root=root)
         for split, index in stored.splits.items()
     }
-    return make_dataset(str(root), sources, stored.notes)
+    return make_dataset(name, sources, stored.notes)
 
 
 def split_folders(root: Path) -> dict[Path, str]:
@@ -121,7 +122,7 @@ def no_classes(root: Path, left_out: LeftOut) -> str:
 
 
 def open_lists(name: str, folder: Path, lists: Mapping[str, Path], *, classes: int = 0) -> Dataset:
-    """The data set of one list a split; labels are numbers from 0, or those that occur where `classes` is 0.
+    """The dataset of one list a split; labels are numbers from 0, or those that occur where `classes` is 0.
 
     Paths begin at the list's folder or at one above it, up to `folder`.
     """
@@ -172,7 +173,7 @@ def listed(
     classes: tuple[str, ...] | None = None,
     source: type[FolderSource] = FolderSource,
 ) -> Dataset:
-    """The data set of these entries, whose keys are paths below `root`; classes as `write_index` takes them."""
+    """The dataset of these entries, whose keys are paths below `root`; classes as `write_index` takes them."""
     folder = scratch_folder()
     left_out = LeftOut()
     fill(folder, lambda into: write_index(into, entries, left_out=left_out, classes=classes))

@@ -37,20 +37,21 @@ class ManifestSource(IndexedSource):
         return read_file(self.root / self.key(index))
 
 
-def open_manifest(path: Path) -> Dataset:
-    """The data set that a manifest lists, compiled once into an index on disk, so that length costs no memory."""
+def open_manifest(files: list[Path], name: str) -> Dataset:
+    """The dataset that a manifest lists, compiled once into an index on disk, so that length costs no memory."""
+    path = files[0]
     listed, beside = listed_classes(path.parent)
     folder = derived("manifest", [path, *beside], partial(compile_manifest, path, listed))
     stored = read_index(folder)
     if not stored.splits:
         raise DataError(f"{path}: a manifest without rows; wanted a row of {', '.join(WANTED)} for each image")
     sources = {
-        split: ManifestSource(f"{path} ({split})", stored.classes, index, root=path.parent)
+        split: ManifestSource(f"{name} ({split})", stored.classes, index, root=path.parent)
         for split, index in stored.splits.items()
     }
     for source in sources.values():
         check_paths(path, source)
-    return make_dataset(str(path), sources)
+    return make_dataset(name, sources)
 
 
 def compile_manifest(path: Path, classes: tuple[str, ...] | None, into: Path) -> None:

@@ -88,6 +88,11 @@ class ParquetSource(IndexedSource):
         return {**self.__dict__, "_loaded": OrderedDict()}
 
 
+def holds_images(files: Sequence[Path]) -> bool:
+    """Whether files hold images rather than paths to them; several are never a manifest."""
+    return len(files) > 1 or image_columns(files[0]) is not None
+
+
 def image_columns(path: Path) -> Columns | None:
     """The columns of a file of images; None for a file without a column of images, such as a manifest."""
     parquet, types = require("pyarrow.parquet", "parquet"), require("pyarrow.types", "parquet")
@@ -124,7 +129,7 @@ def chosen(names: list[str], usual: tuple[str, ...], kinds: dict[str, Any], kind
 
 
 def open_parquet(files: Sequence[Path], name: str) -> Dataset:
-    """The data set in Parquet files of images; the splits are told from the files' names."""
+    """The dataset in Parquet files of images; the splits are told from the files' names."""
     files = sorted(files, key=lambda path: natural(str(path)))
     columns = image_columns(files[0])
     if columns is None:

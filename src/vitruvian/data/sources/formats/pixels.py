@@ -124,8 +124,13 @@ def existing(folder: Path, start: str, kind: str) -> Path | None:
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
-def open_idx(folder: Path) -> Dataset:
-    """The data set in a folder of IDX files."""
+def idx_folders(folder: Path) -> list[Path]:
+    return [folder] if idx_files(folder) else []
+
+
+def open_idx(folders: list[Path], name: str) -> Dataset:
+    """The dataset in a folder of IDX files."""
+    folder = folders[0]
     pairs = idx_files(folder)
     loaded = {split: (unpacked(images), read_labels(unpacked(labels))) for split, (images, labels) in pairs.items()}
     names = tuple(map(str, range(1 + max(int(labels.max()) for _, labels in loaded.values()))))
@@ -137,9 +142,9 @@ def open_idx(folder: Path) -> Dataset:
         if count != len(labels):
             raise DataError(f"{pairs[split][0]}: {count} images but {len(labels)} labels; get the files again")
         sources[split] = RecordSource(
-            f"{folder} ({split})", names, [images], labels=labels, shape=(rows, columns), header=16
+            f"{name} ({split})", names, [images], labels=labels, shape=(rows, columns), header=16
         )
-    return make_dataset(str(folder), sources)
+    return make_dataset(name, sources)
 
 
 def read_labels(path: Path) -> NDArray[np.int32]:

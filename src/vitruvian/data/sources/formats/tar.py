@@ -189,7 +189,7 @@ class TarSource(IndexedSource):
 
 
 def open_tar(shards: Sequence[Path], name: str, *, classes: tuple[str, ...] | None = None) -> Dataset:
-    """The data set in local shards; their headers are gone through once.
+    """The dataset in local shards; their headers are gone through once.
 
     Without given classes, a list of them is looked for beside the shards and in the folder above.
     """

@@ -12,7 +12,7 @@ import numpy as np
 
 from vitruvian.data.decode import EXTENSIONS, RawImage, decode
 from vitruvian.data.sources.base import Dataset, LeftOut
-from vitruvian.data.sources.formats.cifar import is_cifar, open_cifar
+from vitruvian.data.sources.formats.cifar import cifar_folders, open_cifar
 from vitruvian.data.sources.formats.folder import (
     FolderSource,
     identity,
@@ -166,7 +166,7 @@ VTAB_LISTS = {"train": "train800.txt", "val": "val200.txt", "test": "test.txt"}
 
 
 def open_task(task: Task, root: Path | None = None, *, folders: Callable[[Path], Dataset]) -> Dataset:
-    """The data set of a task below `root`, by default the usual one; `folders` opens what is no special layout."""
+    """The dataset of a task below `root`, by default the usual one; `folders` opens what is no special layout."""
     root = root or data_root()
     if not task.present(root):
         raise DataError(how_to_get(task, root))
@@ -178,7 +178,7 @@ def open_task(task: Task, root: Path | None = None, *, folders: Callable[[Path],
 
 def opened(task: Task, folder: Path, root: Path, folders: Callable[[Path], Dataset]) -> Dataset:
     openers: dict[str, Callable[[], Dataset]] = {
-        "cifar": lambda: open_cifar(cifar_place(folder)),
+        "cifar": lambda: open_cifar([cifar_place(folder)], str(folder)),
         "flowers": lambda: open_flowers(folder),
         "folders": lambda: folders(folder),
         "imagenet": lambda: open_imagenet(folder),
@@ -199,10 +199,7 @@ def opened(task: Task, folder: Path, root: Path, folders: Callable[[Path], Datas
 
 def cifar_place(folder: Path) -> Path:
     """The folder of CIFAR's files, or the original archive."""
-    for place in (folder, *sorted(folder.glob("cifar-10*/"))):
-        if is_cifar(place):
-            return place
-    return next(iter(sorted(folder.glob("cifar-10*.tar.gz"))), folder)
+    return next(iter([*cifar_folders(folder), *sorted(folder.glob("cifar-10*.tar.gz"))]), folder)
 
 
 def inner(folder: Path, pattern: str) -> Path:

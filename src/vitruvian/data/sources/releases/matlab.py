@@ -1,6 +1,6 @@
-"""Reading MATLAB's files of level 5: the arrays, texts, cells and structures that data sets come with.
+"""Reading MATLAB's files of level 5: the arrays, texts, cells and structures that datasets come with.
 
-Only what data sets use is read; sparse arrays, objects and functions are refused. Nothing in a file is executed.
+Only what datasets use is read; sparse arrays, objects and functions are refused. Nothing in a file is executed.
 """
 
 from __future__ import annotations

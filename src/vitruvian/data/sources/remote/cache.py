@@ -50,7 +50,7 @@ class LocalShard:
 
 
 class ShardCache:
-    """The shards of one data set by number, fetched when they are needed or announced."""
+    """The shards of one dataset by number, fetched when they are needed or announced."""
 
     def __init__(self, urls: tuple[str, ...], classes: tuple[str, ...], *, folder: Path, bytes_kept: int, kept: int):
         """At most about `bytes_kept` bytes stay on the disk, and `kept` shards stay open in a process."""

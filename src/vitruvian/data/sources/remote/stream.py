@@ -24,7 +24,7 @@ from vitruvian.data.sources.remote.cache import LocalShard, ShardCache
 from vitruvian.errors import DataError
 
 BYTES_KEPT = 2**35
-"""Of one data set on the local disk."""
+"""Of one dataset on the local disk."""
 
 MAX_LANES = 64
 
@@ -93,7 +93,7 @@ class StreamSource(Source):
 
 
 def open_stream(url: str) -> Dataset:
-    """The data set in remote shards: a pattern, a folder, or one shard."""
+    """The dataset in remote shards: a pattern, a folder, or one shard."""
     urls = sorted(remote_files(url, ".tar"), key=natural)
     if not urls:
         raise DataError(f"{url}: no .tar files there; remote data must be tar shards, copy other kinds here first")

@@ -1,0 +1,257 @@
+"""Datasets of other libraries: a map-style `torch.utils.data.Dataset`, or one of Hugging Face `datasets`.
+
+An item is a pair (image, label, ...) or a dictionary with an image and a label. The image is a PIL image, the bytes of
+a file, an array (rows, columns[, channels]) or a tensor ([channels,] rows, columns); floats are levels from 0 to 1.
+What a dataset draws from the global generators of Python, NumPy and PyTorch (its own random transforms) is seeded by
+the loader for each sample, so that workers and resuming change nothing. For workers, the dataset must be picklable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitruvian.data.decode import RawImage, decode
+from vitruvian.data.sources.base import Dataset, Source, make_dataset, read_file
+from vitruvian.data.sources.names import split_name
+from vitruvian.errors import DataError
+
+IMAGE_KEYS = ("image", "img", "jpg", "png", "pixel_values")
+LABEL_KEYS = ("label", "labels", "fine_label", "cls", "class", "target")
+LABEL_LISTS = ("targets", "labels", "_labels")
+"""Where the datasets of torchvision and others keep all labels."""
+
+
+class DatasetSource(Source):
+    """The items of a map-style dataset as labeled images."""
+
+    draws = True
+
+    def __init__(self, dataset: Any, *, name: str) -> None:
+        for method in ("__getitem__", "__len__"):
+            if not hasattr(dataset, method):
+                raise DataError(
+                    f"{name}: a {type(dataset).__name__} without {method}; wanted a map-style dataset, "
+                    "whose samples can be read in any order"
+                )
+        self.name = name
+        self.dataset = undecoded(dataset)
+        self._last: tuple[int, int | str] = (-1, -1)
+        self.classes = named_classes(dataset) or self._numbered()
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def read(self, index: int) -> RawImage:
+        image, label = image_and_label(self.dataset[index], f"{self.name} #{index}")
+        if self._known is not None and self._known[index] != label:
+            raise DataError(
+                f"{self.name} #{index}: the label {label}, but {self._known[index]} in the list of all labels"
+            )
+        self._last = (index, label)
+        return raw_image(image, f"{self.name} #{index}")
+
+    def label(self, index: int) -> int:
+        if self._last[0] != index:
+            if self._known is not None:
+                return int(self._numbers([self._known[index]])[0])
+            self._last = (index, image_and_label(self.dataset[index], f"{self.name} #{index}")[1])
+        return int(self._numbers([self._last[1]])[0])
+
+    @cached_property
+    def _known(self) -> Sequence[int | str] | None:
+        return all_labels(self.dataset)
+
+    @cached_property
+    def _labels(self) -> NDArray[np.int32]:
+        return self._numbers(self._listed())
+
+    def labels(self) -> NDArray[np.int32]:
+        """All labels; where the dataset has no list of them, every item is read once."""
+        return self._labels
+
+    def key(self, index: int) -> str:
+        return f"{self.name} #{index}"
+
+    def _listed(self) -> Sequence[int | str]:
+        if self._known is not None:
+            return self._known
+        return [image_and_label(self.dataset[index], f"{self.name} #{index}")[1] for index in range(len(self))]
+
+    def _numbered(self) -> tuple[str, ...]:
+        """The labels that occur where they are names, else the numbers up to the greatest."""
+        labels = list(self._listed())
+        if any(isinstance(label, str) for label in labels):
+            return tuple(sorted({str(label) for label in labels}))
+        return tuple(map(str, range(max(map(int, labels), default=0) + 1)))
+
+    @cached_property
+    def _number_of(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.classes)}
+
+    def _numbers(self, labels: Iterable[int | str]) -> NDArray[np.int32]:
+        found = [self._number_of.get(label, -1) if isinstance(label, str) else int(label) for label in labels]
+        numbers = np.array(found, np.int64)
+        wrong = np.flatnonzero((numbers < 0) | (numbers >= len(self.classes)))
+        if len(wrong):
+            raise DataError(f"{self.name}: a label {found[wrong[0]]} among {len(self.classes)} classes")
+        return numbers.astype(np.int32)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": (-1, -1)}
+
+
+def open_datasets(data: object) -> Dataset:
+    """The dataset in an object of another library, or in a mapping from splits to such objects."""
+    parts = data if isinstance(data, Mapping) else {"train": data}
+    if isinstance(data, str | bytes | int | float | type(None)) or not parts:
+        raise DataError(
+            f"{data!r} is not a dataset; wanted a path, a name, a torch.utils.data.Dataset or a mapping of them"
+        )
+    name = " and ".join(dict.fromkeys(type(part).__name__ for part in parts.values()))
+    sources: dict[str, Source] = {}
+    notes = []
+    for split, part in parts.items():
+        if withheld(part):
+            notes.append(f"left out: the split {split}, whose labels are withheld (-1)")
+            continue
+        sources[split_name(str(split)) or str(split)] = (
+            part if isinstance(part, Source) else DatasetSource(part, name=f"{name} ({split})")
+        )
+    return make_dataset(name, same_classes(sources), notes)
+
+
+def same_classes(sources: dict[str, Source]) -> dict[str, Source]:
+    """The splits with the same classes: where they are only numbered, those of the split that has most."""
+    longest = max((source.classes for source in sources.values()), key=len, default=())
+    for source in sources.values():
+        if source.classes != longest[: len(source.classes)]:
+            first = next(iter(sources.values()))
+            raise DataError(f"{source.name} and {first.name} have different classes; give them the same `classes`")
+        source.classes = longest
+    return sources
+
+
+def undecoded(dataset: Any) -> Any:
+    """A Hugging Face dataset with its images as the bytes of their files, which are decoded faster here."""
+    features = getattr(dataset, "features", None)
+    if not isinstance(features, Mapping) or getattr(dataset, "format", {}).get("type") is not None:
+        return dataset
+    for column, feature in features.items():
+        if type(feature).__name__ == "Image":
+            dataset = dataset.cast_column(column, type(feature)(decode=False))
+    return dataset
+
+
+def named_classes(dataset: Any) -> tuple[str, ...]:
+    """The names that a dataset has for its classes; none where it has no names."""
+    features = getattr(dataset, "features", None)
+    if isinstance(features, Mapping):
+        names = next((getattr(features[key], "names", None) for key in LABEL_KEYS if key in features), None)
+        declared = [feature.names for feature in features.values() if type(feature).__name__ == "ClassLabel"]
+        names = names or next(iter(declared), None)
+    else:
+        names = getattr(dataset, "classes", None)
+    if names is None:
+        for part in (getattr(dataset, "dataset", None), *getattr(dataset, "datasets", ())[:1]):
+            names = None if part is None else named_classes(part)  # Subset, ConcatDataset
+    return tuple(name if isinstance(name, str) else ", ".join(map(str, np.ravel(name))) for name in names or ())
+
+
+def all_labels(dataset: Any) -> Sequence[int | str] | None:
+    """All labels of a dataset without reading its images, if it keeps them."""
+    if isinstance(getattr(dataset, "features", None), Mapping):
+        column = chosen_key(dataset.features, LABEL_KEYS, "ClassLabel")
+        return None if column is None else [plain_label(label) for label in dataset.with_format(None)[column]]
+    inner, indices, parts = (getattr(dataset, name, None) for name in ("dataset", "indices", "datasets"))
+    if inner is not None and indices is not None:  # torch.utils.data.Subset
+        labels = all_labels(inner)
+        return None if labels is None else [labels[int(index)] for index in indices]
+    if parts is not None:  # torch.utils.data.ConcatDataset
+        lists = [all_labels(part) for part in parts]
+        return None if any(part is None for part in lists) else [label for part in lists for label in part or ()]
+    if getattr(dataset, "target_transform", None) is not None:
+        return None
+    found = next((getattr(dataset, name) for name in LABEL_LISTS if hasattr(dataset, name)), None)
+    if found is None or len(found) != len(dataset):
+        return None
+    try:
+        return [plain_label(label) for label in found]
+    except DataError:  # targets of another kind, such as boxes
+        return None
+
+
+def withheld(dataset: Any) -> bool:
+    """Whether all labels of a Hugging Face split are -1."""
+    if not isinstance(getattr(dataset, "features", None), Mapping):
+        return False
+    labels = all_labels(dataset)
+    return bool(labels) and set(labels or ()) == {-1}
+
+
+def chosen_key(keys: Mapping[str, Any], usual: Sequence[str], kind: str = "") -> str | None:
+    """The first usual key, or else the first of the wanted kind of feature."""
+    declared = [key for key, value in keys.items() if type(value).__name__ == kind]
+    return next((key for key in (*usual, *declared) if key in keys), None)
+
+
+def image_and_label(item: Any, where: str) -> tuple[Any, int | str]:
+    if isinstance(item, Mapping):
+        keys = chosen_key(item, IMAGE_KEYS), chosen_key(item, LABEL_KEYS)
+        if keys[0] is None or keys[1] is None:
+            raise DataError(f"{where}: keys {', '.join(map(str, item))}; wanted `image` and `label`")
+        return item[keys[0]], plain_label(item[keys[1]], where)
+    if isinstance(item, tuple | list) and len(item) >= 2:
+        return item[0], plain_label(item[1], where)
+    raise DataError(f"{where}: a {type(item).__name__}; wanted (image, label), or a dictionary with both")
+
+
+def plain_label(label: Any, where: str = "label") -> int | str:
+    if isinstance(label, str):
+        return label
+    values = np.ravel(label)
+    if values.size != 1 or values.dtype.kind not in "iub":
+        raise DataError(f"{where}: the label {str(label)[:40]!r} is not one class; wanted its number or its name")
+    return int(values[0])
+
+
+def raw_image(image: Any, where: str) -> RawImage:
+    """An image of any of the kinds as the bytes of a file, or as uint8 (rows, columns[, 3])."""
+    if isinstance(image, Mapping) and isinstance(image.get("bytes"), bytes):  # Hugging Face, not decoded
+        return bytes(image["bytes"])
+    if isinstance(image, Mapping) and image.get("path"):
+        return read_file(image["path"])
+    if isinstance(image, bytes):
+        return image
+    if isinstance(image, Image.Image):
+        return np.asarray(image.convert("L") if image.mode in ("1", "L") else decode(image))
+    values = np.asarray(image)
+    if not isinstance(image, np.ndarray) and values.ndim == 3:  # a tensor: channels first
+        values = values.transpose(1, 2, 0)
+    if values.ndim not in (2, 3) or values.shape[2:] not in ((), (1,), (3,), (4,)) or not values.size:
+        shape = f"{type(image).__name__} of shape {tuple(np.shape(image))}"
+        raise DataError(
+            f"{where}: {shape}; wanted a PIL image, an array (rows, columns, 3) or a tensor (3, rows, columns)"
+        )
+    return as_levels(values, where)
+
+
+def as_levels(values: NDArray[Any], where: str) -> NDArray[np.uint8]:
+    if values.dtype.kind == "f":
+        low, high = float(values.min()), float(values.max())
+        if not (low >= 0 and high <= 1):
+            raise DataError(
+                f"{where}: values from {low:.3g} to {high:.3g}; wanted floats from 0 to 1, or uint8: "
+                "leave out Normalize, which belongs to the view"
+            )
+        values = np.rint(values * 255).astype(np.uint8)
+    if values.dtype != np.uint8:
+        raise DataError(f"{where}: values of type {values.dtype}; wanted uint8, or floats from 0 to 1")
+    if values.shape[2:] == (4,):
+        return np.asarray(decode(Image.fromarray(values)))
+    return np.ascontiguousarray(values[..., 0] if values.shape[2:] == (1,) else values)

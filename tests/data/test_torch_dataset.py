@@ -1,0 +1,247 @@
+"""Datasets of other libraries, and anyone's transforms as views."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from making import png
+from PIL import Image
+from torch.utils.data import ConcatDataset, IterableDataset, Subset
+
+from vitruvian.data.loader import Loader
+from vitruvian.data.sources import hold_out, open_dataset
+from vitruvian.data.view import as_view
+from vitruvian.errors import ConfigError, DataError
+
+
+class Pictures(torch.utils.data.Dataset):
+    """Gray levels from 0 up, the class of item i is i % 3; `form` makes the image of a level."""
+
+    def __init__(self, length=9, *, form=lambda level: Image.new("L", (4, 3), level), label=lambda index: index % 3):
+        self.length, self.form, self.of = length, form, label
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return self.form(index), self.of(index)
+
+
+def level(index):
+    return Image.new("L", (4, 3), index)
+
+
+class Noisy(torch.utils.data.Dataset):
+    """A dataset with random transforms of its own, from all three global generators."""
+
+    classes = ("a", "b")
+
+    def __init__(self, length=12):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        drawn = (random.randrange(256), np.random.randint(256), int(torch.randint(256, ())))  # noqa: NPY002
+        return torch.tensor([*drawn, index], dtype=torch.uint8).view(1, 2, 2), index % 2
+
+
+def noisy_transform(image):
+    draws = torch.tensor([random.random(), np.random.random(), float(torch.rand(()))])  # noqa: NPY002
+    return draws.view(3, 1, 1) + float(np.asarray(image).mean())
+
+
+def plain_view(image, rng):
+    return torch.from_numpy(image[None].astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("form", "wanted"),
+    [
+        (lambda level: Image.new("L", (4, 3), level), (3, 4)),
+        (lambda level: Image.new("RGB", (4, 3), (level, level, level)), (3, 4, 3)),
+        (lambda level: Image.new("RGBA", (4, 3), (level, level, level, 255)), (3, 4, 3)),
+        (lambda level: np.full((3, 4), level, np.uint8), (3, 4)),
+        (lambda level: np.full((3, 4, 3), level, np.uint8), (3, 4, 3)),
+        (lambda level: np.full((3, 4, 1), level / 255, np.float32), (3, 4)),
+        (lambda level: torch.full((3, 3, 4), level, dtype=torch.uint8), (3, 4, 3)),
+        (lambda level: torch.full((1, 3, 4), level / 255), (3, 4)),
+    ],
+)
+def test_an_image_of_any_kind_becomes_the_same_levels(form, wanted):
+    source = open_dataset(Pictures(form=form)).train
+    pixels = source.read(7)
+    assert (pixels.shape, pixels.dtype, int(pixels.max()), int(pixels.min())) == (wanted, np.uint8, 7, 7)
+
+
+def test_an_item_may_be_a_dictionary_with_the_bytes_of_a_file():
+    class Files(Pictures):
+        def __getitem__(self, index):
+            return {"image": png(index), "label": torch.tensor(index % 3), "id": index}
+
+    source = open_dataset(Files()).train
+    assert (source.read(4), source.label(4)) == (png(4), 1)
+
+
+def test_classes_and_labels_come_from_the_dataset_without_reading_images():
+    class Listed(Pictures):
+        classes = ("cat", "dog", ("fox", "vixen"))
+        targets = torch.arange(9) % 3
+
+        def __getitem__(self, index):
+            raise AssertionError("an image was read")
+
+    source = open_dataset(ConcatDataset([Listed(), Subset(Listed(), [2, 1])])).train
+    assert source.classes == ("cat", "dog", "fox, vixen")
+    assert source.labels().tolist() == [0, 1, 2] * 3 + [2, 1]
+    assert source.label(9) == 2
+
+
+def test_without_names_the_classes_are_numbered_or_called_like_the_labels():
+    assert open_dataset(Pictures()).classes == ("0", "1", "2")
+    named = open_dataset(Pictures(label=lambda index: ["dog", "cat"][index % 2])).train
+    assert (named.classes, named.labels().tolist()[:3]) == (("cat", "dog"), [1, 0, 1])
+
+
+def test_a_mapping_gives_the_splits_and_numbered_classes_are_shared():
+    data = open_dataset({"train": Pictures(), "validation": Pictures(2)})
+    assert list(data.splits) == ["train", "val"]
+    assert data.validation.classes == ("0", "1", "2")
+    assert open_dataset(data) is data
+    assert len(open_dataset(data.train).train) == 9
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (None, "None is not a dataset; wanted a path, a name"),
+        ({}, "is not a dataset; wanted a path"),
+        (
+            type("Stream", (IterableDataset,), {"__iter__": iter})(),
+            "Stream without __len__; wanted a map-style",
+        ),
+        (Pictures(form=lambda level: torch.full((3, 2, 2), -1.0)), r"values from -1 to -1; wanted floats from 0 to 1"),
+        (Pictures(form=lambda level: np.zeros((2, 2), np.int64)), "values of type int64; wanted uint8"),
+        (Pictures(form=lambda level: torch.zeros(5, 2, 2)), r"Tensor of shape \(5, 2, 2\); wanted a PIL image"),
+        (Pictures(label=lambda index: 0.5), "the label '0.5' is not one class"),
+        (Pictures(label=lambda index: index - 1), "a label -1 among 8 classes"),
+        (type("Bare", (Pictures,), {"__getitem__": lambda self, i: i})(), r"a int; wanted \(image, label\)"),
+        (type("Odd", (Pictures,), {"__getitem__": lambda self, i: {"x": i}})(), "keys x; wanted `image` and `label`"),
+        (type("Few", (Pictures,), {"classes": ("a", "b")})(), "a label 2 among 2 classes"),
+        (type("Wrong", (Pictures,), {"targets": [1] * 9})(), "the label 0, but 1 in the list of all labels"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_line(data, text):
+    with pytest.raises(DataError, match=text):
+        read_all(data)
+
+
+def read_all(data):
+    train = open_dataset(data).train
+    return [train.read(index) for index, _ in enumerate(train.labels())]
+
+
+def batches(dataset, view, *, workers=0, start=0, epoch=3):
+    with Loader(dataset, view=view, batch_size=4, training=True, seed=1, workers=workers) as loader:
+        return [batch.pixels for batch in loader.batches(epoch, start)]
+
+
+@pytest.mark.parametrize(("view", "noisy"), [(plain_view, True), (as_view(noisy_transform), False)])
+def test_random_datasets_and_transforms_repeat_with_any_workers_and_from_any_batch(view, noisy):
+    source = open_dataset(Noisy() if noisy else Subset(Noisy(), range(12))).train
+    torch.manual_seed(5)
+    whole = batches(source, view)
+    after = torch.rand(())
+    torch.manual_seed(5)
+    assert torch.equal(after, torch.rand(())), "the global generator was moved"
+    torch.manual_seed(6)
+    random.seed(7)
+    assert all(map(torch.equal, whole, batches(source, view, workers=2)))
+    assert all(map(torch.equal, whole[2:], batches(source, view, start=2)))
+    assert not any(map(torch.equal, whole, batches(source, view, epoch=4)))
+
+
+def test_a_part_of_a_random_dataset_is_seeded_too():
+    part, _ = hold_out(open_dataset(Noisy()).train, 0.3, seed=0)
+    first = batches(part, plain_view)
+    random.seed(7)
+    assert all(map(torch.equal, first, batches(part, plain_view)))
+
+
+def test_a_transform_with_generators_of_its_own_is_seeded_through_its_method():
+    class Own:
+        def set_random_seed(self, seed):
+            self.rng = np.random.default_rng(seed)
+
+        def __call__(self, image):
+            return torch.full((1, 2, 2), float(self.rng.random()))
+
+    source = open_dataset(Noisy()).train
+    assert all(map(torch.equal, batches(source, as_view(Own())), batches(source, as_view(Own()))))
+
+
+@pytest.mark.parametrize(
+    ("made", "kind"), [(torch.zeros(3, 2, 2, dtype=torch.uint8), r"torch.uint8 \(3, 2, 2\)"), (np.zeros(3), "ndarray")]
+)
+def test_a_transform_that_gives_no_float_tensor_is_an_error(made, kind):
+    with pytest.raises(ConfigError, match=rf"the view gives {kind}; wanted a float tensor"):
+        as_view(lambda image: made)(png(3), np.random.default_rng(0))
+
+
+def test_what_cannot_be_sent_to_workers_is_said_clearly():
+    source = open_dataset(Noisy()).train
+    with pytest.raises(DataError, match=r"the dataset or the view cannot be sent to data workers .*use workers=0"):
+        batches(source, as_view(lambda image: torch.zeros(1, 1, 1)), workers=1)
+
+
+class ClassLabel:
+    names = ("cat", "dog")
+
+
+class Column(dict):
+    """As much of a Hugging Face dataset as is used: features, columns and items."""
+
+    def __init__(self, labels):
+        self.features = {
+            "image": type("Image", (), {"__init__": lambda self, decode=True: None})(),
+            "label": ClassLabel(),
+        }
+        self.column, self.format, self.decoded = labels, {"type": None}, True
+
+    def __len__(self):
+        return len(self.column)
+
+    def __getitem__(self, item):
+        if item == "label":
+            return self.column
+        image = Image.new("L", (4, 3), item) if self.decoded else {"bytes": png(item), "path": None}
+        return {"image": image, "label": self.column[item]}
+
+    def with_format(self, kind):
+        return self
+
+    def cast_column(self, name, feature):
+        copy = Column(self.column)
+        copy.decoded = False
+        return copy
+
+
+def test_a_hugging_face_dataset_gives_the_bytes_of_its_files_and_names_its_classes():
+    data = open_dataset({"train": Column([0, 1, 1]), "test": Column([-1, -1])})
+    assert (data.classes, list(data.splits)) == (("cat", "dog"), ["train"])
+    assert "whose labels are withheld (-1)" in data.notes[0]
+    assert (data.train.read(2), data.train.label(2)) == (png(2), 1)
+
+
+def test_real_hugging_face_datasets_are_taken():
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    rows = {"image": [{"bytes": png(level), "path": None} for level in range(4)], "label": [0, 1, 1, 0]}
+    dataset = datasets.Dataset.from_dict(rows, features=features)
+    data = open_dataset(datasets.DatasetDict(train=dataset, validation=dataset.select([1, 2])))
+    assert (data.classes, len(data.validation)) == (("cat", "dog"), 2)
+    assert (data.train.read(3), data.train.labels().tolist()) == (png(3), [0, 1, 1, 0])
+    seen = open_dataset(dataset.with_transform(lambda batch: batch)).train
+    assert seen.read(1).shape == (3, 4, 3)
