@@ -15,11 +15,12 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.config import BATCH, Size
-from vitruvian.data.decode import ImageInput, name_of, printable
+from vitruvian.data.decode import ImageInput, name_of
 from vitruvian.data.preprocess import preprocess_image
 from vitruvian.errors import ConfigError, ImageError
 from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_cores
+from vitruvian.text import printable
 from vitruvian.weights.load import load
 
 # B images, K classes, F features

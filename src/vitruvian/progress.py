@@ -100,8 +100,9 @@ class Progress:
     """The progress of one piece of work, from the first update until it is closed."""
 
     def __init__(self, label: str, total: int | None = None, *, done: int = 0, unit: str = "") -> None:
-        """`unit="bytes"` shows amounts as MB and GB."""
+        """`unit="bytes"` shows amounts as MB and GB; `detail` may be set to what stands after the numbers."""
         self.label, self.total, self.done, self.unit = label, total, done, unit
+        self.detail = ""
         self._speed = Speed(done)
         self._begun = self._said = time.monotonic()
         self._task: Any = None
@@ -113,9 +114,9 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def update(self, done: int, label: str | None = None) -> None:
-        """So much is done by now; `label` replaces what stands before the numbers."""
-        self.done, self.label = done, self.label if label is None else label
+    def update(self, done: int) -> None:
+        """So much is done by now."""
+        self.done = done
         self._speed.update(done)
         now = time.monotonic()
         if not self._shows:
@@ -125,7 +126,7 @@ class Progress:
                 self._draw()
         elif now - self._said >= LINE_SECONDS:
             self._said = now
-            tell(f"{self.label}: {self.amount()}{self.left()}")
+            tell(f"{self.label}: {self.amount()}{self.left()}{'; ' * bool(self.detail)}{self.detail}")
 
     def amount(self) -> str:
         """`20 of 100`."""
@@ -139,11 +140,11 @@ class Progress:
 
     def _draw(self) -> None:
         bars = _open_bars()
-        fields: dict[str, Any] = {"amount": self.amount(), "left": self.left().removeprefix(", ")}
+        fields: dict[str, Any] = {"numbers": f"{self.amount()}{self.left()}", "detail": self.detail}
         if self._task is None:
             self._task = bars.add_task(self.label, total=self.total, completed=self.done, **fields)
         else:
-            bars.update(self._task, completed=self.done, description=self.label, **fields)
+            bars.update(self._task, completed=self.done, **fields)
 
     def close(self) -> None:
         if self._task is not None:
@@ -169,11 +170,13 @@ def _open_bars() -> Bars:
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Bars
 
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[amount]}"))
+        names = ("description", "fields[numbers]", "fields[detail]")
+        label, *told = (TextColumn(f"{{task.{name}}}", markup=False) for name in names)
         together = sys.stdout is not None and sys.stdout.isatty()  # then rich keeps printed lines above the bar
         console = Console(stderr=True)
-        left = TextColumn("{task.fields[left]}")
-        _bars = Bars(*columns, left, console=console, transient=True, redirect_stdout=together, refresh_per_second=4)
+        _bars = Bars(
+            label, BarColumn(), *told, console=console, transient=True, redirect_stdout=together, refresh_per_second=4
+        )
         _bars.start()
     return _bars
 

@@ -12,9 +12,6 @@ import sys
 import pytest
 from PIL import Image
 
-import vitruvian.cli.progress as progress
-from vitruvian.cli.progress import track
-
 
 def test_json_is_one_object_a_image_with_exactly_these_keys(vit, weights, photos):
     code, out, err = vit("predict", photos, "--model", weights, "--top", 2, "--json")
@@ -116,23 +113,6 @@ def test_an_unknown_model_is_answered_with_near_ones(vit, photos):
     assert (code, out) == (1, "")
     assert err.count("\n") == 1
     assert "vit_base_patch16_224" in err
-
-
-def test_progress_is_silent_where_stderr_is_no_terminal(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "QUIET_SECONDS", -1)
-    assert list(track(range(5), 5, "images")) == [0, 1, 2, 3, 4]
-    assert capsys.readouterr() == ("", "")
-
-
-def test_progress_is_shown_on_a_terminal_after_a_while(capsys, monkeypatch):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    assert list(track(range(5), 5, "images")) == [0, 1, 2, 3, 4]
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(progress, "QUIET_SECONDS", -1)
-    assert list(track(range(5), 5, "images")) == [0, 1, 2, 3, 4]
-    shown = capsys.readouterr()
-    assert "images" in shown.err
-    assert shown.out == ""
 
 
 @pytest.mark.slow

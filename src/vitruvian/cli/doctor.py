@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitruvian.cli.progress import track
+from vitruvian.progress import track
 
 if TYPE_CHECKING:
     from vitruvian.data.doctor import Diagnosis

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitruvian.cli.options import Batch, Device, Heads, ImageSize, ModelName, ReportFolder
-from vitruvian.cli.progress import track
 from vitruvian.cli.start import quick_imports, quiet_pillow
 from vitruvian.config import BATCH
+from vitruvian.progress import track
 from vitruvian.tasks import file_beside, view_for
 
 if TYPE_CHECKING:
@@ -90,9 +90,9 @@ def evaluate(
 
 def as_table(found: Evaluation) -> str:
     """Numbers with their intervals, under a line on what they were measured on."""
-    from vitruvian.cli.text import table
     from vitruvian.evaluation.measuring.intervals import LEVEL
     from vitruvian.evaluation.pages.evaluation import NAMES, shown_numbers, summary
+    from vitruvian.text import table
 
     rows = []
     for name, value in shown_numbers(found).items():

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from vitruvian.cli.options import Device, Heads, ImageSize, ModelName
-from vitruvian.cli.progress import track
 from vitruvian.cli.start import quick_imports, quiet_pillow
+from vitruvian.progress import track
 
 if TYPE_CHECKING:
     from vitruvian.explain import Looks, Written
@@ -151,7 +151,7 @@ def show_images(model: Model, looks: Looks, images: list[str], out: Path, *, dev
 
 
 def show(written: Written, *, as_json: bool) -> None:
-    from vitruvian.data.decode import printable
+    from vitruvian.text import printable
 
     explained = written.explained
     if as_json:

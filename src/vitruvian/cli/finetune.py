@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitruvian.cli.options import Changes, DataRoot, place_data
-from vitruvian.cli.progress import tell
 from vitruvian.cli.start import speaks
 from vitruvian.cli.stop import exit_when_stopped
+from vitruvian.progress import tell
 from vitruvian.tasks import SEEDS
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def finetune(
     from vitruvian.training.finetune import finetune as carry_out
     from vitruvian.training.finetune import protocol_for
     from vitruvian.training.journal import TensorBoard
-    from vitruvian.training.progress import progress
+    from vitruvian.training.progress import ShownProgress
 
     place_data(data_root)
     changes = [*(settings or [])]
@@ -78,7 +78,7 @@ def finetune(
         lrs=() if lrs is None else parse_lrs(lrs),
         seeds=seeds,
     )
-    bar = progress()
+    bar = ShownProgress()
     with exit_when_stopped():
         chosen = protocol.quickly() if quick else protocol
         sweep = carry_out(chosen, out, listeners=[bar, TensorBoard(bar.said)], said=tell)
@@ -91,7 +91,7 @@ def finetune(
 
 def show(sweep: Sweep) -> None:
     """Every trial, the result and where the model is, on stdout."""
-    from vitruvian.cli.text import table
+    from vitruvian.text import table
     from vitruvian.training.sweep_report import stated
 
     headings = ("trial", ">lr", ">seed", "measured on", ">top-1", ">mean per class", "")

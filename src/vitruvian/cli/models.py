@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitruvian.cli.text import table
+from vitruvian.text import table
 
 if TYPE_CHECKING:
     from vitruvian.published import Published

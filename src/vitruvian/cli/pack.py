@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from vitruvian.cli.progress import track
+from vitruvian.progress import track
 
 
 class Form(StrEnum):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitruvian.cli.options import Batch, Device, Heads, ImageSize, ModelName
-from vitruvian.cli.progress import track
 from vitruvian.cli.start import quick_imports, quiet_pillow
 from vitruvian.config import BATCH
+from vitruvian.progress import track
 
 if TYPE_CHECKING:
     from vitruvian.predict import Prediction
@@ -67,7 +67,7 @@ def as_line(prediction: Prediction) -> str:
 
 def as_table(prediction: Prediction) -> str:
     """The path, and below it a line for each answer with the percentages in one column."""
-    from vitruvian.data.decode import printable
+    from vitruvian.text import printable
 
     labels = [printable(answer.label) for answer in prediction.answers]
     width = max(map(len, labels))

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitruvian.cli.options import Batch, Device, Heads, ImageSize, ModelName, ReportFolder, names_in
-from vitruvian.cli.progress import track
 from vitruvian.cli.start import quick_imports, quiet_pillow
 from vitruvian.config import BATCH
+from vitruvian.progress import track
 from vitruvian.tasks import view_for
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ def probe(
 
 
 def as_table(report: ProbeReport) -> str:
-    from vitruvian.cli.text import table
     from vitruvian.evaluation.pages.probe import summary
+    from vitruvian.text import table
 
     rows = []
     for found in report.results:

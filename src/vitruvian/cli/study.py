@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitruvian.cli.options import Changes, DataRoot, names_in, place_data
-from vitruvian.cli.progress import tell
 from vitruvian.cli.start import speaks
 from vitruvian.cli.stop import exit_when_stopped
+from vitruvian.progress import tell
 from vitruvian.tasks import SEEDS
 
 if TYPE_CHECKING:
@@ -153,14 +153,14 @@ def compute(
 
 def fine_tuned(models: str, tasks: list[Task], out: Path, setup: Setup) -> list[Cell]:
     from vitruvian.study.transfer import transfer
-    from vitruvian.training.progress import progress
+    from vitruvian.training.progress import ShownProgress
 
     names = names_in(models)
     if not names:
         raise typer.BadParameter("give the weights to start from", param_hint="--models")
     cells: list[Cell] = []
     with exit_when_stopped():
-        cells += transfer(names, tasks, out, setup=setup, listeners=[progress()], said=tell)
+        cells += transfer(names, tasks, out, setup=setup, listeners=[ShownProgress()], said=tell)
     return cells
 
 
@@ -172,8 +172,8 @@ def fail_if_empty(cells: list[Cell]) -> None:
 
 def show_table5(cells: list[Cell]) -> None:
     """What was measured, then the paper's rows, in the same columns."""
-    from vitruvian.cli.text import table
     from vitruvian.study.published import TABLE5, published
+    from vitruvian.text import table
 
     tasks = list(dict.fromkeys(cell.task.name for cell in cells))
     by = {(cell.model, cell.task.name): cell for cell in cells}
@@ -196,9 +196,9 @@ def show_missing(cells: list[Cell]) -> None:
 
 
 def show_vtab(result: VtabResult, cells: list[Cell]) -> None:
-    from vitruvian.cli.text import table
     from vitruvian.study.published import VTAB_MEAN
     from vitruvian.study.transfer import vtab_tasks
+    from vitruvian.text import table
 
     own = [cell for cell in cells if cell.model == result.model]
     print(result.model)
@@ -225,13 +225,13 @@ def grow(found: Study, *, plan: bool, as_json: bool) -> None:
     """Carry a study out and print it, or only say what it would do."""
     from vitruvian.study.growth import carry_out
     from vitruvian.study.page import write_page
-    from vitruvian.training.progress import progress
+    from vitruvian.training.progress import ShownProgress
 
     if plan:
         show_plan(found)
         return
     with exit_when_stopped():
-        carry_out(found, listeners=[progress()], said=tell, after=write_page)
+        carry_out(found, listeners=[ShownProgress()], said=tell, after=write_page)
     if as_json and speaks():
         print("\n".join(json.dumps(cell.to_json()) for cell in found.cells))
     elif speaks():
@@ -239,9 +239,8 @@ def grow(found: Study, *, plan: bool, as_json: bool) -> None:
 
 
 def show_plan(study: Study) -> None:
-    from vitruvian.cli.text import table
     from vitruvian.study.growth import estimates
-    from vitruvian.text import duration
+    from vitruvian.text import duration, table
 
     rows, total = [], 0.0
     for cell, seconds in estimates(study):
@@ -254,8 +253,8 @@ def show_plan(study: Study) -> None:
 
 
 def show_growth(study: Study) -> None:
-    from vitruvian.cli.text import table
     from vitruvian.study.growth import family_name
+    from vitruvian.text import table
 
     rows = []
     for cell in study.cells:

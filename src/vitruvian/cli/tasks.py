@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitruvian.cli.options import DataRoot
-from vitruvian.cli.text import table
+from vitruvian.text import table
 
 if TYPE_CHECKING:
     from vitruvian.tasks import Task

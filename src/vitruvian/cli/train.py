@@ -50,9 +50,9 @@ def train(
         return
     from vitruvian import training
     from vitruvian.training.journal import TensorBoard
-    from vitruvian.training.progress import progress
+    from vitruvian.training.progress import ShownProgress
 
-    bar = progress()
+    bar = ShownProgress()
     listeners = [bar, TensorBoard(bar.said)]
     with exit_when_stopped():
         if resume is not None:
@@ -96,7 +96,7 @@ def show_plan(
 
 
 def list_recipes() -> None:
-    from vitruvian.cli.text import table
+    from vitruvian.text import table
     from vitruvian.training import read_recipe, recipe_names
 
     rows = [(name, read_recipe(name)) for name in recipe_names()]

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from vitruvian.config import check_range
-from vitruvian.data.decode import printable
 from vitruvian.data.order import IndexArray, generator_for
 from vitruvian.data.sampling import Plan, Sampling
 from vitruvian.data.sources.base import Source
 from vitruvian.data.view import View, seeded
-from vitruvian.data.workers import Workers, one_line
+from vitruvian.data.workers import Workers
 from vitruvian.errors import ConfigError, DataError, ImageError, VitruvianError
+from vitruvian.text import one_line, printable
 
 Unreadable = tuple[str, str]
 """An example's key, and why it cannot be read."""

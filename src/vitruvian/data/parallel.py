@@ -1,23 +1,13 @@
-"""Work over a whole dataset, piece by piece: results in order from any number of processes, with progress."""
+"""Work over a whole dataset, piece by piece: results in order from any number of processes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-class Track(Protocol):
-    """Passes items on unchanged, and may show how many of the total have passed."""
-
-    def __call__(self, items: Iterable[Item], total: int) -> Iterable[Item]: ...
-
-
-def untracked(items: Iterable[Item], total: int) -> Iterable[Item]:
-    return items
 
 
 def in_order(function: Callable[[Item], Result], items: Iterable[Item], *, workers: int) -> Iterator[Result]:

@@ -23,6 +23,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from vitruvian.errors import DataError, VitruvianError
+from vitruvian.text import one_line
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -157,7 +158,3 @@ def end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())

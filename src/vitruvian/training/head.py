@@ -7,10 +7,9 @@ was fitted to.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from vitruvian.evaluation.probes.store import open_store
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Encoder
+from vitruvian.progress import track
 from vitruvian.training.recipe import Recipe
 
 # N images, D features, K classes
@@ -35,10 +35,6 @@ STRENGTHS = tuple(10.0 ** (power / 2) for power in range(-8, 5))
 """Tried for the regularization, relative to the mean variance of a feature."""
 SCALES = tuple(10.0 ** (power / 20) for power in range(31))
 """Tried for the logits, relative to answers between 0 and 1; beyond 32, probabilities have nothing left to learn."""
-LINE_SECONDS = 30.0
-"""Between lines about the progress."""
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,8 +67,10 @@ def fit_head(
     heads = 2 if isinstance(model, ViT) and model.distillation_head is not None else 1
     training = model.training
     encoder = Encoder(model.eval(), device=str(device))
+    few, follow = thinned(source, MOST_IMAGES), partial(track, label="fitting the head")
+    said(f"fitting the head to {len(few):,} images")
     try:
-        found = features_of(encoder, thinned(source, MOST_IMAGES), open_store(encoder), track=Told(said).track)
+        found = features_of(encoder, few, open_store(encoder), track=follow)
     finally:
         model.train(training)
     if recipe.head_init == "probe":
@@ -84,22 +82,6 @@ def fit_head(
         model.head.weight.copy_(heads * head.weight.T)
         model.head.bias.copy_(heads * head.bias + recipe.head_bias)
     return head
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """Progress as a line now and then."""
-
-    said: Callable[[str], None]
-
-    def track(self, items: Iterable[Item], total: int) -> Iterator[Item]:
-        self.said(f"fitting the head to {total:,} images")
-        last = time.monotonic()
-        for number, item in enumerate(items):
-            if time.monotonic() - last > LINE_SECONDS:
-                last = time.monotonic()
-                self.said(f"fitting the head: {number:,} of {total:,} images seen")
-            yield item
 
 
 def thinned(source: Source, most: int) -> Source:

@@ -11,7 +11,7 @@ from typing import Any
 
 from vitruvian.config import Size
 from vitruvian.cost import multiply_adds, parameters
-from vitruvian.text import duration
+from vitruvian.text import duration, size
 from vitruvian.training.choose import chosen_recipe
 from vitruvian.training.distributed import process_group
 from vitruvian.training.images import (
@@ -155,7 +155,3 @@ def plan_lines(plan: Plan) -> list[str]:
     }
     width = max(map(len, facts)) + 2
     return [f"{name:{width}}{fact}" for name, fact in facts.items()]
-
-
-def size(count: int) -> str:
-    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"

@@ -1,85 +1,39 @@
-"""Progress of a run on stderr: a bar on a terminal, else a plain line now and then."""
+"""The progress of a run on stderr."""
 
 from __future__ import annotations
 
-import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from vitruvian.progress import Progress, on_terminal, tell
 from vitruvian.training.journal import Line, Listener
 
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
 
-LINE_SECONDS = 10.0
-"""Between plain lines."""
+class ShownProgress(Listener):
+    """Steps and time left with the newest loss, learning rate and speed; evaluations and notes stay as lines."""
 
-
-def progress() -> Listener:
-    """What fits where stderr goes."""
-    return Bar() if sys.stderr is not None and sys.stderr.isatty() else PlainLines()
-
-
-class PlainLines(Listener):
-    """The newest loss, learning rate and speed every ten seconds, and each evaluation."""
+    _progress: Progress | None = None
 
     def started(self, *, folder: Path, steps: int, done: int) -> None:
-        self.steps, self.first = steps, done
-        self.began = self.last = time.monotonic()
-        self.say(f"{folder}: step {done} of {steps}")
-
-    def recorded(self, line: Line) -> None:
-        now = time.monotonic()
-        if line["split"] != "train" or now - self.last >= LINE_SECONDS:
-            self.last = now
-            left = ""
-            if line["step"] > self.first:
-                left = f", {clock((now - self.began) / (line['step'] - self.first) * (self.steps - line['step']))} left"
-            self.say(f"step {line['step']}/{self.steps}  {described(line)}{left}")
-
-    def said(self, text: str) -> None:
-        self.say(f"note: {text}")
-
-    def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-
-class Bar(Listener):
-    """A progress bar with the newest loss, learning rate and speed; evaluations stay above it."""
-
-    bar: Progress | None = None
-    task: TaskID
-
-    def started(self, *, folder: Path, steps: int, done: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self.bar = Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4)
-        self.bar.start()
-        self.task = self.bar.add_task("starting", total=steps, completed=done)
+        self._progress = Progress("step", steps, done=done)
+        if not on_terminal():
+            tell(f"{folder}: step {done} of {steps}")
 
     def stepped(self, step: int) -> None:
-        if self.bar is not None:
-            self.bar.update(self.task, completed=step)
+        if self._progress is not None:
+            self._progress.update(step)
 
     def recorded(self, line: Line) -> None:
-        if self.bar is not None and line["split"] == "train":
-            self.bar.update(self.task, description=described(line))
-        elif self.bar is not None:
-            self.bar.console.print(f"step {line['step']}  {described(line)}", highlight=False)
+        if line["split"] != "train":
+            tell(f"step {line['step']}  {described(line)}")
+        elif self._progress is not None:
+            self._progress.detail = described(line)
 
     def said(self, text: str) -> None:
-        if self.bar is not None:
-            self.bar.console.print(f"note: {text}", highlight=False, markup=False)
-        else:
-            print(f"note: {text}", file=sys.stderr, flush=True)
+        tell(f"note: {text}")
 
     def finished(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
+        if self._progress is not None:
+            self._progress.close()
 
 
 def described(line: Line) -> str:
@@ -88,10 +42,3 @@ def described(line: Line) -> str:
     if "lr" in line:
         text += f"  lr {line['lr']:.2e}  {line['images_per_second']:.0f} img/s"
     return text
-
-
-def clock(seconds: float) -> str:
-    """`1:02:03`, or `2:03` below an hour."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

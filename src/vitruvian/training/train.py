@@ -11,6 +11,7 @@ from typing import Any
 from vitruvian.cost import parameters
 from vitruvian.errors import TrainingError
 from vitruvian.model.build import Model
+from vitruvian.text import brief
 from vitruvian.training.checkpoint import Checkpoints, Position, read_position, read_tensors
 from vitruvian.training.choose import chosen_recipe
 from vitruvian.training.distributed import Processes, process_group
@@ -140,17 +141,11 @@ def check_same(facts: dict[str, Any], images: Images) -> None:
     for name, now in found.items():
         was = facts.get(name.replace(" ", "_"))
         if was != now:
+            was, now = (value if isinstance(value, list) else [value] for value in (was, now))
             raise TrainingError(
                 f"{facts.get('data')}: the data have changed since the run began, the {name} were {brief(was)} "
                 f"and are {brief(now)}; put them back, or start a new run"
             )
-
-
-def brief(value: Any) -> str:
-    """A value, or the beginning of a list."""
-    if not isinstance(value, list):
-        return str(value)
-    return ", ".join(map(str, value[:5])) + (f" and {len(value) - 5} more" if len(value) > 5 else "")
 
 
 def free_folder(data: str | Path) -> Path:

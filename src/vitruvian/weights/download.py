@@ -26,7 +26,7 @@ from urllib.parse import quote, unquote, urlsplit
 from filelock import FileLock
 
 from vitruvian.errors import HubError
-from vitruvian.weights.progress import transfer_progress
+from vitruvian.progress import Progress
 
 TIMEOUT_SECONDS = 30.0
 RETRY_SECONDS = (1.0, 4.0)
@@ -199,10 +199,10 @@ def _receive(reply: http.client.HTTPResponse, *, url: str, path: Path, part: Pat
         etag, modified = reply.headers.get("ETag", ""), reply.headers.get("Last-Modified", "")
         part.unlink(missing_ok=True)
         _write_record(path, url=url, validator=modified if etag.startswith("W/") else etag or modified)
-    with part.open("ab") as file, transfer_progress(path.name, size) as show:
+    with part.open("ab") as file, Progress(path.name, size, unit="bytes") as progress:
         while block := reply.read(BLOCK_BYTES):
             file.write(block)
-            show(file.tell())
+            progress.update(file.tell())
         file.flush()
         os.fsync(file.fileno())
         if size is not None and file.tell() < size:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from vitruvian.catalog import resolve
 from vitruvian.config import ModelConfig, Preprocess, ResNetConfig, Size, ViTConfig, as_size
 from vitruvian.errors import CheckpointError
 from vitruvian.model.build import Model, empty
+from vitruvian.text import brief
 from vitruvian.weights.description import Description, describe_native, is_native
 from vitruvian.weights.families.family import Family, first_match
 from vitruvian.weights.families.positions import FLAT, split_positions
@@ -16,9 +16,6 @@ from vitruvian.weights.families.registry import recognize
 from vitruvian.weights.families.rules import Reading, Tensors
 from vitruvian.weights.files import Checkpoint
 from vitruvian.weights.infer import contradictions, find_heads, infer_config
-
-MOST_NAMES = 8
-"""Names an error lists before it only counts the rest."""
 
 MAX_SIDE = 2**14
 """Pixels of the longest side that a file may state for its model."""
@@ -119,7 +116,7 @@ def describe(
     left_out = [f"{name} ({why})" for name in reading.unused if (why := first_match(name, family.ignored))]
     origin = f"{family.name} weights from {hints.name or checkpoint.path.name}"
     if left_out or checkpoint.beside:
-        origin += f"; not used: {shortened([*left_out, *checkpoint.beside])}"
+        origin += f"; not used: {brief([*left_out, *checkpoint.beside])}"
     return Description(
         config=config,
         preprocess=family.preprocess(checkpoint, config),
@@ -183,7 +180,7 @@ def check_names(model: Model, state: Tensors, *, family: Family | None = None, r
     if missing or surplus:
         raise CheckpointError(
             f"names do not fit a {family.name if family else 'native'} model of this shape: "
-            f"{len(missing)} not found: {shortened(missing)}; {len(surplus)} not used: {shortened(surplus)}"
+            f"{len(missing)} not found: {brief(missing)}; {len(surplus)} not used: {brief(surplus)}"
         )
     for name, tensor in state.items():
         names = family.table.foreign_names([name], model.config) if family else [name]
@@ -194,10 +191,3 @@ def check_names(model: Model, state: Tensors, *, family: Family | None = None, r
             )
         if not tensor.is_floating_point():
             raise CheckpointError(f"{' + '.join(map(repr, names))} holds {tensor.dtype}, not floating-point numbers")
-
-
-def shortened(names: Iterable[str]) -> str:
-    """A list for an error text: the first few, and how many more."""
-    listed = list(names)
-    more = f" and {len(listed) - MOST_NAMES} more" if len(listed) > MOST_NAMES else ""
-    return (", ".join(listed[:MOST_NAMES]) + more) or "none"

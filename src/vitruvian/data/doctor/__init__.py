@@ -12,9 +12,9 @@ from vitruvian.data.doctor.copies import check_copies, same_groups
 from vitruvian.data.doctor.files import check_files, check_kinds, check_notes, check_sizes
 from vitruvian.data.doctor.findings import Diagnosis, Example, Finding, ImageRef
 from vitruvian.data.doctor.scan import scan
-from vitruvian.data.parallel import Track, untracked
 from vitruvian.data.sources import open_dataset
 from vitruvian.data.sources.base import Dataset
+from vitruvian.progress import Track, untracked
 
 __all__ = ["Diagnosis", "Example", "Finding", "ImageRef", "diagnose"]
 

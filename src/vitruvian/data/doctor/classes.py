@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.data.doctor.findings import EXAMPLES, Example, Finding, counted, image
+from vitruvian.data.doctor.findings import EXAMPLES, Example, Finding, image
 from vitruvian.data.doctor.scan import Scan
 from vitruvian.data.doctor.sketch import Bytes, Floats, Places, features, mapped, pieces
+from vitruvian.text import counted
 
 FEWEST = 5
 """Images of a class below which training would suffer."""

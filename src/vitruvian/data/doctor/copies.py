@@ -8,9 +8,10 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.data.doctor.findings import EXACT, EXAMPLES, NEAR, Example, Finding, Level, counted, image
+from vitruvian.data.doctor.findings import EXACT, EXAMPLES, NEAR, Example, Finding, Level, image
 from vitruvian.data.doctor.scan import Scan
 from vitruvian.data.doctor.sketch import BANDS, Bytes, Places, hashes, mapped, pieces, same_image
+from vitruvian.text import counted
 
 Pair = tuple[int, int]
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from vitruvian.data.doctor.findings import Finding, counted, examples
+from vitruvian.data.doctor.findings import Finding, examples
 from vitruvian.data.doctor.scan import Oddity, Problem, Scan
 from vitruvian.data.doctor.sketch import Places, is_blank, is_gray, mapped
+from vitruvian.text import counted
 
 TINY_SIDE = 32
 """Shorter side, in pixels, below which an image is tiny, where the usual one is at least twice as large."""

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vitruvian.data.decode import printable
 from vitruvian.data.doctor.scan import Scan
+from vitruvian.text import counted, printable
 
 Level = Literal["hurts", "look", "fine"]
 """Training would suffer; worth a look; nothing to do."""
@@ -92,13 +92,6 @@ def examples(scan: Scan, places: Iterable[int], note: str = "") -> tuple[Example
         size = f"{record['columns']}x{record['rows']} pixels"
         found.append(Example(scan.reasons.get(int(place), note or size), (image(scan, int(place)),)))
     return tuple(found)
-
-
-def counted(count: int, noun: str, verb: str = "") -> str:
-    """`1 image`, `2,000 images`, `3 classes`; with the verb `is|are`, `1 image is`, `3 classes are`."""
-    plural = noun + ("es" if noun.endswith("s") else "s")
-    one, many = verb.split("|") if verb else ("", "")
-    return f"{count:,} {noun if count == 1 else plural} {one if count == 1 else many}".rstrip()
 
 
 HEADINGS: dict[Level, str] = {

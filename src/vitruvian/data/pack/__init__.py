@@ -10,12 +10,13 @@ from pathlib import Path
 from vitruvian.data.pack.encode import PackFormat, PackSettings, chosen, encode_some
 from vitruvian.data.pack.shard import Filling, Shard, Skipped, label_texts, write_json, write_shard
 from vitruvian.data.pack.state import PackState, SplitState, fresh_state, resumed_state
-from vitruvian.data.parallel import Track, in_order, untracked
+from vitruvian.data.parallel import in_order
 from vitruvian.data.sources import open_dataset
 from vitruvian.data.sources.base import Dataset
 from vitruvian.data.sources.names import split_name
 from vitruvian.data.sources.remote.stream import SIZES_FILE
 from vitruvian.errors import DataError
+from vitruvian.progress import Track, untracked
 
 __all__ = ["PackFormat", "PackSettings", "PackState", "Shard", "Skipped", "SplitState", "pack"]
 

@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.data.decode import RawImage, printable
+from vitruvian.data.decode import RawImage
 from vitruvian.data.order import Blocks, IndexArray
 from vitruvian.data.sources.names import SPLITS, split_name
 from vitruvian.errors import DataError, ImageError
+from vitruvian.text import printable
 
 MAX_IMAGE_BYTES = 2**28
 

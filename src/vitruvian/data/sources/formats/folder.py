@@ -6,12 +6,13 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from vitruvian.data.decode import EXTENSIONS, RawImage, printable
+from vitruvian.data.decode import EXTENSIONS, RawImage
 from vitruvian.data.sources.base import Dataset, LeftOut, Source, make_dataset, read_file
 from vitruvian.data.sources.cache import fill, scratch_folder
 from vitruvian.data.sources.index import Entry, Index, IndexedSource, read_index, write_index
 from vitruvian.data.sources.names import class_name, natural, split_name
 from vitruvian.errors import DataError
+from vitruvian.text import printable
 
 
 class FolderSource(IndexedSource):

@@ -9,12 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitruvian.data.decode import RawImage, printable
+from vitruvian.data.decode import RawImage
 from vitruvian.data.sources.base import Dataset, LeftOut, make_dataset, read_file
 from vitruvian.data.sources.cache import derived
 from vitruvian.data.sources.index import CHUNK, Entry, Index, IndexedSource, read_index, write_index
 from vitruvian.data.sources.names import listed_classes, split_name
 from vitruvian.errors import DataError, nearest, require
+from vitruvian.text import printable
 
 WANTED = ("path", "label")
 OPTIONAL = ("split", "weight")
