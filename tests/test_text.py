@@ -54,3 +54,15 @@ def test_columns_are_as_wide_as_their_widest_cell():
     assert table(["name", ">count"], [["a", "1"], ["long name", "200"]]) == (
         "name       count\na              1\nlong name    200"
     )
+
+
+def test_a_table_wraps_to_the_width_of_a_terminal(monkeypatch):
+    row = ("short", "words " * 12, "more words " * 12, "1.5")
+    headings = ("name", "long", "longer", ">number")
+    assert len(table(headings, [row]).splitlines()) == 2
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = table(headings, [row]).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert " ".join(lines[1].split()).startswith("short words words")
+    assert sum(line.count("words") for line in lines) == 24

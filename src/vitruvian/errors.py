@@ -11,7 +11,7 @@ VitruvianError
 ├── ImageError          an image that cannot be decoded
 ├── DataError           a data set that cannot be used
 ├── TrainingError       a run that cannot start or go on
-│   ├── Interrupted       a run stopped by a signal, safely (training.signals)
+│   ├── Interrupted       a run stopped by a signal, with its work kept
 │   └── Diverged          a run whose loss or weights are no numbers any more (training.loop)
 └── MissingExtraError   an optional package that is not installed (also an ImportError)
 """
@@ -28,7 +28,13 @@ LONGEST = 100
 
 
 class VitruvianError(Exception):
-    """Base of all errors raised on purpose; its text is one line meant for the user."""
+    """Base of all errors raised on purpose; its text is one line meant for the user.
+
+    It names an argument as Python code does, `heads=` or `heads=3`; a command shows its own option instead.
+    """
+
+    exit_code = 1
+    """Of a command that ends with this error."""
 
 
 class ConfigError(VitruvianError, ValueError):
@@ -74,6 +80,16 @@ class DataError(VitruvianError):
 
 class TrainingError(VitruvianError):
     """A run that cannot start or go on."""
+
+
+class Interrupted(TrainingError):
+    """A run that was asked to stop and has kept its work."""
+
+    def __init__(self, text: str, number: int) -> None:
+        super().__init__(text)
+        self.number = number
+        """Of the signal."""
+        self.exit_code = 128 + number
 
 
 class MissingExtraError(VitruvianError, ImportError):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 
 
 def printable(text: str) -> str:
@@ -52,10 +55,32 @@ def size(count: float) -> str:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Lines with aligned columns under their headings; a heading that starts with `>` aligns right."""
+    """Lines with aligned columns under their headings; a heading that starts with `>` aligns right.
+
+    Where they are printed on a terminal, long cells are wrapped to its width.
+    """
     lines = [[heading.removeprefix(">") for heading in headings], *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
+    if sys.stdout is not None and sys.stdout.isatty():
+        widths = narrowed(widths, shutil.get_terminal_size().columns - 2 * (len(widths) - 1))
     sides = [">" if heading.startswith(">") else "<" for heading in headings]
     return "\n".join(
-        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths)).rstrip() for line in lines
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(part, sides, widths)).rstrip()
+        for line in lines
+        for part in wrapped(line, widths)
     )
+
+
+def narrowed(widths: Sequence[int], total: int) -> list[int]:
+    """Widths that add up to `total` at most, or nearly: the widest columns give way, none below 12 characters."""
+    widths = list(widths)
+    while sum(widths) > total and max(widths) > 12:
+        widths[widths.index(max(widths))] -= 1
+    return widths
+
+
+def wrapped(row: Sequence[str], widths: Sequence[int]) -> Iterator[list[str]]:
+    """The lines that the cells of one row fill."""
+    cells = [textwrap.wrap(cell, width) if len(cell) > width else [cell] for cell, width in zip(row, widths)]
+    for number in range(max(map(len, cells))):
+        yield [cell[number] if number < len(cell) else "" for cell in cells]

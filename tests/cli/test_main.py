@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -10,6 +11,8 @@ import typer
 
 from vitruvian import __version__
 from vitruvian.cli import app
+from vitruvian.cli.options import in_options
+from vitruvian.errors import Interrupted
 
 
 def vit_process(*arguments: str, command: str = "from vitruvian.cli import main; main()") -> subprocess.Popen[str]:
@@ -46,7 +49,10 @@ OPTIONS = {
     "--image-size --device",
     "explain": "--model -m --out --map --class --top --layer --head --patch --occlusion --figures --count --json "
     "--heads --image-size --device",
-    "study": "",
+    "study table5": "--models --tasks --out --quick --recipe --seeds --set --data-root --json",
+    "study vtab": "--models --out --quick --recipe --seeds --set --data-root --json",
+    "study data-size": "--sizes --steps --families --out --set --plan --json",
+    "study compute": "--steps --images --families --out --set --plan --json",
     "tasks": "--data-root --json",
     "doctor": "--out --json --workers",
     "pack": "--side --format --quality --shard-mb --workers",
@@ -54,20 +60,27 @@ OPTIONS = {
 }
 
 
+def commands(group=None, before=""):
+    """Every command by its words, also those of groups."""
+    for name, command in (group or typer.main.get_command(app)).commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{before}{name} ")
+        else:
+            yield before + name, command
+
+
 def test_commands_and_their_options_are_these():
-    commands = typer.main.get_command(app).commands
     found = {
         name: {flag for option in command.params for flag in option.opts if flag.startswith("-")} - {"--help"}
-        for name, command in commands.items()
+        for name, command in commands()
     }
     assert found == {name: set(flags.split()) for name, flags in OPTIONS.items()}
 
 
 @pytest.mark.parametrize("command", OPTIONS)
 def test_every_command_and_option_has_help(vit, command):
-    shown = vit(command, "--help")
-    assert shown.code == 0
-    parameters = typer.main.get_command(app).commands[command].params
+    assert vit(*command.split(), "--help").code == 0
+    parameters = dict(commands())[command].params
     assert all(parameter.help for parameter in parameters if parameter.name != "help")
 
 
@@ -123,6 +136,50 @@ def test_a_surprise_is_one_line_that_tells_how_to_see_more(vit, monkeypatch):
     monkeypatch.setenv("VIT_TRACEBACK", "1")
     with pytest.raises(RuntimeError):
         vit("predict", "a.jpg", "--model", "m")
+
+
+def test_a_stopped_run_is_its_own_line_and_128_more_than_the_signal(vit, monkeypatch):
+    def stopped(paths: object) -> None:
+        raise Interrupted("stopped after step 3 of 9", signal.SIGINT)
+
+    monkeypatch.setattr("vitruvian.data.sources.formats.folder.find_images", stopped)
+    assert vit("predict", "a.jpg", "--model", "m") == (130, "", "stopped after step 3 of 9\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "shown"),
+    [
+        ("predict", "width 40 is not 64 a head; pass heads=", "width 40 is not 64 a head; pass --heads"),
+        ("predict", "heads=3 contradicts the file", "--heads 3 contradicts the file"),
+        ("predict", "device='meta' cannot be used", "--device 'meta' cannot be used"),
+        ("convert", "head='new' needs classes=, the file has none", "head='new' needs --classes, the file has none"),
+        ("train", "give weights= or recipe=", "give --from or --recipe"),
+        ("train", "width=96 is not divisible by heads=5", "width=96 is not divisible by heads=5"),
+        ("explain", "target='cat' is no label", "--class 'cat' is no label"),
+        ("doctor", "data='' is no data set", "SRC '' is no data set"),
+        ("predict", "/x/heads=3/a.npz: no file", "/x/heads=3/a.npz: no file"),
+    ],
+)
+def test_what_the_library_calls_an_argument_is_an_option_in_a_commands_error(command, text, shown):
+    assert in_options(text, dict(commands())[command].params) == shown
+
+
+def test_a_commands_error_names_its_option(vit, photos, weights):
+    code, _, err = vit("predict", photos, "--model", weights, "--device", "gpu")
+    assert code == 1
+    assert err.startswith("error: --device 'gpu' cannot be used")
+
+
+def test_completion_is_offered_and_knows_options_and_published_names(vit, monkeypatch):
+    def completed(words: str) -> str:
+        monkeypatch.setenv("_VIT_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        return vit().out
+
+    assert "--image-size" in completed("vit predict --im")
+    assert "vit_base_patch16_224" in completed("vit predict a.jpg --model vit_base")
+    assert "pets" in completed("vit finetune x --task pe")
 
 
 def test_a_full_disk_is_one_line(vit, monkeypatch):

@@ -16,25 +16,25 @@ from vitruvian.cli.evaluate import evaluate
 from vitruvian.cli.explain import explain
 from vitruvian.cli.finetune import finetune
 from vitruvian.cli.models import models
+from vitruvian.cli.options import Command
 from vitruvian.cli.pack import pack
 from vitruvian.cli.predict import predict
 from vitruvian.cli.probe import probe
 from vitruvian.cli.study import study
 from vitruvian.cli.tasks import tasks
 from vitruvian.cli.train import train
-from vitruvian.errors import VitruvianError
+from vitruvian.errors import Interrupted, VitruvianError
 
 app = typer.Typer(
     name="vit",
     help="Image recognition with Vision Transformers.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (predict, models, convert, train, finetune, probe, evaluate, explain, tasks, doctor, pack, demo):
-    app.command()(command)
+    app.command(cls=Command)(command)
 app.add_typer(study, name="study")
 
 
@@ -59,7 +59,7 @@ def main() -> None:
         if stream is not None:  # closed by the caller
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
-        app()
+        app(prog_name="vit")
     except SystemExit as done:
         if "TORCHELASTIC_RUN_ID" in os.environ:  # a process of torchrun leaves without taking its connections apart
             for stream in (sys.stdout, sys.stderr):
@@ -70,11 +70,13 @@ def main() -> None:
         if os.environ.get("VIT_TRACEBACK"):
             raise
         print(one_line(error), file=sys.stderr)
-        sys.exit(1)
+        sys.exit(error.exit_code if isinstance(error, VitruvianError) else 1)
 
 
 def one_line(error: Exception) -> str:
     """The one line a user sees of an error."""
+    if isinstance(error, Interrupted):
+        return str(error)
     if isinstance(error, VitruvianError):
         return "error: " + str(error).replace("\n", "\\n")  # a path may hold one
     if isinstance(error, OSError) and error.strerror:

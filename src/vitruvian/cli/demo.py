@@ -11,7 +11,6 @@ import typer
 
 from vitruvian.cli.options import Changes
 from vitruvian.cli.start import quick_imports
-from vitruvian.cli.stop import exit_when_stopped
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,8 +37,7 @@ def demo(
         from vitruvian.training.progress import ShownProgress
 
     say("training a Vision Transformer on 1,438 handwritten digits from scratch: vit train digits")
-    with exit_when_stopped():
-        run = train("digits", recipe="digits", out=out, settings=settings or (), listeners=[ShownProgress()])
+    run = train("digits", recipe="digits", out=out, settings=settings or (), listeners=[ShownProgress()])
     say("evaluating it on the 359 digits that were held out")
     print(indented(evaluated(run)))
     say(f"reading {SHOWN} of them: vit predict digit.png --model {run.folder}")

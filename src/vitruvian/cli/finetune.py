@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitruvian.cli.options import Changes, DataRoot, place_data
+from vitruvian.cli.options import Changes, DataRoot, place_data, published_names, task_names
 from vitruvian.cli.start import speaks
-from vitruvian.cli.stop import exit_when_stopped
 from vitruvian.progress import tell
 from vitruvian.tasks import SEEDS
 
@@ -32,14 +31,25 @@ def parse_lrs(text: str) -> list[float]:
 def finetune(
     data: Annotated[str, typer.Argument(metavar="DATA", help="A folder, a manifest, shards, or a task (`vit tasks`).")],
     weights: Annotated[
-        str, typer.Option("--from", metavar="WEIGHTS", help="Weights to start from: a file, a folder or a name.")
+        str,
+        typer.Option(
+            "--from",
+            metavar="WEIGHTS",
+            help="Weights to start from: a file, a folder or a name.",
+            autocompletion=published_names,
+        ),
     ],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of all trials; else one in runs/.")] = None,
     recipe: Annotated[
         str | None, typer.Option(metavar="NAME", help="A recipe or a TOML file; else the task's, or finetune-small.")
     ] = None,
     task: Annotated[
-        str | None, typer.Option(metavar="TASK", help="The task whose recipe, view and metric DATA is to have.")
+        str | None,
+        typer.Option(
+            metavar="TASK",
+            help="The task whose recipe, view and metric DATA is to have.",
+            autocompletion=task_names,
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One learning rate and one seed.")] = False,
     lrs: Annotated[
@@ -79,9 +89,8 @@ def finetune(
         seeds=seeds,
     )
     bar = ShownProgress()
-    with exit_when_stopped():
-        chosen = protocol.quickly() if quick else protocol
-        sweep = carry_out(chosen, out, listeners=[bar, TensorBoard(bar.said)], said=tell)
+    chosen = protocol.quickly() if quick else protocol
+    sweep = carry_out(chosen, out, listeners=[bar, TensorBoard(bar.said)], said=tell)
     if speaks():
         print(json.dumps(sweep.to_json())) if as_json else show(sweep)
         if sweep.unreadable:

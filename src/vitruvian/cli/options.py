@@ -1,15 +1,39 @@
-"""Options that several commands share, and how their text is read."""
+"""Options that several commands share, how their text is read, and how errors name them."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperCommand
 
-from vitruvian.tasks import DATA_VARIABLE
+from vitruvian.errors import VitruvianError
+from vitruvian.tasks import DATA_VARIABLE, TASKS
+
+
+class Command(TyperCommand):
+    """A command whose errors name its options where the library names its arguments: `--heads` for `heads=`."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except VitruvianError as error:
+            error.args = (in_options(str(error), self.params),)
+            raise
+
+
+def in_options(text: str, parameters: Sequence[Any]) -> str:
+    """The text with each `name=` and `name=value` as one writes it for the command with these parameters."""
+    flags = {p.name: p.opts[0] if p.opts[0].startswith("-") else p.metavar for p in parameters}
+
+    def flag(found: re.Match[str]) -> str:
+        return f"{flags[found[1]]} " if found[2] else str(flags[found[1]])
+
+    return re.sub(rf"""(?<![\w./\\-])({"|".join(flags)})=(?=(['"[(\w-])?)""", flag, text)
 
 
 class InputSize(NamedTuple):
@@ -39,8 +63,26 @@ def place_data(root: Path | None) -> None:
         os.environ[DATA_VARIABLE] = str(root.expanduser().resolve())
 
 
+def published_names(incomplete: str) -> list[str]:
+    """What a shell offers for weights, beside files."""
+    from vitruvian.published import PUBLISHED
+
+    return [name for name in PUBLISHED if name.startswith(incomplete)]
+
+
+def task_names(incomplete: str) -> list[str]:
+    return [name for name in TASKS if name.startswith(incomplete)]
+
+
 ModelName = Annotated[
-    str, typer.Option("--model", "-m", metavar="MODEL", help="Weights: a file, a folder or a published name.")
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help="Weights: a file, a folder or a published name.",
+        autocompletion=published_names,
+    ),
 ]
 Heads = Annotated[
     int | None,

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitruvian.cli.options import Changes, DataRoot, names_in, place_data
+from vitruvian.cli.options import Changes, Command, DataRoot, names_in, place_data
 from vitruvian.cli.start import speaks
-from vitruvian.cli.stop import exit_when_stopped
 from vitruvian.progress import tell
 from vitruvian.tasks import SEEDS
 
@@ -46,7 +45,7 @@ Families = Annotated[
 PlanOnly = Annotated[bool, typer.Option("--plan", help="Say which cells would run and how long; trains nothing.")]
 
 
-@study.command()
+@study.command(cls=Command)
 def table5(
     models: Models,
     tasks: Annotated[str, typer.Option(metavar="T,T,...", help="Tasks (`vit tasks`); else those of the table.")] = "",
@@ -76,7 +75,7 @@ def table5(
     fail_if_empty(cells)
 
 
-@study.command()
+@study.command(cls=Command)
 def vtab(
     models: Models,
     out: Out = None,
@@ -99,7 +98,7 @@ def vtab(
     fail_if_empty(cells)
 
 
-@study.command("data-size")
+@study.command("data-size", cls=Command)
 def data_size(
     data: Data,
     sizes: Annotated[str, typer.Option(metavar="N,N,...", help="Images to train on; `all` for all.")] = "",
@@ -125,7 +124,7 @@ def data_size(
     grow(found, plan=plan, as_json=as_json)
 
 
-@study.command()
+@study.command(cls=Command)
 def compute(
     data: Data,
     steps: Annotated[str, typer.Option(metavar="N,N,...", help="Steps of the trainings.")] = "",
@@ -158,10 +157,7 @@ def fine_tuned(models: str, tasks: list[Task], out: Path, setup: Setup) -> list[
     names = names_in(models)
     if not names:
         raise typer.BadParameter("give the weights to start from", param_hint="--models")
-    cells: list[Cell] = []
-    with exit_when_stopped():
-        cells += transfer(names, tasks, out, setup=setup, listeners=[ShownProgress()], said=tell)
-    return cells
+    return list(transfer(names, tasks, out, setup=setup, listeners=[ShownProgress()], said=tell))
 
 
 def fail_if_empty(cells: list[Cell]) -> None:
@@ -230,8 +226,7 @@ def grow(found: Study, *, plan: bool, as_json: bool) -> None:
     if plan:
         show_plan(found)
         return
-    with exit_when_stopped():
-        carry_out(found, listeners=[ShownProgress()], said=tell, after=write_page)
+    carry_out(found, listeners=[ShownProgress()], said=tell, after=write_page)
     if as_json and speaks():
         print("\n".join(json.dumps(cell.to_json()) for cell in found.cells))
     elif speaks():

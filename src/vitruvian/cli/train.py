@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitruvian.cli.options import Changes
+from vitruvian.cli.options import Changes, published_names
 from vitruvian.cli.start import speaks
-from vitruvian.cli.stop import exit_when_stopped
 
 if TYPE_CHECKING:
     from vitruvian.training import Run
@@ -25,7 +24,13 @@ def train(
     ] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="A model to train from scratch.")] = None,
     weights: Annotated[
-        str | None, typer.Option("--from", metavar="WEIGHTS", help="Weights to start from: file, folder or name.")
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="WEIGHTS",
+            help="Weights to start from: a file, a folder or a name.",
+            autocompletion=published_names,
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="RUN", help="Folder of the run; else a new one in runs/.")] = None,
     settings: Changes = None,
@@ -54,20 +59,19 @@ def train(
 
     bar = ShownProgress()
     listeners = [bar, TensorBoard(bar.said)]
-    with exit_when_stopped():
-        if resume is not None:
-            run = training.resume(resume, settings=settings or (), listeners=listeners)
-        else:
-            assert data is not None
-            run = training.train(
-                data,
-                recipe=recipe,
-                model=model,
-                weights=weights,
-                out=out,
-                settings=settings or (),
-                listeners=listeners,
-            )
+    if resume is not None:
+        run = training.resume(resume, settings=settings or (), listeners=listeners)
+    else:
+        assert data is not None
+        run = training.train(
+            data,
+            recipe=recipe,
+            model=model,
+            weights=weights,
+            out=out,
+            settings=settings or (),
+            listeners=listeners,
+        )
     if speaks():
         show(run)
 

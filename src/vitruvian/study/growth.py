@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitruvian.cost import parameters
-from vitruvian.errors import ConfigError, TrainingError
+from vitruvian.errors import ConfigError, Interrupted, TrainingError
 from vitruvian.study import STUDY_FILE
 from vitruvian.training.distributed import process_group
 from vitruvian.training.images import fitting_batch_size, images_for, run_multiply_adds, stages_of
@@ -19,7 +19,6 @@ from vitruvian.training.plan import plan
 from vitruvian.training.recipe import DESCRIPTION, HARMLESS, Recipe
 from vitruvian.training.recipes import changed, read_recipe
 from vitruvian.training.run import RUNS, Run, RunState, lasting_data, write_record
-from vitruvian.training.signals import Interrupted
 from vitruvian.training.train import resume, train
 
 FAMILIES = ("study-vit", "study-hybrid", "study-resnet")

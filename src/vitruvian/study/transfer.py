@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from vitruvian.errors import CheckpointError, DataError, TrainingError
+from vitruvian.errors import CheckpointError, DataError, Interrupted, TrainingError
 from vitruvian.study import STUDY_FILE
 from vitruvian.study.published import VTAB_MEAN
 from vitruvian.tasks import SEEDS, VTAB_TASKS, Task, task_named
@@ -18,7 +18,6 @@ from vitruvian.training.distributed import process_group
 from vitruvian.training.finetune import finetune, protocol_for, silent
 from vitruvian.training.journal import Listener
 from vitruvian.training.run import write_record
-from vitruvian.training.signals import Interrupted
 from vitruvian.training.sweep import mean_and_std
 from vitruvian.weights.load import locate
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitruvian.data.sources import BUILT_IN
-from vitruvian.errors import ConfigError, TrainingError
+from vitruvian.errors import ConfigError, Interrupted, TrainingError
 from vitruvian.tasks import SEEDS, Task, task_meant
 from vitruvian.training.distributed import Processes, process_group
 from vitruvian.training.images import images_for
@@ -18,7 +18,6 @@ from vitruvian.training.model import model_for, without_shape
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.recipes import changed, read_recipe
 from vitruvian.training.run import RUNS, Run, lasting_data, lasting_path, write_whole
-from vitruvian.training.signals import Interrupted
 from vitruvian.training.sweep import FAILED_FILE, SWEEP_FILE, Protocol, State, Sweep, Trial, differences
 from vitruvian.training.sweep_report import write_sweep_report
 from vitruvian.training.train import resume, train

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from vitruvian.data.loader import Batch, Loader
-from vitruvian.errors import NotFiniteError, TrainingError
+from vitruvian.errors import Interrupted, NotFiniteError, TrainingError
 from vitruvian.model.build import empty
 from vitruvian.training.checkpoint import Checkpoints, Position, State, gathered, read_tensors
 from vitruvian.training.distributed import reshard
 from vitruvian.training.journal import Clock, Journal, Line
 from vitruvian.training.masked import MaskedViT
 from vitruvian.training.objective import Measured, Place
-from vitruvian.training.signals import Interrupted, StopRequest
+from vitruvian.training.signals import StopRequest
 from vitruvian.training.step import Stepper
 from vitruvian.weights.description import Description
 from vitruvian.weights.load import assemble

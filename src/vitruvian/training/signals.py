@@ -8,17 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from vitruvian.errors import TrainingError
-
-
-class Interrupted(TrainingError):
-    """A run that was asked to stop and has kept its work."""
-
-    def __init__(self, text: str, number: int) -> None:
-        super().__init__(text)
-        self.number = number
-        """Of the signal; 128 more is the usual exit code."""
-
 
 class StopRequest:
     """The signal that asked, or 0."""
