@@ -10,10 +10,10 @@ import numpy as np
 from vitruvian.config import check_choice, check_range
 from vitruvian.data.order import IndexArray, ordered, permuted
 from vitruvian.data.sources.base import Source
-from vitruvian.data.sources.cache import scratch_folder
 from vitruvian.data.sources.index import CHUNK, Column, piece
 from vitruvian.data.sources.subset import class_sizes
 from vitruvian.errors import ConfigError
+from vitruvian.files import scratch_folder
 
 Sampling = Literal["uniform", "balanced"]
 

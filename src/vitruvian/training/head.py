@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.data.sources import Source, Subset
-from vitruvian.data.sources.cache import scratch_folder
 from vitruvian.evaluation.probes.features import FeatureSet, divided, features_of
 from vitruvian.evaluation.probes.linear import L2, chosen_l2, fit
 from vitruvian.evaluation.probes.store import open_store
+from vitruvian.files import scratch_folder
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Encoder

@@ -8,14 +8,15 @@ from itertools import chain, groupby
 from pathlib import Path
 
 from vitruvian.data.pack.encode import PackFormat, PackSettings, chosen, encode_some
-from vitruvian.data.pack.shard import Filling, Shard, Skipped, label_texts, write_json, write_shard
+from vitruvian.data.pack.shard import Filling, Shard, Skipped, label_texts, write_shard
 from vitruvian.data.pack.state import PackState, SplitState, fresh_state, resumed_state
 from vitruvian.data.parallel import in_order
 from vitruvian.data.sources import open_dataset
 from vitruvian.data.sources.base import Dataset
 from vitruvian.data.sources.names import split_name
 from vitruvian.data.sources.remote.stream import SIZES_FILE
-from vitruvian.errors import DataError
+from vitruvian.errors import DataError, FileError
+from vitruvian.files import write_json
 from vitruvian.progress import Track, untracked
 
 __all__ = ["PackFormat", "PackSettings", "PackState", "Shard", "Skipped", "SplitState", "pack"]
@@ -45,11 +46,9 @@ def pack(
         state = resumed_state(target, fresh_state(source, chosen(source, settings or PackSettings())))
         if not state.complete:
             fill(target, source, state, workers=workers, track=track)
-    except OSError as error:
-        raise DataError(
-            f"{error.filename or target}: {(error.strerror or str(error)).lower()}; the shards finished so far stay, "
-            "and the same command goes on from there"
-        ) from error
+    except (OSError, FileError) as error:
+        what = f"{error.filename or target}: {error.strerror}" if isinstance(error, OSError) else error
+        raise DataError(f"{what}; the shards finished so far stay, and the same command goes on from there") from error
     return state
 
 

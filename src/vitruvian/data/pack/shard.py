@@ -1,22 +1,17 @@
-"""Tar shards in the WebDataset layout, and files that are on the disk whole or not at all."""
+"""Tar shards in the WebDataset layout."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
 from vitruvian.data.pack.encode import Packed
 from vitruvian.errors import DataError
-
-UNFINISHED = ".unfinished"
-"""How the name of a file ends until it is whole."""
+from vitruvian.files import writing
 
 END = bytes(2 * tarfile.BLOCKSIZE)
 NAME_CHARACTERS = 40
@@ -44,26 +39,6 @@ class Skipped:
     reason: str
 
 
-@contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write; it takes its name once all of it is on the disk, and vanishes if that fails."""
-    unfinished = path.with_name(path.name + UNFINISHED)
-    try:
-        with open(unfinished, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
-
-
-def write_json(path: Path, content: object) -> None:
-    with whole_file(path) as file:
-        file.write(json.dumps(content, indent=1).encode() + b"\n")
-
-
 def write_shard(
     folder: Path, file_name: str, examples: Iterable[Packed], labels: Sequence[str]
 ) -> tuple[Shard, list[Skipped]]:
@@ -73,7 +48,7 @@ def write_shard(
     """
     rows, skipped, stop = [], [], 0
     folder.mkdir(exist_ok=True)
-    with whole_file(folder / file_name) as file:
+    with writing(folder / file_name) as file:
         for packed in examples:
             stop = packed.index + 1
             if packed.reason:
@@ -86,7 +61,7 @@ def write_shard(
         if not rows:
             raise DataError(f"{folder.name}: none of its {stop} images can be read; `vit doctor` tells why")
         file.write(END)
-        with whole_file((folder / file_name).with_suffix(".jsonl")) as index:
+        with writing((folder / file_name).with_suffix(".jsonl")) as index:
             index.write("".join(rows).encode())
         size = file.tell()
     return Shard(file_name, len(rows), size, stop), skipped

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from vitruvian.data.pack.encode import PackSettings
-from vitruvian.data.pack.shard import UNFINISHED, Shard, Skipped, write_json
+from vitruvian.data.pack.shard import Shard, Skipped
 from vitruvian.data.sources.base import Dataset, Source
 from vitruvian.errors import DataError
+from vitruvian.files import is_unfinished, read_object, write_json
 
 FILE = "pack.json"
 VERSION = 1
@@ -82,7 +83,7 @@ def digest_of(source: Source) -> str:
 def resumed_state(folder: Path, fresh: PackState) -> PackState:
     """The state found in a folder that was packed before, or `fresh` for a new one; refuses any other folder."""
     if not (folder / FILE).exists():
-        strangers = [path.name for path in folder.iterdir() if not path.name.endswith(UNFINISHED)]
+        strangers = [path.name for path in folder.iterdir() if not is_unfinished(path)]
         if strangers:
             raise DataError(
                 f"{folder}: not empty (it has {sorted(strangers)[0]}) and not made by vit pack; name a new folder"
@@ -103,11 +104,11 @@ def read_state(folder: Path) -> PackState:
     """What `pack.json` says."""
     path = folder / FILE
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
+        content = read_object(path, raises=DataError)
         splits = {name: split_state(split) for name, split in content["splits"].items()}
         settings = PackSettings.from_json(content["settings"])
         return PackState(settings, content["source"], splits, content["notes"], content["complete"], content["version"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: not what vit pack writes ({error}); delete the folder to pack anew") from error
 
 

@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-import atexit
-import hashlib
-import json
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from contextlib import suppress
 from pathlib import Path
 
-from vitruvian.data.sources.locks import lock, locked
-from vitruvian.errors import DataError
+from vitruvian.errors import DataError, FileError
+from vitruvian.files import cache_folder, scratch_folder, short_hash, staged
 
 FORMAT = 1
 """Raised when the layout of what is stored changes, so that older files are not read."""
 
 STALE_SECONDS = 24 * 3600
 """Age at which what was derived from an earlier state of the data is removed."""
-
-
-SCRATCH = "vitruvian-scratch-"
-"""How the names of scratch folders begin."""
-
-NEW_SECONDS = 60
-"""Age below which the lock of a scratch folder may not yet be held."""
-
-
-def cache_folder() -> Path:
-    """Where derived files live: $VITRUVIAN_CACHE, or `vitruvian` in the user's cache folder."""
-    chosen = os.environ.get("VITRUVIAN_CACHE")
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitruvian"
 
 
 def derived(kind: str, files: Sequence[Path], build: Callable[[Path], None]) -> Path:
@@ -52,75 +33,30 @@ def derived(kind: str, files: Sequence[Path], build: Callable[[Path], None]) -> 
     if target.is_dir():
         return target
     try:
-        group.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=group))
-    except OSError:
-        group = scratch_folder()
-        target, unfinished = group / "index", group / "unfinished"
-        unfinished.mkdir()
-    fill(unfinished, build)
-    try:
-        unfinished.rename(target)
-    except OSError:  # another process was faster; its result is as good
-        shutil.rmtree(unfinished, ignore_errors=True)
+        with staged(target) as new:
+            new.mkdir()
+            fill(new, build)
+    except FileError:
+        target = scratch_folder()
+        fill(target, build)
+        return target
     remove_stale(group, keep=target)
     return target
 
 
 def fill(folder: Path, build: Callable[[Path], None]) -> None:
-    """Run `build`; leave nothing behind if it fails."""
+    """Run `build`; what it cannot read is a DataError, what it cannot write stays an OSError of this folder."""
     try:
         build(folder)
-    except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise DataError(
-                f"{error.filename or folder}: {error.strerror or error} (while reading the data)"
-            ) from error
-        raise
+    except OSError as error:
+        if error.filename is None or Path(os.fsdecode(error.filename)).is_relative_to(folder):
+            raise
+        raise DataError(f"{error.filename}: {error.strerror or error} (while reading the data)") from error
 
 
 def remove_stale(group: Path, keep: Path) -> None:
     """Remove what was derived from earlier states, unless a running process may still use it."""
     for folder in group.iterdir():
-        try:
+        with suppress(OSError):  # another process removes it at the same time
             if folder != keep and time.time() - folder.stat().st_mtime > STALE_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)
-        except OSError:  # another process removes it at the same time
-            continue
-
-
-def short_hash(parts: Sequence[object]) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
-
-
-def scratch_folder() -> Path:
-    """A new folder that ends with this process."""
-    return Path(tempfile.mkdtemp(dir=_scratch(os.getpid())))
-
-
-@lru_cache(maxsize=1)
-def _scratch(process: int) -> Path:
-    remove_abandoned(Path(tempfile.gettempdir()))
-    folder = Path(tempfile.mkdtemp(prefix=SCRATCH))
-    lock(folder / "lock", wait=False)  # held until this process ends
-    atexit.register(_remove, folder, process)
-    return folder
-
-
-def remove_abandoned(temporary: Path) -> None:
-    """Remove the scratch folders of processes that were killed: their locks are there, and free."""
-    for path in temporary.glob(f"{SCRATCH}*/lock"):
-        try:
-            if time.time() - path.stat().st_mtime < NEW_SECONDS:
-                continue
-            with locked(path, wait=False) as free:
-                if free:
-                    shutil.rmtree(path.parent, ignore_errors=True)
-        except OSError:  # of another user, or removed at the same time
-            continue
-
-
-def _remove(folder: Path, process: int) -> None:
-    if os.getpid() == process:  # not in a forked child, which shares the folder
-        shutil.rmtree(folder, ignore_errors=True)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from vitruvian.data.sources.base import LeftOut, Source
 from vitruvian.data.sources.names import class_name, natural
 from vitruvian.errors import DataError
+from vitruvian.files import read_json
 
 CHUNK = 1 << 14
 """Entries handled at a time where all are gone through."""
@@ -228,7 +229,7 @@ def class_numbers(labels: Iterable[str], classes: tuple[str, ...]) -> NDArray[np
     numbers = []
     for label in labels:
         name = class_name(label)
-        number = known.get(name, int(name) if name.isdecimal() else -1)
+        number = known.get(name, int(name) if name.isdecimal() and len(name) < 10 else -1)
         if not 0 <= number < len(classes):
             raise DataError(
                 f"label {label!r} is neither one of the {len(classes)} names in the list of classes "
@@ -248,6 +249,6 @@ def renumber(path: Path, numbers: NDArray[np.int32]) -> None:
 
 def read_index(folder: Path) -> StoredIndex:
     """What `write_index` left in this folder."""
-    content = json.loads((folder / "index.json").read_text())
+    content = read_json(folder / "index.json")
     splits = {split: Index(folder / str(number), content["numbers"]) for number, split in enumerate(content["splits"])}
     return StoredIndex(tuple(content["classes"]), splits, content["notes"])

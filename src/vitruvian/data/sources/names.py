@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import glob
-import json
 import re
 import unicodedata
 from functools import lru_cache
 from pathlib import Path
 
 from vitruvian.errors import DataError
+from vitruvian.files import parse_json
 
 SPLITS = {
     # the name used here: how folders, files and manifests call it
@@ -76,8 +76,8 @@ def parse_classes(text: str, where: str) -> tuple[str, ...]:
 
 
 def from_json(text: str, where: str) -> list[str]:
+    content = parse_json(text, where, raises=DataError)
     try:
-        content = json.loads(text)
         if isinstance(content, list):
             return [str(name) for name in content]
         pairs = [(int(k), v) if k.isdecimal() else (int(v), k) for k, v in content.items()]
@@ -97,7 +97,7 @@ def is_pattern(text: str) -> bool:
 
 def braces(text: str) -> re.Match[str] | None:
     """The first pair of braces that means a choice."""
-    return re.search(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}", text)
+    return re.search(r"\{(?:(\d{1,18})\.\.(\d{1,18})|([^{}]*,[^{}]*))\}", text)
 
 
 def expanded(text: str) -> list[str]:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from vitruvian.data.decode import RawImage
 from vitruvian.data.order import Blocks, IndexArray, permuted
 from vitruvian.data.sources.base import Source
-from vitruvian.data.sources.cache import scratch_folder
 from vitruvian.data.sources.index import CHUNK, Column, piece
 from vitruvian.errors import ConfigError, DataError
+from vitruvian.files import scratch_folder
 
 
 class Subset(Source):

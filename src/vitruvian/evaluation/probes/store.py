@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from vitruvian.config import REGULARISERS
 from vitruvian.data.decode import RawImage
-from vitruvian.data.sources.cache import cache_folder, short_hash
 from vitruvian.errors import ConfigError
+from vitruvian.files import cache_folder, short_hash
 from vitruvian.predict import Encoder
 
 FORMAT = 1

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from vitruvian.data.decode import EXTENSIONS, RawImage
 from vitruvian.data.sources.base import Dataset, LeftOut, Source, make_dataset, read_file
-from vitruvian.data.sources.cache import fill, scratch_folder
+from vitruvian.data.sources.cache import fill
 from vitruvian.data.sources.index import Entry, Index, IndexedSource, read_index, write_index
 from vitruvian.data.sources.names import class_name, natural, split_name
 from vitruvian.errors import DataError
+from vitruvian.files import scratch_folder
 from vitruvian.text import printable
 
 

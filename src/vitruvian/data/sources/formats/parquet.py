@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from vitruvian.data.sources.cache import derived
 from vitruvian.data.sources.index import CHUNK, Entry, Index, IndexedSource, read_index, write_index
 from vitruvian.data.sources.names import natural, split_of_file
 from vitruvian.errors import DataError, ImageError, require
+from vitruvian.files import parse_json
 
 IMAGE_COLUMNS = ("image", "img", "image", "jpg", "png")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "cls", "class")
@@ -100,8 +100,11 @@ def image_columns(path: Path) -> Columns | None:
         schema = parquet.read_schema(path)
     except Exception as error:  # pyarrow raises several kinds for broken files
         raise DataError(f"{path}: not a Parquet file ({str(error).splitlines()[0]})") from error
-    features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-    kinds = {name: feature.get("_type") for name, feature in features.items() if isinstance(feature, dict)}
+    features = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"), path, raises=DataError)
+    for key in ("info", "features"):
+        features = features.get(key, {}) if isinstance(features, dict) else {}
+    features = {name: feature for name, feature in dict(features).items() if isinstance(feature, dict)}
+    kinds = {name: feature.get("_type") for name, feature in features.items()}
 
     def holds_bytes(name: str) -> bool:
         kind = schema.field(name).type

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-import json
 import math
 import tarfile
 from collections import OrderedDict
@@ -21,7 +20,8 @@ from vitruvian.data.sources.base import Dataset, LeftOut, make_dataset
 from vitruvian.data.sources.cache import derived
 from vitruvian.data.sources.index import Entry, Index, IndexedSource, OpenFile, read_index, write_index
 from vitruvian.data.sources.names import listed_classes, natural, split_of_file
-from vitruvian.errors import DataError, ImageError
+from vitruvian.errors import DataError, FileError, ImageError
+from vitruvian.files import parse_json
 
 IMAGES = EXTENSIONS | {".npy"}
 """Endings of members that hold the image; `.npy` holds its pixels."""
@@ -102,8 +102,8 @@ def hidden(name: str) -> bool:
 def note_json(sample: Sample, text: str) -> None:
     """Take label and weight from a JSON member: a label alone, or an object with `label` and perhaps `weight`."""
     try:
-        content = json.loads(text)
-    except ValueError:
+        content = parse_json(text, "")
+    except FileError:
         return
     if isinstance(content, dict):
         weight = content.get("weight", 1.0)

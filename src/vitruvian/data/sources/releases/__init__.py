@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,6 +24,7 @@ from vitruvian.data.sources.index import Entry
 from vitruvian.data.sources.releases.imagenet import open_imagenet, open_numbered, open_watermarked, open_wordnet
 from vitruvian.data.sources.releases.matlab import read_matlab
 from vitruvian.errors import DataError
+from vitruvian.files import read_json
 from vitruvian.labels import imagenet_ids
 from vitruvian.tasks import TASKS, Task, data_root, how_to_get
 
@@ -106,7 +105,7 @@ def open_vizwiz(folder: Path) -> Dataset:
     first that is a category counts. Classes are WordNet ids.
     """
     path = folder / "annotations.json"
-    content = read_json(path)
+    content = read_json(path, raises=DataError)
     try:
         names = {int(row["id"]): imagenet_ids()[int(row["id"])] for row in content["categories"]}
         found = list(content["images"])
@@ -153,13 +152,6 @@ def open_omni(folder: Path) -> Dataset:
             if path.is_file():
                 lists.setdefault(split, path)
     return open_lists(str(folder), folder, lists)
-
-
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not a JSON file that can be read ({error}); get it again") from error
 
 
 VTAB_LISTS = {"train": "train800.txt", "val": "val200.txt", "test": "test.txt"}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from vitruvian.data.sources.names import expanded
-from vitruvian.errors import DataError, MissingExtraError, VitruvianError, require
+from vitruvian.errors import DataError, FileError, MissingExtraError, VitruvianError, require
+from vitruvian.files import writing
 
 Result = TypeVar("Result")
 
@@ -91,21 +91,19 @@ def remote_size(url: str) -> int | None:
 def download(url: str, target: Path) -> None:
     """Copy a file here: whole, or not at all."""
     system, path = file_system(url)
-    unfinished = target.with_name(f".{target.name}-{os.getpid()}")
 
-    def copy() -> None:
-        with (
-            system.open(path, "rb", cache_type="readahead", block_size=PIECE_BYTES) as file,
-            open(unfinished, "wb") as here,
-        ):
+    def copy(here: BinaryIO) -> None:
+        here.seek(0)
+        here.truncate()
+        with system.open(path, "rb", cache_type="readahead", block_size=PIECE_BYTES) as file:
             while piece := file.read(PIECE_BYTES):
-                here.write(piece)
+                try:
+                    here.write(piece)
+                except OSError as error:  # of this disk: another attempt does not help
+                    raise FileError(f"{target}: cannot be written: {error.strerror}") from error
 
-    try:
-        attempted(url, copy)
-        wanted, found = remote_size(url), unfinished.stat().st_size
+    with writing(target) as here:
+        attempted(url, partial(copy, here))
+        wanted, found = remote_size(url), here.tell()
         if wanted is not None and wanted != found:
             raise DataError(f"{url}: {found} of {wanted} bytes arrived")
-        unfinished.rename(target)
-    finally:
-        unfinished.unlink(missing_ok=True)

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.data.decode import RawImage
-from vitruvian.data.sources.cache import short_hash
 from vitruvian.data.sources.formats.tar import image_of, samples
 from vitruvian.data.sources.index import OpenFile, class_numbers
-from vitruvian.data.sources.locks import locked
 from vitruvian.data.sources.remote import download, remote_size
-from vitruvian.errors import DataError
+from vitruvian.errors import DataError, FileError
+from vitruvian.files import locked, short_hash, staged
+from vitruvian.text import one_line
 
 THREADS = 4
 """Shards fetched at a time by one process."""
@@ -109,22 +109,16 @@ class ShardCache:
         target = self.folder / short_hash([url, remote_size(url), self.classes])
         try:
             return self._copied(url, target)
-        except OSError as error:  # it must not pass for an image that cannot be read
-            raise DataError(f"{url}: no copy of it in {self.folder}: {error.strerror or error}") from error
+        except (OSError, FileError) as error:  # it must not pass for an image that cannot be read
+            raise DataError(f"{url}: no copy of it in {self.folder}: {one_line(error)}") from error
 
     def _copied(self, url: str, target: Path) -> LocalShard:
-        self.folder.mkdir(parents=True, exist_ok=True)
         with locked(target.with_suffix(".lock")):  # other processes wait for this copy instead of making their own
             if not target.is_dir():
-                unfinished = target.with_name(f".{target.name}")
-                shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
-                try:
-                    unfinished.mkdir()
-                    download(url, unfinished / "shard.tar")
-                    write_table(unfinished, url.rpartition("/")[2], self.classes)
-                    unfinished.rename(target)
-                finally:
-                    shutil.rmtree(unfinished, ignore_errors=True)
+                with staged(target) as new:
+                    new.mkdir()
+                    download(url, new / "shard.tar")
+                    write_table(new, url.rpartition("/")[2], self.classes)
                 self._evict(target)
             os.utime(target)
             return LocalShard(target)

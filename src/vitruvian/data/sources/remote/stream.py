@@ -7,7 +7,6 @@ anywhere, and each process fetches only the shards of its own part of each batch
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +15,12 @@ from numpy.typing import NDArray
 from vitruvian.data.decode import RawImage
 from vitruvian.data.order import Blocks, IndexArray
 from vitruvian.data.sources.base import Dataset, Source, make_dataset
-from vitruvian.data.sources.cache import cache_folder, short_hash
 from vitruvian.data.sources.formats.tar import open_tar
 from vitruvian.data.sources.names import CLASS_FILES, natural, parse_classes, split_of_file
 from vitruvian.data.sources.remote import download, remote_files, remote_size, remote_text
 from vitruvian.data.sources.remote.cache import LocalShard, ShardCache
 from vitruvian.errors import DataError
+from vitruvian.files import cache_folder, parse_json, short_hash
 
 BYTES_KEPT = 2**35
 """Of one dataset on the local disk."""
@@ -146,12 +145,12 @@ def shard_sizes(urls: list[str]) -> dict[str, int] | None:
     """Samples of each shard as the files beside them say; None where one is not listed."""
     sizes: dict[str, int] = {}
     for folder in {url.rpartition("/")[0] for url in urls}:
-        text = remote_text(f"{folder}/{SIZES_FILE}")
+        where = f"{folder}/{SIZES_FILE}"
+        listed = parse_json(remote_text(where) or "{}", where, raises=DataError)
         try:
-            listed = json.loads(text) if text else {}
             sizes.update({f"{folder}/{name}": int(count) for name, count in listed.items()})
         except (ValueError, TypeError, AttributeError) as error:
-            raise DataError(f"{folder}/{SIZES_FILE}: not an object from file names to numbers") from error
+            raise DataError(f"{where}: not an object from file names to numbers") from error
     return sizes if all(sizes.get(url, 0) > 0 for url in urls) else None
 
 
