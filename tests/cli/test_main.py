@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import signal
 import subprocess
 import sys
@@ -11,8 +13,9 @@ import typer
 
 from vitruvian import __version__
 from vitruvian.cli import app
-from vitruvian.cli.options import in_options
+from vitruvian.cli.options import in_options, with_everyday
 from vitruvian.errors import Interrupted
+from vitruvian.training import recipe as recipe_module
 
 
 def vit_process(*arguments: str, command: str = "from vitruvian.cli import main; main()") -> subprocess.Popen[str]:
@@ -42,8 +45,10 @@ OPTIONS = {
     "predict": "--model -m --top --json --batch --heads --image-size --device",
     "models": "--json",
     "convert": "--to --heads --image-size --patch-size --classes --json",
-    "train": "--recipe --model -m --from --out --set --resume --plan --recipes",
-    "finetune": "--from --out --recipe --task --quick --lrs --seeds --steps --image-size --set --data-root --json",
+    "train": "--recipe --model -m --from --out --epochs --lr --batch-size --seed --workers --set --resume --plan "
+    "--recipes",
+    "finetune": "--from --out --recipe --task --quick --lrs --seeds --steps --image-size --epochs --lr "
+    "--batch-size --seed --workers --set --data-root --json",
     "probe": "--model -m --only --shots --neighbors --json --out --batch --heads --image-size --device",
     "evaluate": "--model -m --split --real --wordnet-ids --mappings --calibrated --seed --json --out --batch --heads "
     "--image-size --device",
@@ -204,3 +209,43 @@ def test_a_reader_that_leaves_early_is_no_error():
     assert process.stderr.read() == ""
     process.wait(timeout=60)
     process.stderr.close()
+
+
+@pytest.mark.parametrize("command", ["train", "finetune"])
+def test_everyday_options_are_settings_of_the_recipe_and_say_what_its_fields_say(command):
+    texts = {option.name: option.help for option in dict(commands())[command].params}
+    source = inspect.getsource(recipe_module)
+    for name in ("epochs", "lr", "batch_size", "seed", "workers"):
+        assert f'"""{texts[name]}"""' in source
+        assert name in {field.name for field in dataclasses.fields(recipe_module.Recipe)}
+
+
+def test_everyday_options_join_the_changes_in_the_recipes_own_words():
+    changes = with_everyday(["augment.flip=0"], {"epochs": 3.0, "lr": None, "batch_size": 8, "seed": 0})
+    assert changes == ["augment.flip=0", "epochs=3.0", "batch_size=8", "seed=0"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["train", "digits", "--lr", "1", "--set", "lr=2"], 2, "lr is set twice, by --lr and by --set lr=2"),
+        (["train", "digits", "--batch-size", "9", "--set", "batch_size = 8"], 2, "by --batch-size and by --set"),
+        (["finetune", "digits", "--from", "w", "--epochs", "1", "--steps", "1"], 1, "give --epochs or --steps, not"),
+        (["finetune", "digits", "--from", "w", "--lr", "1", "--lrs", "1,2"], 1, "give --lr 1 or --lrs to choose among"),
+        (["train", "digits", "--epochs", "-3"], 1, "--epochs"),
+        (["train", "digits", "--batch-size", "0"], 1, "error: --batch-size 0 is"),
+        (["train", "digits", "--workers", "-1"], 1, "error: --workers -1 is"),
+    ],
+)
+def test_a_setting_that_contradicts_itself_is_one_line(vit, arguments, code, text):
+    found = vit(*arguments)
+    assert (found.code, found.out) == (code, "")
+    assert text in found.err
+
+
+@pytest.mark.parametrize("command", [["train", "nowhere", "--from", "w"], ["train", "nowhere", "--recipe", "cifar10"]])
+def test_a_missing_package_is_said_before_the_data_are_looked_for(vit, monkeypatch, command):
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    found = vit(*command)
+    assert (found.code, found.out) == (1, "")
+    assert found.err == "error: this needs the package 'simplejpeg': pip install 'vitruvian[train]'\n"

@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitruvian.cli.options import Changes, DataRoot, place_data, published_names, task_names
+from vitruvian.cli.options import (
+    BatchSize,
+    Changes,
+    DataRoot,
+    Epochs,
+    LearningRate,
+    Seed,
+    Workers,
+    place_data,
+    published_names,
+    task_names,
+    with_everyday,
+)
 from vitruvian.cli.start import speaks
 from vitruvian.progress import tell
 from vitruvian.tasks import SEEDS
@@ -60,6 +72,11 @@ def finetune(
     image_size: Annotated[
         int | None, typer.Option(min=1, metavar="PIXELS", help="Side of the input; positions follow.")
     ] = None,
+    epochs: Epochs = None,
+    lr: LearningRate = None,
+    batch_size: BatchSize = None,
+    seed: Seed = None,
+    workers: Workers = None,
     settings: Changes = None,
     data_root: DataRoot = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
@@ -76,9 +93,8 @@ def finetune(
     from vitruvian.training.progress import ShownProgress
 
     place_data(data_root)
-    changes = [*(settings or [])]
-    changes += [f"steps={steps}"] if steps else []
-    changes += [f"image_size={image_size}"] if image_size else []
+    lengths = {"epochs": epochs, "steps": steps, "lr": lr, "batch_size": batch_size, "image_size": image_size}
+    changes = with_everyday(settings, {**lengths, "seed": seed, "workers": workers})
     protocol = protocol_for(
         data,
         weights,

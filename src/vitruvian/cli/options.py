@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -63,6 +64,24 @@ def place_data(root: Path | None) -> None:
         os.environ[DATA_VARIABLE] = str(root.expanduser().resolve())
 
 
+def everyday(name: str, metavar: str) -> Any:
+    """The option of a recipe's setting; its help is the text below the field in `Recipe`, which is not imported."""
+    source = (files("vitruvian") / "training" / "recipe.py").read_text(encoding="utf-8")
+    found = re.search(rf'^    {name}: .*\n    """(.*?)"""', source, re.MULTILINE | re.DOTALL)
+    assert found is not None, name
+    return typer.Option(metavar=metavar, help=" ".join(found[1].split()))
+
+
+def with_everyday(settings: list[str] | None, everyday: Mapping[str, object]) -> list[str]:
+    """Changes to a recipe from `--set` and from options of their own, of which each setting has one."""
+    given = {key: value for key, value in everyday.items() if value is not None}
+    for change in settings or []:
+        key = change.partition("=")[0].strip()
+        if key in given:
+            raise typer.BadParameter(f"{key} is set twice, by --{key.replace('_', '-')} and by --set {change}")
+    return [*(settings or []), *(f"{key}={value}" for key, value in given.items())]
+
+
 def published_names(incomplete: str) -> list[str]:
     """What a shell offers for weights, beside files."""
     from vitruvian.published import PUBLISHED
@@ -96,6 +115,11 @@ Batch = Annotated[int, typer.Option(min=1, metavar="N", help="How many images th
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")
 ]
+Epochs = Annotated[float | None, everyday("epochs", "N")]
+LearningRate = Annotated[float | None, everyday("lr", "LR")]
+BatchSize = Annotated[int | None, everyday("batch_size", "N")]
+Seed = Annotated[int | None, everyday("seed", "N")]
+Workers = Annotated[int | None, everyday("workers", "N")]
 DataRoot = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="Folder of all tasks; else $VITRUVIAN_DATA or ~/vitruvian-data.")
 ]

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitruvian.cli.options import Changes, published_names
+from vitruvian.cli.options import (
+    BatchSize,
+    Changes,
+    Epochs,
+    LearningRate,
+    Seed,
+    Workers,
+    published_names,
+    with_everyday,
+)
 from vitruvian.cli.start import speaks
 
 if TYPE_CHECKING:
@@ -33,6 +42,11 @@ def train(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="RUN", help="Folder of the run; else a new one in runs/.")] = None,
+    epochs: Epochs = None,
+    lr: LearningRate = None,
+    batch_size: BatchSize = None,
+    seed: Seed = None,
+    workers: Workers = None,
     settings: Changes = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue this run.")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Say what would run, how long and in how much memory.")] = False,
@@ -46,12 +60,15 @@ def train(
     if recipes:
         list_recipes()
         return
+    changes = with_everyday(
+        settings, {"epochs": epochs, "lr": lr, "batch_size": batch_size, "seed": seed, "workers": workers}
+    )
     if (data is None) == (resume is None):
         raise typer.BadParameter("give DATA to train on, or --resume RUN")
     if resume is not None and (recipe or model or weights or out or plan):
-        raise typer.BadParameter("--resume takes everything but --set from the run")
+        raise typer.BadParameter("--resume takes everything but --workers and some --set from the run")
     if plan:
-        show_plan(data, recipe=recipe, model=model, weights=weights, settings=settings or [])
+        show_plan(data, recipe=recipe, model=model, weights=weights, settings=changes)
         return
     from vitruvian import training
     from vitruvian.training.journal import TensorBoard
@@ -60,7 +77,7 @@ def train(
     bar = ShownProgress()
     listeners = [bar, TensorBoard(bar.said)]
     if resume is not None:
-        run = training.resume(resume, settings=settings or (), listeners=listeners)
+        run = training.resume(resume, settings=changes, listeners=listeners)
     else:
         assert data is not None
         run = training.train(
@@ -69,7 +86,7 @@ def train(
             model=model,
             weights=weights,
             out=out,
-            settings=settings or (),
+            settings=changes,
             listeners=listeners,
         )
     if speaks():

@@ -16,7 +16,7 @@ from vitruvian.training.journal import Listener
 from vitruvian.training.loop import Diverged
 from vitruvian.training.model import model_for, without_shape
 from vitruvian.training.recipe import Recipe
-from vitruvian.training.recipes import changed, read_recipe
+from vitruvian.training.recipes import changed, keys_of, read_recipe
 from vitruvian.training.run import RUNS, Run, lasting_data, lasting_path, write_whole
 from vitruvian.training.sweep import FAILED_FILE, SWEEP_FILE, Protocol, State, Sweep, Trial, differences
 from vitruvian.training.sweep_report import write_sweep_report
@@ -56,6 +56,10 @@ def protocol_for(
     if task is not None:
         found = found.replace(view={**task.view, **found.view})
     found = changed(with_share_of_warmup(found, settings), settings)
+    if "lr" in keys_of(settings):
+        if lrs:
+            raise ConfigError(f"give lr={found.lr:g} or lrs= to choose among, not both")
+        lrs = (found.lr,)
     return Protocol(
         data=lasting_data(data),
         recipe=found,
@@ -67,8 +71,7 @@ def protocol_for(
 
 def with_share_of_warmup(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     """The recipe with its warm-up as a share, where its length is changed: it stays the same part of the run."""
-    keys = {change.partition("=")[0].strip() for change in settings}
-    if keys & {"steps", "epochs"} and recipe.steps and recipe.warmup >= 1:
+    if keys_of(settings) & {"steps", "epochs"} and recipe.steps and recipe.warmup >= 1:
         return recipe.replace(warmup=recipe.warmup / recipe.steps)
     return recipe
 

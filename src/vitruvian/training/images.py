@@ -11,7 +11,7 @@ import numpy as np
 
 from vitruvian.config import ModelConfig, Preprocess, Size, ViTConfig
 from vitruvian.cost import TRAINING_PASSES, multiply_adds
-from vitruvian.data.augment import Augment, training_view
+from vitruvian.data.augment import Augment, require_packages, training_view
 from vitruvian.data.loader import Batch, Loader
 from vitruvian.data.sources import Dataset, Source, hold_out, open_dataset
 from vitruvian.data.sources.index import CHUNK, piece
@@ -49,6 +49,7 @@ def images_for(data: str | Path, recipe: Recipe) -> Images:
     The split `val`, or else `test`, or else a share of each class held out. A run that chooses its weights by
     validation never does so on `test`.
     """
+    require_packages()  # before the data are looked through
     found = open_dataset(data)
     images = protocol_images(found, recipe) if recipe.validation != "auto" else usual_images(found, recipe)
     if recipe.objective == "labels":

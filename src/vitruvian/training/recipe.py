@@ -69,13 +69,15 @@ class Recipe(Settings):
     """Share of the layers that do not learn, from the embedding on; the backward pass ends above them."""
 
     epochs: float = 0.0
+    """How often every image is trained on."""
     steps: int = 0
-    """Either epochs or steps."""
+    """In place of `epochs`: steps of the optimizer."""
     batch_size: int = 128
-    """Images in a step over all processes."""
+    """Images in a step, over all processes."""
     grad_accum_steps: int = 1
     """Parts in which a process works through its share of a batch, to need less memory."""
     seed: int = 0
+    """Of the fresh weights, the order of the images, their views and dropout."""
 
     optimizer: str = "adamw"
     """A key of OPTIMIZERS. `adamw` keeps weight decay out of the gradient, `adam` and `sgd` add it."""

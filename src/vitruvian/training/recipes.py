@@ -149,7 +149,9 @@ def typed_change(owners: tuple[type[Settings], ...], key: str, value: Any, where
 
 def changed(recipe: Recipe, changes: Iterable[str]) -> Recipe:
     """The recipe after changes such as `epochs=20` or `augment.flip=0`."""
-    table = recipe.to_json()
+    table, changes = recipe.to_json(), list(changes)
+    if keys_of(changes) >= {"epochs", "steps"}:
+        raise ConfigError("give epochs= or steps=, not both")
     for change in changes:
         key, sign, text = change.partition("=")
         key = key.strip()
@@ -161,6 +163,11 @@ def changed(recipe: Recipe, changes: Iterable[str]) -> Recipe:
         if key in ("epochs", "steps"):
             table["steps" if key == "epochs" else "epochs"] = 0
     return recipe_from(table, "")
+
+
+def keys_of(changes: Iterable[str]) -> set[str]:
+    """The settings that changes such as `epochs=20` are about."""
+    return {change.partition("=")[0].strip() for change in changes}
 
 
 def parsed(text: str) -> Any:

@@ -20,7 +20,7 @@ from vitruvian.training.images import Images, fitting_batch_size, images_for
 from vitruvian.training.journal import Listener
 from vitruvian.training.model import model_again, model_for
 from vitruvian.training.recipe import HARMLESS, Recipe
-from vitruvian.training.recipes import changed
+from vitruvian.training.recipes import changed, keys_of
 from vitruvian.training.run import RUNS, Run, create, environment, lasting_data
 from vitruvian.training.trainer import Trainer
 from vitruvian.weights.description import Description
@@ -70,7 +70,7 @@ def resume(run: str | Path | Run, *, settings: Sequence[str] = (), listeners: Se
     if opened.finished:
         return opened
     for change in settings:
-        if change.partition("=")[0].strip() not in HARMLESS:
+        if not keys_of([change]) <= HARMLESS:
             raise TrainingError(
                 f"{change!r} cannot be set for a run that goes on, only {', '.join(sorted(HARMLESS))}; start a new run"
             )

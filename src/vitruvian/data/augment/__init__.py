@@ -2,6 +2,6 @@
 
 from vitruvian.data.augment.mix import mix
 from vitruvian.data.augment.settings import Augment
-from vitruvian.data.augment.view import TrainingView, normalize, training_view
+from vitruvian.data.augment.view import TrainingView, normalize, require_packages, training_view
 
-__all__ = ["Augment", "TrainingView", "mix", "normalize", "training_view"]
+__all__ = ["Augment", "TrainingView", "mix", "normalize", "require_packages", "training_view"]

@@ -26,9 +26,14 @@ Viewable = RawImage | Image.Image
 
 def training_view(settings: Augment) -> TrainingView:
     """The view for these settings; a missing package is said here, not later in a worker."""
+    require_packages()
+    return TrainingView(settings)
+
+
+def require_packages() -> None:
+    """Refuse to begin where a package that training views need is missing."""
     opencv()
     require("simplejpeg", "train")
-    return TrainingView(settings)
 
 
 @dataclass(frozen=True, slots=True)
