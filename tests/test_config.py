@@ -39,8 +39,11 @@ def test_an_unknown_setting_is_answered_with_the_nearest():
         ({"class_token": False}, "pool='token' needs class_token=True"),
         ({"distillation": True, "pool": "mean"}, "distillation=True needs"),
         ({"dropout": 1.0}, "dropout=1.0 is not between 0.0 and 0.99"),
-        ({"classes": -1}, "classes=-1 is not at least 0"),
+        ({"classes": -1}, "classes=-1 is not between 0 and 1000000"),
         ({"positions": "sincos", "width": 6, "heads": 2}, "sin-cos positions need a width divisible by 4"),
+        ({"width": 10**9}, "width=1000000000 is not between 1 and 65536"),
+        ({"image_size": 10**5}, "image_size=100000 is larger than 16384 a side"),
+        ({"pool": "token_mean", "norm_after_pool": True}, "norm_after_pool=True has no meaning with pool='token_mean'"),
         ({"stem": StemConfig(stages=(3, 4, 9)), "patch_size": 16}, "patch and stem stride together of 256"),
     ],
 )

@@ -181,3 +181,8 @@ def test_wrong_arguments_are_refused():
         Classifier(tiny_model(), image_size=32)
     with pytest.raises(ConfigError, match="device='abacus' cannot be used: "):
         Classifier(tiny_model(), device="abacus")
+
+
+def test_a_device_without_values_is_refused():
+    with pytest.raises(ConfigError, match="device='meta' cannot be used: it computes nothing"):
+        Classifier(tiny_model(), device="meta")

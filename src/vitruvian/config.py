@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Size = tuple[int, int]
 """Rows, columns."""
+MAX_SIDE = 2**14
+"""Pixels of the longest side that a model or its view may ask for."""
 BATCH = 16
 """Images that a model answers at a time, unless told."""
 
@@ -68,6 +70,8 @@ def as_size(value: int | Size | list[int], name: str = "image_size") -> Size:
     pair = (value, value) if isinstance(value, int) else tuple(value)
     if len(pair) != 2 or not all(isinstance(side, int) and side > 0 for side in pair):
         raise ConfigError(f"{name}={value!r} is not a positive number or (rows, columns)")
+    if max(pair) > MAX_SIDE:
+        raise ConfigError(f"{name}={value} is larger than {MAX_SIDE} a side")
     return pair[0], pair[1]
 
 
@@ -80,6 +84,27 @@ def check_range(name: str, value: float, low: float, high: float = float("inf"))
     if not low <= value <= high:
         wanted = f"at least {low}" if high == float("inf") else f"between {low} and {high}"
         raise ConfigError(f"{name}={value} is not {wanted}")
+
+
+LIMITS: dict[str, Size] = {
+    # setting of a model: least, most. Far past every published model, and within what a machine can hold.
+    "patch_size": (1, 1024),
+    "channels": (1, 4096),
+    "layers": (1, 1024),
+    "width": (1, 65_536),
+    "mlp_width": (1, 262_144),
+    "heads": (1, 4096),
+    "classes": (0, 1_000_000),
+    "registers": (0, 4096),
+    "representation_size": (0, 65_536),
+}
+
+
+def check_limits(config: Settings) -> None:
+    """Refuse numbers of a model that no machine could hold."""
+    for name, (least, most) in LIMITS.items():
+        if hasattr(config, name):
+            check_range(name, getattr(config, name), least, most)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,10 +197,7 @@ class ViTConfig(Settings):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_size", as_size(self.image_size))
-        for name in ("patch_size", "channels", "layers", "width", "mlp_width", "heads"):
-            check_range(name, getattr(self, name), 1)
-        for name in ("classes", "registers", "representation_size"):
-            check_range(name, getattr(self, name), 0)
+        check_limits(self)
         for name in REGULARISERS:
             check_range(name, getattr(self, name), 0.0, 0.99)
         check_choice("pool", self.pool, Pool)
@@ -189,6 +211,8 @@ class ViTConfig(Settings):
             raise ConfigError(f"2-D learned positions need an even width, not {self.width}")
         if self.pool in ("token", "token_mean") and not self.class_token:
             raise ConfigError(f"pool={self.pool!r} needs class_token=True")
+        if self.pool == "token_mean" and self.norm_after_pool:
+            raise ConfigError("norm_after_pool=True has no meaning with pool='token_mean', which normalizes the tokens")
         if self.distillation and (self.pool != "token" or not self.class_token):
             raise ConfigError("distillation=True needs class_token=True and pool='token'")
         self.grid_of(self.image_size)
@@ -245,8 +269,7 @@ class ResNetConfig(Settings):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_size", as_size(self.image_size))
-        check_range("classes", self.classes, 0)
-        check_range("channels", self.channels, 1)
+        check_limits(self)
         if self.width < 32 or self.width % 32:
             raise ConfigError(f"width={self.width} is not a multiple of GroupNorm's 32 groups")
         if not self.stages or min(self.stages) < 1:
@@ -281,6 +304,8 @@ class Preprocess(Settings):
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     """Subtracted from values between 0 and 1."""
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    stated: bool = True
+    """False where no file says how images are prepared and models of the family differ: to prepare one is an error."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_size", as_size(self.image_size))
@@ -292,7 +317,7 @@ class Preprocess(Settings):
                 raise ConfigError("scaled_size has no meaning with fit='squash'")
             if self.scaled_size[0] < self.image_size[0] or self.scaled_size[1] < self.image_size[1]:
                 raise ConfigError(f"scaled_size={self.scaled_size} does not cover image_size={self.image_size}")
-        if len(self.mean) != len(self.std) or min(self.std) <= 0:
+        if len(self.mean) != len(self.std) or not self.std or not all(0 < x < 1e9 for x in self.std):
             raise ConfigError(f"mean={self.mean} and std={self.std} do not fit together")
 
     def __call__(self, image: Any) -> Tensor:
@@ -300,6 +325,13 @@ class Preprocess(Settings):
         public = importlib.import_module("vitruvian")  # the code that carries out these settings lies above them
         pixels: Tensor = public.preprocess_image(image, self)
         return pixels
+
+    def brief(self) -> str:
+        """The view in one phrase, for a line of text."""
+        size = "x".join(map(str, dict.fromkeys(self.image_size)))
+        scaled = "x".join(map(str, dict.fromkeys(self.scaled_size or self.image_size)))
+        how = f"{scaled} -> {size}" if self.fit == "crop" else f"squash {size}"
+        return f"({how}, {self.interpolation}, mean {', '.join(f'{m:g}' for m in dict.fromkeys(self.mean))})"
 
     def changed(self, changes: Mapping[str, Any]) -> Preprocess:
         """The view with other settings by name; one that squashes has nothing to cut from."""

@@ -71,6 +71,8 @@ class Encoder:
                 f"its preprocessing gives {len(model.preprocess.mean)}: set model.preprocess"
             )
         try:
+            if torch.device(device).type == "meta":
+                raise RuntimeError("it computes nothing")
             self.model: Model = model.to(device)
         except (RuntimeError, AssertionError) as error:
             raise ConfigError(f"device={device!r} cannot be used: {str(error).splitlines()[0]}") from None

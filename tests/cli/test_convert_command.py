@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
-from vitruvian.cli.convert import Family
+from vitruvian.cli.convert import WritableFamily
 from vitruvian.weights.families.registry import WRITERS
 
 
 def test_the_families_are_those_that_can_be_written():
-    assert tuple(Family) == WRITERS
+    assert tuple(WritableFamily) == WRITERS
 
 
 def test_the_certificate_is_printed_and_the_weights_are_there(vit, weights, photos, tmp_path):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import TOLERANCE, largest_difference, path_of
 from safetensors.torch import load_file, save_file
 
 from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from vitruvian.errors import CheckpointError
+from vitruvian.errors import CheckpointError, ConfigError
+from vitruvian.model.build import create_model
 from vitruvian.weights.families.huggingface_json import preprocess_of, preprocessor_json
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save
@@ -69,7 +71,40 @@ class TestConfig:
         (folder / "preprocessor_config.json").unlink()
         model = load(folder, heads=4)
         assert largest_difference(model, "huggingface_vit") < TOLERANCE
-        assert model.preprocess == Preprocess(image_size=(32, 32))
+        with pytest.raises(ConfigError, match="nothing says how this model's images are prepared"):
+            model.preprocess(np.zeros((40, 40, 3), np.uint8))
+        save(model, folder.parent / "again", "huggingface")
+        assert not (folder.parent / "again" / "preprocessor_config.json").exists()
+        stated = Preprocess(image_size=32, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+        assert load(folder, heads=4, preprocess=stated).preprocess == stated
+
+    def test_a_dinov2_folder_without_its_view_has_the_usual_one_and_says_so(self, tmp_path, caplog):
+        shape = {"layers": 1, "width": 16, "mlp_width": 64, "heads": 2, "patch_size": 8, "image_size": 32}
+        save(create_model("DINOv2-S/14", **shape), tmp_path / "hf", family="huggingface")
+        (tmp_path / "hf" / "preprocessor_config.json").unlink()
+        model = load(tmp_path / "hf")
+        assert model.preprocess.mean == IMAGENET_MEAN
+        assert model.origin.endswith("assumed: preprocess=(256 -> 224, bicubic, mean 0.485, 0.456, 0.406)")
+        assert caplog.text.count("the file does not state preprocess=(256 -> 224") == 1
+
+    def test_numbers_that_settings_leave_out_are_those_of_transformers(self, folder):
+        edit(folder / "config.json", num_attention_heads=None)
+        with pytest.raises(CheckpointError, match="width=32 is not divisible by heads=12"):
+            load(folder)
+
+    @pytest.mark.parametrize(
+        ("changes", "text"),
+        [
+            ({"num_hidden_layers": 1}, "the settings say 1 layers, the arrays have 2"),
+            ({"hidden_size": 64}, "the settings say width=64, the arrays have 32"),
+            ({"intermediate_size": 3}, "the settings say mlp_width=3"),
+            ({"id2label": ["cat", "dog"]}, "id2label is a list, not an object"),
+        ],
+    )
+    def test_settings_that_the_arrays_contradict_are_refused(self, changes, text, folder):
+        edit(folder / "config.json", **changes)
+        with pytest.raises(CheckpointError, match=text):
+            load(folder)
 
     def test_names_without_prefix_and_a_pooler_are_read(self, folder):
         tensors = load_file(folder / "model.safetensors")

@@ -25,7 +25,6 @@ VIEWS = [
     ("torchvision", 0, {"width": 1024, "heads": 16}, {"scaled_size": 242, **IMAGENET}),
     ("torchvision", 0, {"image_size": 512},
      {"image_size": 512, "scaled_size": 512, "interpolation": "bicubic", **IMAGENET}),
-    ("huggingface", 0, {}, {"image_size": 224}),
     ("dino", 1, {}, {"scaled_size": 256, "interpolation": "bicubic", **IMAGENET}),
     ("dino", 0, {"image_size": 518, "patch_size": 14}, {"scaled_size": 256, "interpolation": "bicubic", **IMAGENET}),
 ]  # fmt: skip
@@ -37,4 +36,4 @@ def test_each_family_prepares_images_as_its_evaluation_does(family, member, chan
     checkpoint = Checkpoint(path=Path("weights"), format="safetensors", tensors={})
     fit = "crop" if "scaled_size" in view else "squash"
     wanted = Preprocess(**({"image_size": 224, "fit": fit} | view))
-    assert READERS[family][member].preprocess(checkpoint, config) == wanted
+    assert READERS[family][member].usual_view(checkpoint, config) == wanted

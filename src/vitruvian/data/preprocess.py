@@ -53,6 +53,11 @@ def view(image: Image.Image, preprocess: Preprocess) -> Tensor:
     Resized with Pillow to 8 bits and cut like torchvision and timm, bit for bit. Without antialias, sampled like
     TensorFlow and kept in float.
     """
+    if not preprocess.stated:
+        raise ConfigError(
+            "nothing says how this model's images are prepared: put its preprocessor_config.json beside the weights, "
+            "pass preprocess= when loading, or set model.preprocess = vt.Preprocess(...)"
+        )
     if len(preprocess.mean) == 1:
         image = image.convert("L")
     elif len(preprocess.mean) != 3:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from vitruvian.config import ModelConfig, ResNetConfig, Size, ViTConfig, as_size
+from vitruvian.config import LIMITS, ModelConfig, ResNetConfig, Size, ViTConfig, as_size, check_range
 from vitruvian.errors import CheckpointError
 from vitruvian.model.embed import interpolate_positions, resize_patch_kernel
 from vitruvian.weights.families.rules import Tensors
@@ -31,10 +31,9 @@ class Changes:
     def __post_init__(self) -> None:
         if self.head not in ("keep", "new"):
             raise CheckpointError(f"head={self.head!r} is not 'keep' or 'new'")
-        if self.patch_size is not None and self.patch_size < 1:
-            raise CheckpointError(f"patch_size={self.patch_size} is not a number of pixels")
-        if self.classes is not None and self.classes < 0:
-            raise CheckpointError(f"classes={self.classes} is negative; 0 leaves the head out")
+        for name in ("patch_size", "classes"):
+            if getattr(self, name) is not None:
+                check_range(name, getattr(self, name), *LIMITS[name])
 
     @property
     def size(self) -> Size | None:

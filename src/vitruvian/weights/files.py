@@ -36,6 +36,9 @@ WRAPPERS = ("teacher", "model", "state_dict", "model_state_dict", "net", "model_
 MAX_EXPANSION, MAX_FREE_BYTES = 50, 2**30
 """An archive past the second may not unpack to more than the first times its size: weights hardly compress."""
 
+MAX_WRAPPERS = 4
+"""Wrappers inside one another; a dictionary may hold itself."""
+
 MAX_JSON_BYTES = 64 * 2**20
 
 
@@ -70,6 +73,7 @@ def read(path: Path) -> Checkpoint:
     checkpoint = read_shards(weights) if weights.suffix == ".json" else read_file(weights)
     if not checkpoint.tensors:
         raise CheckpointError(f"{weights}: the file holds no tensors")
+    check_values(checkpoint.tensors, weights)
     return Checkpoint(
         path=path,
         format=checkpoint.format,
@@ -96,6 +100,8 @@ def read_file(path: Path) -> Checkpoint:
 
 def sniff(path: Path) -> Format:
     """The format of a file from its first bytes."""
+    if not path.is_file():
+        raise CheckpointError(f"{path}: not a regular file")  # opening a pipe would wait for its writer
     try:
         with path.open("rb") as file:
             start = file.read(64)
@@ -170,7 +176,10 @@ def read_torch(path: Path) -> Checkpoint:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: holds a {type(content).__name__}, not a dictionary of tensors")
     wrapper, beside = "", list[str]()
-    while inner := next((key for key in WRAPPERS if isinstance(content.get(key), dict)), ""):
+    for _ in range(MAX_WRAPPERS):
+        inner = next((key for key in WRAPPERS if isinstance(content.get(key), dict)), "")
+        if not inner:
+            break
         wrapper = inner
         beside += [str(key) for key in content if key != wrapper]
         content = content[wrapper]
@@ -228,6 +237,18 @@ def parse_json(text: str | bytes, path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise CheckpointError(f"{path}: holds a JSON {type(data).__name__}, not an object")
     return data
+
+
+def check_values(tensors: dict[str, Tensor], path: Path) -> None:
+    """Refuse tensors without values of their own, and a few values repeated until they fill the memory."""
+    for name, tensor in tensors.items():
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
+            kind = "meta" if tensor.is_meta else "quantized" if tensor.is_quantized else str(tensor.layout)
+            raise CheckpointError(f"{path}: {name!r} is a {kind} tensor, not an array of numbers")
+    unpacked = sum(4 * tensor.numel() for tensor in tensors.values())
+    stored = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors.values()}
+    if unpacked > max(MAX_FREE_BYTES, MAX_EXPANSION * sum(stored.values())):
+        raise CheckpointError(f"{path}: refused, its tensors would take {unpacked / 2**30:.1f} GiB")
 
 
 def as_float(tensor: Tensor) -> Tensor:

@@ -43,6 +43,9 @@ def infer_config(
     if "root.weight" in native:
         return infer_resnet(native)
     shape = read_shape(native, facts)
+    for name, stated in facts.stated.items():
+        if stated not in (None, shape[name]):
+            raise CheckpointError(f"the settings say {name}={stated}, the arrays have {shape[name]}")
     width, stem = shape["width"], shape["stem"]
     stride = shape["patch_size"] * (stem.stride if stem else 1)
     rows, columns = trained_grid(native, facts, stride=stride, grid=grid, image_size=image_size)
@@ -166,10 +169,12 @@ def count_blocks(native: Tensors, stated: int | None) -> int:
     numbers = {int(match[1]) for name in native if (match := re.match(r"blocks\.(\d+)\.", name))}
     if not numbers:
         raise CheckpointError("the file has no Transformer blocks")
-    layers = max(max(numbers) + 1, stated or 0)
-    if layers > 2 * len(numbers) + 8:
-        raise CheckpointError(f"the file has {len(numbers)} of {layers} blocks")
-    return layers
+    layers = max(numbers) + 1
+    if stated is not None and layers > stated:
+        raise CheckpointError(f"the settings say {stated} layers, the arrays have {layers}")
+    if max(layers, stated or 0) > 2 * len(numbers) + 8:
+        raise CheckpointError(f"the file has {len(numbers)} of {max(layers, stated or 0)} blocks")
+    return max(layers, stated or 0)
 
 
 def count_units(native: Tensors, beginning: str) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from vitruvian.config import ModelConfig, Size
+from vitruvian.config import ModelConfig, Preprocess, Size
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.model.build import Model, empty
 from vitruvian.weights import files
@@ -31,22 +31,31 @@ def load(
     labels: Sequence[str] | None = None,
     head: Head = "keep",
     config: ModelConfig | str | None = None,
+    preprocess: Preprocess | None = None,
 ) -> Model:
     """A model in evaluation mode from a weights file, a folder or a published name.
 
-    The family is recognized from the names inside. `family` names it instead (native, google,
-    big_vision, timm, torchvision, huggingface, dino), and then a description that the file carries
-    from an earlier conversion is not read. `heads` and `grid` (rows, columns of patches) tell what a
-    file cannot. `image_size` (a side, or rows and columns) and `patch_size` resample positions and
-    patch embedding in the family's own way. `classes` other than the file's, or `head="new"`, puts a
-    single linear layer of zeros in place of the head and of a pre-logits layer before it; `classes=0`
-    leaves the head out. A state dict that `torch.save` wrote of our own model needs `config`: its settings
-    or the name of its variant. What a file held that has no place in the model stands in `model.origin`.
+    The family is recognized from the names inside. `family` names it instead (native, google, big_vision, timm,
+    torchvision, huggingface, dino), and then a description that the file carries from an earlier conversion is not
+    read. `heads`, `grid` (rows, columns of patches) and `preprocess` tell what a file cannot; what is assumed in their
+    place is said once on stderr and in `model.origin`. `image_size` (a side, or rows and columns) and `patch_size`
+    resample positions and patch embedding in the family's own way. `classes` other than the file's, or `head="new"`,
+    puts a single linear layer of zeros in place of the head and of a pre-logits layer before it; `classes=0` leaves
+    the head out. A state dict that `torch.save` wrote of our own model needs `config`: its settings or the name of its
+    variant. What a file held that has no place in the model stands in `model.origin`.
     """
     changes = Changes(image_size=image_size, patch_size=patch_size, classes=classes, head=head)
     path = locate(source)
     name = published_name(source)
-    hints = LoadHints(heads=heads, grid=grid, image_size=changes.size, family=family, config=config, name=name)
+    hints = LoadHints(
+        heads=heads,
+        grid=grid,
+        image_size=changes.size,
+        family=family,
+        config=config,
+        preprocess=preprocess,
+        name=name,
+    )
     return open_model(path, hints, changes, labels)[0]
 
 
@@ -64,6 +73,8 @@ def open_model(
         own_head = changes.head != "new" and config.classes == description.config.classes
         temperature = description.temperature if own_head else 1.0
         description = replace(description, config=config, preprocess=view, labels=names, temperature=temperature)
+        if hints.preprocess is not None:
+            description = replace(description, preprocess=hints.preprocess)
         return assemble(model, state, description), family
     except (CheckpointError, ConfigError) as error:
         raise CheckpointError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from error
@@ -71,6 +82,8 @@ def open_model(
 
 def locate(source: str | Path) -> Path:
     """The path that a source means: itself, the model of a training run, or where published weights were put."""
+    if not str(source).strip():
+        raise CheckpointError("the name of the weights is empty; give a file, a folder or a published name")
     path = Path(source).expanduser()
     if (path / RUN_FILE).is_file():
         return trained(path)

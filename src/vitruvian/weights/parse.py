@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
+from functools import cache
 
 from vitruvian.catalog import resolve
 from vitruvian.config import ModelConfig, Preprocess, ResNetConfig, Size, ViTConfig, as_size
 from vitruvian.errors import CheckpointError
 from vitruvian.model.build import Model, empty
+from vitruvian.published import find
 from vitruvian.text import brief
 from vitruvian.weights.description import Description, describe_native, is_native
 from vitruvian.weights.families.family import Family, first_match
@@ -16,9 +19,6 @@ from vitruvian.weights.families.registry import recognize
 from vitruvian.weights.families.rules import Reading, Tensors
 from vitruvian.weights.files import Checkpoint
 from vitruvian.weights.infer import contradictions, find_heads, infer_config
-
-MAX_SIDE = 2**14
-"""Pixels of the longest side that a file may state for its model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +32,8 @@ class LoadHints:
     family: str | None = None
     config: ModelConfig | str | None = None
     """Settings, or the name of a variant, for a state dict of our own model."""
+    preprocess: Preprocess | None = None
+    """How images are prepared."""
     name: str = ""
     """What published weights are called; files have their own names."""
 
@@ -61,7 +63,6 @@ def parse_checkpoint(checkpoint: Checkpoint, hints: LoadHints) -> tuple[str, Des
     else:
         description = describe(checkpoint, family, tensors=tensors, reading=reading, hints=hints)
     config = description.config
-    check_size(config)
     state = split_positions(reading.native, config) if isinstance(config, ViTConfig) else reading.native
     model = empty(config)
     check_names(model, state, family=family, reading=reading)
@@ -79,14 +80,13 @@ def parse_native(checkpoint: Checkpoint, hints: LoadHints) -> tuple[str, Descrip
                 "config=model.config or config='ViT-B/16', or write a folder that says it: vt.save(model, 'folder')"
             )
         config = fit_state_dict(hints.config, state)
-        view = Preprocess(image_size=config.image_size)
+        view = hints.preprocess or Preprocess(image_size=config.image_size)
         origin = f"state dict {checkpoint.path.name}"
         description = Description(config=config, preprocess=view, origin=origin)
     elif hints.config is not None:
         raise CheckpointError("config= is for a state dict without description; this file tells its own")
     check_hints(description.config, hints)
     refuse_contradictions(description.config, state, "")
-    check_size(description.config)
     model = empty(description.config)
     check_names(model, state)
     return "native", description, model, state
@@ -113,16 +113,33 @@ def describe(
     facts = family.facts(checkpoint, tensors)
     config = infer_config(reading.native, facts, heads=hints.heads, grid=hints.grid, image_size=hints.image_size)
     check_hints(config, hints)
+    view = hints.preprocess or family.stated_view(checkpoint, config)
+    assumed = []
+    if isinstance(config, ViTConfig) and facts.heads is None and hints.heads is None:
+        assumed.append(f"heads={config.heads}")
+    if view is None:
+        view = family.usual_view(checkpoint, config)
+        if view is not None:
+            assumed.append(f"preprocess={view.brief()}")
     left_out = [f"{name} ({why})" for name in reading.unused if (why := first_match(name, family.ignored))]
     origin = f"{family.name} weights from {hints.name or checkpoint.path.name}"
     if left_out or checkpoint.beside:
         origin += f"; not used: {brief([*left_out, *checkpoint.beside])}"
+    if assumed and find(hints.name) is None:
+        origin += f"; assumed: {', '.join(assumed)}"
+        note(f"{checkpoint.path}: the file does not state {' and '.join(assumed)}: assumed as {family.name} has it")
     return Description(
         config=config,
-        preprocess=family.preprocess(checkpoint, config),
+        preprocess=view or Preprocess(image_size=config.image_size, stated=False),
         labels=(facts.labels or family.default_labels(config.classes)) if config.classes else None,
         origin=origin,
     )
+
+
+@cache
+def note(text: str) -> None:
+    """Say once, on stderr unless logging is set up otherwise, what was assumed."""
+    logging.getLogger("vitruvian").warning(text)
 
 
 def lone_token(native_tensors: Tensors) -> Tensors:
@@ -151,12 +168,6 @@ def refuse_contradictions(config: ModelConfig, tensors: Tensors, advice: str) ->
     found = contradictions(config, tensors)
     if found:
         raise CheckpointError(f"the description does not fit the tensors: {'; '.join(found)}{advice}")
-
-
-def check_size(config: ModelConfig) -> None:
-    """An image size comes from a file as well, and must not decide how much memory is asked for."""
-    if max(config.image_size) > MAX_SIDE:
-        raise CheckpointError(f"image_size={config.image_size} is larger than {MAX_SIDE} pixels a side")
 
 
 def refuse_architectures(tensors: Tensors, family: Family) -> None:

@@ -81,10 +81,9 @@ def write_huggingface(member: HuggingFace, path: Path, tensors: Tensors, descrip
     config = description.config
     assert isinstance(config, ViTConfig)
     path.mkdir()
-    contents = {
-        "config.json": member.config_json(config, description.labels),
-        "preprocessor_config.json": preprocessor_json(description.preprocess),
-    }
+    contents = {"config.json": member.config_json(config, description.labels)}
+    if description.preprocess.stated:
+        contents["preprocessor_config.json"] = preprocessor_json(description.preprocess)
     for name, content in contents.items():
         write_json(path / name, content)
     marks = {name: fingerprint(content) for name, content in contents.items()}
@@ -125,7 +124,9 @@ def differences(theirs: Preprocess, ours: Preprocess) -> str:
 
 def assumed_view(member: Family, description: Description) -> Preprocess:
     """How a reader that sees only the family's own files would prepare images."""
+    if not description.preprocess.stated:
+        return description.preprocess
     if isinstance(member, HuggingFace):
         return preprocess_of(preprocessor_json(description.preprocess), description.config.image_size)
     nothing = Checkpoint(path=Path(), format="safetensors", tensors={})
-    return member.preprocess(nothing, description.config)
+    return member.usual_view(nothing, description.config) or description.preprocess

@@ -66,7 +66,7 @@ class BigVision(Family):
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         return Facts(numerics=self.numerics, heads=heads_in(tensors), fixed_positions=True)
 
-    def preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+    def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
         size = config.image_size
         return Preprocess(image_size=size, fit="crop", scaled_size=scaled_crop(size, 256, 224), interpolation="area")
 

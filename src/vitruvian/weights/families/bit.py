@@ -52,7 +52,7 @@ class Bit(Family):
     def to_table_names(self, tensors: Tensors) -> Tensors:
         return super().to_table_names({without_counter(name): tensor for name, tensor in tensors.items()})
 
-    def preprocess(self, checkpoint: object, config: ModelConfig) -> Preprocess:
+    def usual_view(self, checkpoint: object, config: ModelConfig) -> Preprocess:
         return Preprocess(image_size=config.image_size, antialias=False)
 
     def obstacles(self, config: ModelConfig) -> Iterator[str]:

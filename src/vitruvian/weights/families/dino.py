@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from vitruvian.config import DINO_NUMERICS, IMAGENET_MEAN, IMAGENET_STD, ModelConfig, Preprocess
+from vitruvian.config import DINO_NUMERICS, IMAGENET_MEAN, IMAGENET_STD, ModelConfig, Preprocess, Size
 from vitruvian.weights.families.family import Facts, Family, scaled_crop
 from vitruvian.weights.families.rules import Table, Tensors, pair
 from vitruvian.weights.families.timm import BLOCK_ROWS, TOKEN_ROWS, Timm, rename
@@ -43,8 +43,8 @@ class Dino(Family):
         bare = checkpoint.format == "torch" and not checkpoint.settings  # a folder is from timm's hub
         return bare and "cls_token" in names and not names & others
 
-    def preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
-        return imagenet_view(config)
+    def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+        return imagenet_view(config.image_size)
 
 
 class DinoV2(Family):
@@ -76,15 +76,13 @@ class DinoV2(Family):
         numerics = DINO_NUMERICS.replace(position_resize="bicubic_antialias") if registers else DINO_NUMERICS
         return Facts(numerics=numerics)
 
-    def preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+    def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
         """The release trains positions at 518 pixels and evaluates at 224."""
-        view = imagenet_view(config)
-        return view.at(224) if config.image_size == (518, 518) else view
+        return imagenet_view((224, 224) if config.image_size == (518, 518) else config.image_size)
 
 
-def imagenet_view(config: ModelConfig) -> Preprocess:
+def imagenet_view(size: Size) -> Preprocess:
     """Shorter side 256, center 224, or the same share of another size; bicubic, ImageNet statistics."""
-    size = config.image_size
     return Preprocess(
         image_size=size,
         fit="crop",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from vitruvian.config import ConvStyle, ModelConfig, Numerics, Preprocess, Size, ViTConfig
@@ -20,6 +20,8 @@ class Facts:
     numerics: Numerics
     heads: int | None = None
     layers: int | None = None
+    stated: dict[str, int | None] = field(default_factory=dict)
+    """Settings that the arrays tell too."""
     image_size: Size | None = None
     norm_after_pool: bool = False
     fixed_positions: bool = False
@@ -69,9 +71,13 @@ class Family(ABC):
         """What the classes are called where a file does not say: published heads of 1000 classes are ImageNet-1k's."""
         return imagenet_labels() if classes == 1000 else None
 
+    def stated_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
+        """The evaluation view that the files state; None where they are silent."""
+        return None
+
     @abstractmethod
-    def preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
-        """The evaluation view its models ask for."""
+    def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
+        """The evaluation view that all its models ask for; None where they differ."""
 
     def obstacles(self, config: ModelConfig) -> Iterator[str]:
         """Why a model of this shape cannot be written; nothing if it can."""

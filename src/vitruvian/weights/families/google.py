@@ -128,7 +128,7 @@ class Google(Family):
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         return Facts(numerics=self.numerics, heads=heads_in(tensors))
 
-    def preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+    def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
         return Preprocess(image_size=config.image_size, antialias=False)
 
     def obstacles(self, config: ModelConfig) -> Iterator[str]:

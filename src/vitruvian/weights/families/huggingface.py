@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from vitruvian.config import HUGGINGFACE_NUMERICS, ModelConfig, Numerics, Preprocess, ViTConfig
 from vitruvian.errors import CheckpointError
 from vitruvian.weights.description import fingerprint
+from vitruvian.weights.families.dino import imagenet_view
 from vitruvian.weights.families.family import Facts, Family, vit_obstacles
 from vitruvian.weights.families.huggingface_json import (
     ACTIVATIONS,
@@ -49,6 +50,18 @@ MEMORY_NAMES = (
 )
 
 
+DEFAULT_LAYERS = 12
+"""Layers, and heads, of every model type here whose `config.json` leaves the number out."""
+
+STATED = {
+    "hidden_size": "width",
+    "intermediate_size": "mlp_width",
+    "num_channels": "channels",
+    "patch_size": "patch_size",
+}
+"""Numbers of `config.json` that the arrays tell too; the two must agree."""
+
+
 class HuggingFace(Family):
     """What the model types share; eps and GELU come from `config.json`."""
 
@@ -82,8 +95,9 @@ class HuggingFace(Family):
             raise CheckpointError(f"config.json says model_type {model_type!r}, the names inside are those of {names}")
         return Facts(
             numerics=self.numerics_of(settings),
-            heads=number(settings, "num_attention_heads"),
-            layers=number(settings, "num_hidden_layers"),
+            heads=number(settings, "num_attention_heads", DEFAULT_LAYERS),
+            layers=number(settings, "num_hidden_layers", DEFAULT_LAYERS),
+            stated={ours: number(settings, theirs) for theirs, ours in STATED.items()},
             image_size=image_size_of(settings),
             labels=labels_of(settings),
         )
@@ -108,8 +122,9 @@ class HuggingFace(Family):
         unchanged = all(fingerprint(checkpoint.settings.get(name)) == mark for name, mark in carried["files"].items())
         return carried if unchanged else None
 
-    def preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
-        return preprocess_of(checkpoint.settings.get("preprocessor_config.json", {}), config.image_size)
+    def stated_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
+        settings = checkpoint.settings.get("preprocessor_config.json")
+        return None if settings is None else preprocess_of(settings, config.image_size)
 
     def obstacles(self, config: ModelConfig) -> Iterator[str]:
         yield from vit_obstacles(config, "huggingface")
@@ -196,6 +211,11 @@ class HuggingFaceViT(HuggingFace):
         for old, new in renames.items():
             renamed = {name.replace(old, new): tensor for name, tensor in renamed.items()}
         return renamed
+
+    def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
+        """None for `vit`: some ask for 0.5 (Google's), some for ImageNet statistics (DINO's)."""
+        deit = checkpoint.settings.get("config.json", {}).get("model_type") == "deit"
+        return imagenet_view(config.image_size) if deit else None
 
     def model_type(self, config: ViTConfig) -> str:
         return "deit" if config.distillation or config.registers else "vit"

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from vitruvian.config import ModelConfig, ViTConfig
+from vitruvian.config import ModelConfig, Preprocess, ViTConfig
+from vitruvian.weights.families.dino import imagenet_view
 from vitruvian.weights.families.family import Facts
 from vitruvian.weights.families.huggingface import LAYER, ROWS, HuggingFace
 from vitruvian.weights.families.rules import Row, Table, Tensors, pair
@@ -49,6 +50,9 @@ class HuggingFaceDinoV2(HuggingFace):
         if "embeddings.register_tokens" not in tensors:
             return facts
         return replace(facts, numerics=facts.numerics.replace(position_resize="bicubic_antialias"))
+
+    def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+        return imagenet_view((224, 224))
 
     def model_type(self, config: ViTConfig) -> str:
         return self.model_types[bool(config.registers)]

@@ -19,9 +19,11 @@ RESAMPLING: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear
 """Pillow's numbers, which `resample` holds."""
 
 
-def number(settings: dict[str, Any], key: str) -> int | None:
-    """A positive whole number of a JSON file, or None where it is absent."""
-    value = settings.get(key)
+def number(settings: dict[str, Any], key: str, default: int | None = None) -> int | None:
+    """A positive whole number of a JSON file; `default` where the file leaves it out, None where there is no file."""
+    if not settings:
+        return None
+    value = settings.get(key, default)
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -46,8 +48,10 @@ def image_size_of(settings: dict[str, Any]) -> Size | None:
 def labels_of(settings: dict[str, Any]) -> tuple[str, ...] | None:
     """`id2label` in order; None where it is absent or only numbers the classes (`LABEL_0`)."""
     table = settings.get("id2label")
-    if not isinstance(table, dict):
+    if table is None:
         return None
+    if not isinstance(table, dict):
+        raise CheckpointError(f"config.json: id2label is a {type(table).__name__}, not an object of numbers and names")
     try:
         names = tuple(str(table[key]) for key in sorted(table, key=int))
         numbered = sorted(map(int, table)) == list(range(len(table)))

@@ -120,10 +120,13 @@ class Timm(Family):
             labels=tuple(map(str, labels)) if isinstance(labels, list) else None,
         )
 
-    def preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+    def stated_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
         assert isinstance(config, ViTConfig)
-        if cfg := published(checkpoint):
-            return published_view(cfg, config)
+        cfg = published(checkpoint)
+        return published_view(cfg, config) if cfg else None
+
+    def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+        assert isinstance(config, ViTConfig)
         # A file cannot say; these marks tell Facebook's models, trained with ImageNet statistics, from AugReg's.
         deit = config.distillation or config.layer_scale or checkpoint.wrapper == "model"
         view = crop_view(config, 1.0 if min(config.image_size) >= 384 else 0.9)

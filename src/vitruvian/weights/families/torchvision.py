@@ -54,7 +54,7 @@ class Torchvision(Family):
         renamed = super().to_table_names(tensors)
         return {re.sub(r"\.mlp\.(linear_[12])\.", lambda m: f".mlp.{older[m[1]]}.", n): t for n, t in renamed.items()}
 
-    def preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+    def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
         """Shorter side 256, center 224, bilinear; L/16 scales to 242, the SWAG models (384 and up) cut nothing."""
         assert isinstance(config, ViTConfig)
         size = config.image_size
