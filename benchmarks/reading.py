@@ -55,7 +55,7 @@ def ours(data: Path) -> tuple[int, Read]:
     from vitruvian.data.order import generator_for
     from vitruvian.data.sources import open_dataset
 
-    view = training_view(Augment(image_size=(SIDE, SIDE), crop="resized", crop_area=(0.08, 1.0)))
+    view = training_view(Augment(image_size=(SIDE, SIDE), crop="resized", scale=(0.08, 1.0)))
     source = open_dataset(data).train
     return len(source), lambda i: view(source.read(i), generator_for(0, 0, i, 0))
 

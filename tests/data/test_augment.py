@@ -19,9 +19,9 @@ from vitruvian.errors import ConfigError, ImageError, MissingExtraError, Unknown
 
 EVERYTHING = Augment(
     image_size=(24, 32),
-    randaugment_layers=2,
+    rand_augment=2,
     color_jitter=(0.4, 0.4, 0.4, 0.1),
-    erasing=0.5,
+    random_erasing=0.5,
     mean=(0.485, 0.456, 0.406),
     std=(0.229, 0.224, 0.225),
 )
@@ -42,7 +42,7 @@ def rng(*numbers):
 
 
 def plain(size, **changes):
-    return training_view(Augment(image_size=size, crop="none", flip=0.0, **changes))
+    return training_view(Augment(image_size=size, crop="none", hflip=0.0, **changes))
 
 
 def test_a_view_depends_on_image_settings_and_generator_alone():
@@ -94,9 +94,11 @@ def test_an_unchanged_image_has_the_values_of_the_evaluation_view():
     assert torch.equal(plain((8, 9), mean=mean, std=std)(levels(8, 9), rng()), expected)
 
 
-@pytest.mark.parametrize("change", [{"erasing": 1.0}, {"randaugment_layers": 4}, {"crop": "pad", "erasing": 1.0}])
+@pytest.mark.parametrize(
+    "change", [{"random_erasing": 1.0}, {"rand_augment": 4}, {"crop": "pad", "random_erasing": 1.0}]
+)
 def test_the_image_given_stays_as_it_was(change):
-    view = training_view(Augment(**{"image_size": (16, 16), "crop": "none", "flip": 0.0} | change))
+    view = training_view(Augment(**{"image_size": (16, 16), "crop": "none", "hflip": 0.0} | change))
     image = levels(16, 16)
     for seed in range(50):
         view.levels(image, rng(seed))
@@ -143,26 +145,26 @@ def test_a_large_image_is_averaged_not_sampled():
 
 def test_pad_shows_the_whole_range_of_positions_and_black_beyond():
     image = np.full((8, 8), 255, np.uint8)
-    settings = Augment(image_size=(8, 8), crop="pad", pad=2, flip=0.0, mean=(0.0,), std=(1.0,))
+    settings = Augment(image_size=(8, 8), crop="pad", padding=2, hflip=0.0, mean=(0.0,), std=(1.0,))
     seen = {
         tuple((training_view(settings)(image, rng(i))[0].sum(d) > 0).nonzero()[0].item() for d in (0, 1))
         for i in range(200)
     }
     assert seen == {(x, y) for x in range(3) for y in range(3)}
-    assert training_view(settings.replace(pad_with="reflect"))(image, rng()).min() == 1
+    assert training_view(settings.replace(padding_mode="reflect"))(image, rng()).min() == 1
 
 
 def test_pad_scales_a_image_to_just_cover_the_view():
     wide = np.zeros((10, 40), np.uint8)
     wide[:, 20:] = 255
-    settings = Augment(image_size=(20, 20), crop="pad", pad=0, flip=0.0, mean=(0.0,), std=(1.0,))
+    settings = Augment(image_size=(20, 20), crop="pad", padding=0, hflip=0.0, mean=(0.0,), std=(1.0,))
     shares = [training_view(settings)(wide, rng(i)).mean().item() for i in range(200)]
     assert min(shares) == 0
     assert max(shares) == 1
 
 
 def test_flip_mirrors_as_often_as_it_says():
-    settings = Augment(image_size=(6, 7), crop="none", flip=0.25)
+    settings = Augment(image_size=(6, 7), crop="none", hflip=0.25)
     straight = plain((6, 7))(levels(6, 7), rng())
     views = [training_view(settings)(levels(6, 7), rng(i)) for i in range(400)]
     mirrored = sum(torch.equal(view, straight.flip(2)) for view in views)
@@ -173,7 +175,7 @@ def test_flip_mirrors_as_often_as_it_says():
 def test_erasing_changes_one_rectangle_of_the_stated_area():
     before = plain((40, 40))(levels(40, 40), rng())
     for seed in range(30):
-        after = training_view(Augment(image_size=(40, 40), crop="none", flip=0.0, erasing=1.0))(
+        after = training_view(Augment(image_size=(40, 40), crop="none", hflip=0.0, random_erasing=1.0))(
             levels(40, 40), rng(seed)
         )
         rows, columns = (before != after).any(0).nonzero(as_tuple=True)
@@ -220,12 +222,12 @@ def test_where_no_part_fits_the_whole_or_the_middle_is_taken():
     ("change", "text"),
     [
         ({"crop": "random"}, "crop='random' is not one of inception, resized, pad, center, none"),
-        ({"crop_area": (0.5, 0.2)}, "crop_area=(0.5, 0.2) is not (least, greatest) between 0.0001 and 1.0"),
-        ({"crop_ratio": (0.0, 1.0)}, "crop_ratio=(0.0, 1.0) is not (least, greatest) between 0.01 and 100.0"),
-        ({"flip": 2.0}, "flip=2.0 is not between 0.0 and 1.0"),
-        ({"pad": -1}, "pad=-1 is not at least 0"),
-        ({"pad_with": "white"}, "pad_with='white' is not one of black, reflect"),
-        ({"randaugment_magnitude": 15.0}, "randaugment_magnitude=15.0 is not between 0.0 and 10.0"),
+        ({"scale": (0.5, 0.2)}, "scale=(0.5, 0.2) is not (least, greatest) between 0.0001 and 1.0"),
+        ({"ratio": (0.0, 1.0)}, "ratio=(0.0, 1.0) is not (least, greatest) between 0.01 and 100.0"),
+        ({"hflip": 2.0}, "hflip=2.0 is not between 0.0 and 1.0"),
+        ({"padding": -1}, "padding=-1 is not between 0 and 1024"),
+        ({"padding_mode": "white"}, "padding_mode='white' is not one of constant, reflect"),
+        ({"rand_augment_magnitude": 15.0}, "rand_augment_magnitude=15.0 is not between 0.0 and 10.0"),
         ({"color_jitter": (0.1, 0.1)}, "color_jitter=(0.1, 0.1) is not (brightness, contrast, saturation, hue)"),
         ({"color_jitter": (0.1, 0.1, 0.1, 0.9)}, "color_jitter hue=0.9 is not between 0.0 and 0.5"),
         ({"mean": (0.5, 0.5)}, "mean=(0.5, 0.5) and std=(0.5, 0.5, 0.5) are not one number each for 1 or 3 channels"),
@@ -233,6 +235,11 @@ def test_where_no_part_fits_the_whole_or_the_middle_is_taken():
         ({"mixup_alpha": -1.0}, "mixup_alpha=-1.0 is not at least 0.0"),
         ({"image_size": 0}, "image_size=0 is not a positive number or (rows, columns)"),
         ({"interpolation": "linear"}, "interpolation='linear' is not one of"),
+        (
+            {"ops": (("gausian_blur", 1.0, 1.0),)},
+            "unknown operation in augment.ops 'gausian_blur'; did you mean gaussian_blur",
+        ),
+        ({"ops": (("grayscale", 1.5, 1.0),)}, "ops grayscale chance=1.5 is not between 0.0 and 1.0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(change, text):
@@ -241,9 +248,17 @@ def test_settings_that_cannot_be_are_refused(change, text):
     assert text in str(caught.value)
 
 
+def test_further_operations_come_up_as_often_as_they_should():
+    settings = Augment(image_size=(6, 7), crop="none", hflip=0.0, ops=(("grayscale", 0.25, 1.0),))
+    colored = levels(6, 7)
+    views = [training_view(settings)(colored, rng(seed)) for seed in range(200)]
+    gray = sum(bool((view == view[:1]).all()) for view in views)
+    assert 35 < gray < 65
+
+
 def test_settings_survive_json():
     assert Augment.from_json(json.loads(json.dumps(EVERYTHING.to_json()))) == EVERYTHING
-    with pytest.raises(UnknownNameError, match="randaugment_layers"):
+    with pytest.raises(UnknownNameError, match="rand_augment"):
         Augment.from_json({"randaugment_layer": 2})
 
 

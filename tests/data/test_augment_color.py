@@ -5,7 +5,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
 from vitruvian.data.augment import color, geometry
-from vitruvian.data.augment.randaugment import OPERATIONS, randaugment
+from vitruvian.data.augment.ops import OPS, RAND_AUGMENT, rand_augment
 
 
 def sample(mode="RGB"):
@@ -106,42 +106,42 @@ def test_enlarging_equals_pillow_but_for_rounding(interpolation):
 
 def test_jitter_of_nothing_changes_nothing_and_stays_within_its_strength():
     levels = np.asarray(sample())
-    assert np.array_equal(color.jittered(levels, (0, 0, 0, 0), np.random.default_rng(0)), levels)
+    assert np.array_equal(color.color_jitter(levels, (0, 0, 0, 0), np.random.default_rng(0)), levels)
     means = [
-        color.jittered(levels, (0.2, 0, 0, 0), np.random.default_rng(i)).mean() / levels.mean() for i in range(200)
+        color.color_jitter(levels, (0.2, 0, 0, 0), np.random.default_rng(i)).mean() / levels.mean() for i in range(200)
     ]
     assert 0.79 < min(means) < 0.82
     assert 1.18 < max(means) < 1.21
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_every_operation_of_randaugment_gives_a_image_of_the_same_kind(name, mode):
+def test_every_operation_gives_an_image_of_the_same_kind(name, mode):
     levels = np.asarray(sample(mode))
     for magnitude in (0.0, 5.0, 10.0):
-        changed = OPERATIONS[name](levels, magnitude / 10, np.random.default_rng(0))
+        changed = OPS[name](levels, magnitude / 10, np.random.default_rng(0))
         assert changed.shape == levels.shape
         assert changed.dtype == np.uint8
 
 
 def test_randaugment_has_the_operations_of_big_vision_and_uses_all_of_them(monkeypatch):
     used = set()
-    for name in OPERATIONS:
+    for name in RAND_AUGMENT:
         monkeypatch.setitem(
-            OPERATIONS, name, lambda levels, strength, rng, name=name: used.add((name, strength)) or levels
+            RAND_AUGMENT, name, lambda levels, strength, rng, name=name: used.add((name, strength)) or levels
         )
     for seed in range(40):
-        randaugment(np.asarray(sample()), 4, 9.0, np.random.default_rng(seed))
-    assert used == {(name, 0.9) for name in OPERATIONS}
+        rand_augment(np.asarray(sample()), 4, 9.0, np.random.default_rng(seed))
+    assert used == {(name, 0.9) for name in RAND_AUGMENT}
     assert len(used) == 16
 
 
 def test_shifts_and_holes_grow_with_the_view():
     white = np.full((224, 112), 255, np.uint8)
-    shifted = OPERATIONS["translate_x"](white, 1.0, np.random.default_rng(0))
+    shifted = OPS["translate_x"](white, 1.0, np.random.default_rng(0))
     assert (shifted[0] == 128).sum() == 50
     holes = [
-        (OPERATIONS["cutout"](np.full((224, 224), 255, np.uint8), 1.0, np.random.default_rng(i)) == 128).sum()
+        (OPS["cutout"](np.full((224, 224), 255, np.uint8), 1.0, np.random.default_rng(i)) == 128).sum()
         for i in range(30)
     ]
     assert max(holes) == 80 * 80

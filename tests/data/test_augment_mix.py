@@ -84,9 +84,9 @@ def test_smoothing_spreads_a_share_over_all_classes():
 def test_without_alpha_or_by_chance_a_batch_stays_as_it_is():
     pixels, labels = batch()
     assert mixed(Augment())[1].argmax(1).equal(labels)
-    kept = [torch.equal(mixed(MIXUP.replace(mix_probability=0.3), seed)[0], pixels) for seed in range(300)]
+    kept = [torch.equal(mixed(MIXUP.replace(mixup_prob=0.3), seed)[0], pixels) for seed in range(300)]
     assert 180 <= sum(kept) <= 240  # 210, give or take 3.8 standard deviations
-    assert torch.equal(mixed(MIXUP.replace(mix_probability=0.0))[0], pixels)
+    assert torch.equal(mixed(MIXUP.replace(mixup_prob=0.0))[0], pixels)
 
 
 def test_with_two_alphas_each_way_is_taken_half_of_the_time():

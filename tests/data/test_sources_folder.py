@@ -83,7 +83,7 @@ def test_what_is_not_a_image_is_counted_and_named(tmp_path):
         "1 hidden items",
         "1 files outside the class folders, such as loose.png",
         "1 class folders without an image, such as empty",
-        "1 links to a folder above",
+        "1 links to a folder that is listed already",
         "1 links that lead nowhere",
     ):
         assert line in text

@@ -70,7 +70,7 @@ def test_numbers_of_a_table_stand_to_the_right():
 def test_settings_inside_settings_have_their_path_as_name():
     made = facts({"augment": {"flip": True, "erase": None}, "freeze": (), "betas": (0.9, 0.99)})
     shown = re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", made)
-    assert shown == [("augment.flip", "True"), ("augment.erase", "none"), ("freeze", "none"), ("betas", "0.9, 0.99")]
+    assert shown == [("augment.hflip", "True"), ("augment.erase", "none"), ("freeze", "none"), ("betas", "0.9, 0.99")]
 
 
 def test_a_percentage_that_is_not_known_is_a_dash():

@@ -223,7 +223,7 @@ def test_without_out_the_same_sweep_is_found_again(protocol, weights, tmp_path, 
 
 def test_a_setting_of_a_table_is_named_alone(protocol, weights, tmp_path):
     finetune(protocol.quickly(), tmp_path / "sweep")
-    other = protocol_for("digits", weights, settings=[*TINY_RECIPE, "augment.flip=0.5"])
+    other = protocol_for("digits", weights, settings=[*TINY_RECIPE, "augment.hflip=0.5"])
     with pytest.raises(TrainingError, match=r"there is a sweep with augment\.flip=0\.0, not 0\.5; choose"):
         finetune(other, tmp_path / "sweep")
 

@@ -106,9 +106,9 @@ def test_a_recipe_file_of_ones_own_can_build_on_another(tmp_path):
 def test_a_change_is_read_in_the_type_of_its_setting():
     recipe = changed(
         read_recipe("digits"),
-        ["lr=1", "augment.flip=0.25", "freeze=['embed.*']", "model=ViT-S/16", "architecture.dropout=0.1", "steps=5"],
+        ["lr=1", "augment.hflip=0.25", "freeze=['embed.*']", "model=ViT-S/16", "architecture.dropout=0.1", "steps=5"],
     )
-    assert (recipe.lr, recipe.augment.flip, recipe.freeze) == (1.0, 0.25, ("embed.*",))
+    assert (recipe.lr, recipe.augment.hflip, recipe.freeze) == (1.0, 0.25, ("embed.*",))
     assert (recipe.model, recipe.architecture["dropout"], recipe.steps, recipe.epochs) == ("ViT-S/16", 0.1, 5, 0.0)
 
 
@@ -123,7 +123,8 @@ def test_a_change_is_read_in_the_type_of_its_setting():
         ("amp=true", r"unknown setting 'amp': here it is precision \(float32, bfloat16 or float16\)"),
         ("drop_path_rate=0.1", "unknown setting 'drop_path_rate': here it is architecture.drop_path"),
         ("architecture.stochastic_depth=0.1", "unknown setting '.*': here it is architecture.drop_path"),
-        ("augment.flp=0", r"unknown setting 'augment.flp'; did you mean augment.flip"),
+        ("augment.flip=0", r"unknown setting 'augment.flip': here it is augment.hflip"),
+        ("augment.flp=0", r"unknown setting 'augment.flp'; did you mean augment.hflip"),
         ("architecture.witdh=3", r"unknown setting 'architecture.witdh'; did you mean architecture.width"),
         ("epochs=many", "epochs='many' is not a number"),
         ("batch_size=1.5", "batch_size=1.5 is not a whole number"),

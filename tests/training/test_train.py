@@ -38,8 +38,8 @@ def test_parts_of_a_batch_add_up_to_the_whole_batch(tmp_path):
 
 @pytest.mark.slow
 def test_workers_do_not_change_the_result(tmp_path):
-    alone = tiny_run(tmp_path, "workers=0", "augment.erasing=0.5", name="alone")
-    helped = tiny_run(tmp_path, "workers=2", "augment.erasing=0.5", name="helped")
+    alone = tiny_run(tmp_path, "workers=0", "augment.random_erasing=0.5", name="alone")
+    helped = tiny_run(tmp_path, "workers=2", "augment.random_erasing=0.5", name="helped")
     assert identical(weights(alone.folder), weights(helped.folder))
     assert lines(alone.folder) == lines(helped.folder)
 

@@ -70,11 +70,15 @@ OTHER_NAMES = {
     "final=best": "load_best_model_at_end",
     "augment.mixup_alpha": "mixup mixup_alpha",
     "augment.cutmix_alpha": "cutmix cutmix_alpha",
-    "augment.erasing": "reprob random_erase random_erasing erasing",
-    "augment.flip": "hflip hflip_prob flip",
-    "augment.crop_area": "scale crop_area",
-    "augment.randaugment_layers and augment.randaugment_magnitude": "aa auto_augment autoaugment randaugment",
-    "augment.color_jitter": "color_jitter jitter",
+    "augment.random_erasing": "reprob random_erase random_erasing erasing augment.erasing",
+    "augment.hflip": "hflip hflip_prob flip augment.flip",
+    "augment.scale": "scale crop_area augment.crop_area",
+    "augment.ratio": "ratio crop_ratio augment.crop_ratio",
+    "augment.rand_augment": "aa auto_augment autoaugment randaugment rand_augment augment.randaugment_layers",
+    "augment.rand_augment_magnitude": "magnitude augment.randaugment_magnitude",
+    "augment.color_jitter": "color_jitter jitter augment.jitter",
+    "augment.mixup_prob": "mixup_prob augment.mix_probability",
+    "augment.padding and augment.padding_mode": "augment.pad augment.pad_with",
 }
 """Settings, and what timm, transformers, torchvision and earlier recipes call them."""
 
@@ -113,8 +117,10 @@ def read_table(name: str | Path) -> dict[str, Any]:
 def recipe_from(table: Mapping[str, Any], where: str) -> Recipe:
     """A recipe from what TOML or JSON gives."""
     try:
-        for key in table:
+        for key, value in table.items():
             refuse_other_name(key)
+            for inner in value if key == "augment" and isinstance(value, Mapping) else ():
+                refuse_other_name(f"augment.{inner}")
         values = {key: typed_field(Recipe, key, value) for key, value in table.items()}
         for name, owners in TABLES.items():
             if name in values:
@@ -148,7 +154,7 @@ def typed_change(owners: tuple[type[Settings], ...], key: str, value: Any, where
 
 
 def changed(recipe: Recipe, changes: Iterable[str]) -> Recipe:
-    """The recipe after changes such as `epochs=20` or `augment.flip=0`."""
+    """The recipe after changes such as `epochs=20` or `augment.hflip=0`."""
     table, changes = recipe.to_json(), list(changes)
     if keys_of(changes) >= {"epochs", "steps"}:
         raise ConfigError("give epochs= or steps=, not both")

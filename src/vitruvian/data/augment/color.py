@@ -132,7 +132,7 @@ def _side_by_side(tables: list[NDArray[np.float32]]) -> NDArray[np.float32]:
     return tables[0] if len(tables) == 1 else np.stack(tables, axis=1)
 
 
-def jittered(levels: Levels, strengths: tuple[float, float, float, float], rng: np.random.Generator) -> Levels:
+def color_jitter(levels: Levels, strengths: tuple[float, float, float, float], rng: np.random.Generator) -> Levels:
     """Brightness, contrast, saturation and hue changed by random amounts, in random order."""
     amounts = [low + draw * (high - low) for draw, (low, high) in zip(rng.random(4).tolist(), _ranges(strengths))]
     for place in rng.permutation(4).tolist():

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vitruvian.config import Interpolation, Size
-from vitruvian.data.augment.settings import Augment, PadWith
 from vitruvian.data.jpeg import Box, Levels, opencv, shrink_factor
 from vitruvian.data.preprocess import covering
+
+if TYPE_CHECKING:
+    from vitruvian.data.augment.settings import Augment, PaddingMode
 
 Span = tuple[float, float]
 """Least, greatest."""
@@ -27,7 +30,7 @@ FILTERS: dict[Interpolation, int] = {
 }
 
 ERASED_AREA, ERASED_RATIO = (0.02, 1 / 3), (0.3, 10 / 3)
-"""Share and width / height of what is erased, as in the paper on random erasing and in timm."""
+"""Share and width / height of what is random_erasing, as in the paper on random erasing and in timm."""
 
 
 def visible_part(size: Size, settings: Augment, rng: np.random.Generator) -> tuple[Box, Size]:
@@ -35,9 +38,9 @@ def visible_part(size: Size, settings: Augment, rng: np.random.Generator) -> tup
     whole = Box(0, 0, *size)
     match settings.crop:
         case "inception":
-            return inception_box(size, settings.crop_area, settings.crop_ratio, rng), settings.image_size
+            return inception_box(size, settings.scale, settings.ratio, rng), settings.image_size
         case "resized":
-            return resized_box(size, settings.crop_area, settings.crop_ratio, rng), settings.image_size
+            return resized_box(size, settings.scale, settings.ratio, rng), settings.image_size
         case "pad":
             return whole, covering(size, settings.image_size)
         case "center":
@@ -111,11 +114,11 @@ def scaled(levels: Levels, size: Size, interpolation: Interpolation) -> Levels:
     return resized
 
 
-def window(levels: Levels, size: Size, pad: int, pad_with: PadWith, rng: np.random.Generator) -> Levels:
-    """`size` rows and columns from anywhere in the image with `pad` more pixels on each side."""
+def window(levels: Levels, size: Size, padding: int, padding_mode: PaddingMode, rng: np.random.Generator) -> Levels:
+    """`size` rows and columns from anywhere in the image with `padding` more pixels on each side."""
     cv2 = opencv()
-    border = cv2.BORDER_CONSTANT if pad_with == "black" else cv2.BORDER_REFLECT_101
-    padded: Levels = cv2.copyMakeBorder(levels, pad, pad, pad, pad, border)
+    border = cv2.BORDER_CONSTANT if padding_mode == "constant" else cv2.BORDER_REFLECT_101
+    padded: Levels = cv2.copyMakeBorder(levels, padding, padding, padding, padding, border)
     return _placed(size, padded.shape[:2], rng.random(2).tolist()).of(padded)
 
 
@@ -140,7 +143,7 @@ def rotated(levels: Levels, degrees: float) -> Levels:
     return moved(levels, (cos, -sin, x - cos * x + sin * y, sin, cos, y - sin * x - cos * y))
 
 
-def erased(levels: Levels, rng: np.random.Generator) -> Levels:
+def random_erasing(levels: Levels, rng: np.random.Generator) -> Levels:
     """The image with a rectangle of noise in it."""
     box = _rectangle(levels.shape[:2], ERASED_AREA, ERASED_RATIO, rng)
     if box is None:

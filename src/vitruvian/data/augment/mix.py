@@ -37,7 +37,7 @@ def mix(
     if not pixels.is_floating_point():
         raise ConfigError(f"mixing needs normalized pixels, not {pixels.dtype}: call normalize first")
     targets = smoothed(labels, classes, smoothing)
-    if not settings.mixes or rng.random() >= settings.mix_probability:
+    if not settings.mixes or rng.random() >= settings.mixup_prob:
         return pixels, targets
     partners = neighbors(len(pixels), repeats).to(pixels.device)
     if rng.random() < _cutmix_chance(settings):

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vitruvian.config import Interpolation, Settings, Size, as_size, check_choice, check_range
-from vitruvian.errors import ConfigError
+from vitruvian.data.augment.ops import OPS
+from vitruvian.errors import ConfigError, UnknownNameError
 
 Crop = Literal["inception", "resized", "pad", "center", "none"]
-PadWith = Literal["black", "reflect"]
+PaddingMode = Literal["constant", "reflect"]
 Output = Literal["float32", "uint8"]
+
+MAX_PADDING = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,27 +24,30 @@ class Augment(Settings):
     """Rows and columns of the view, in pixels; a single number means a square."""
     crop: Crop = "inception"
     """`inception`: a part with uniform height and ratio, as TensorFlow draws it for the paper; `resized`: a part
-    with uniform area and log-uniform ratio, as torchvision and timm draw it; both scaled to `image_size`. `pad`: scaled
-    to just cover `image_size`, padded, and a window cut anywhere; `center`: the middle that has the shape of
-    `image_size`; `none`: the whole image, squashed."""
-    crop_area: tuple[float, float] = (0.05, 1.0)
+    with uniform area and log-uniform ratio, the RandomResizedCrop of torchvision and timm; both scaled to
+    `image_size`. `pad`: scaled to just cover `image_size`, padded, and a window cut anywhere, as RandomCrop does;
+    `center`: the middle that has the shape of `image_size`; `none`: the whole image, squashed."""
+    scale: tuple[float, float] = (0.05, 1.0)
     """Least and greatest share of the image that `inception` and `resized` keep; 0.05 is the paper's, 0.08 usual."""
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """Least and greatest width / height of that part."""
-    pad: int = 4
+    padding: int = 4
     """Pixels that `pad` adds on each side."""
-    pad_with: PadWith = "black"
+    padding_mode: PaddingMode = "constant"
+    """`constant`: black."""
     interpolation: Interpolation = "bilinear"
     """Between pixels when scaling; a part at least twice as large as the view is first averaged down."""
-    flip: float = 0.5
-    """Chance of a mirror image."""
-    randaugment_layers: int = 0
+    hflip: float = 0.5
+    """Chance of a horizontal flip."""
+    rand_augment: int = 0
     """Operations one after the other, each drawn anew from the 16 of RandAugment."""
-    randaugment_magnitude: float = 10.0
-    """Of 10, in the ranges of big_vision (see randaugment.py); torchvision's and timm's scales are others."""
+    rand_augment_magnitude: float = 10.0
+    """Of 10, in the ranges of big_vision (see ops.py); torchvision's and timm's scales are others."""
     color_jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     """Brightness, contrast, saturation: a factor between 1 - x and 1 + x; hue: a turn of up to x of the circle."""
-    erasing: float = 0.0
+    ops: tuple[tuple[str, float, float], ...] = ()
+    """More operations of the table OPS, one after the other: name, chance, strength from 0 to 1."""
+    random_erasing: float = 0.0
     """Chance that a rectangle of 2 to 33% of the view becomes noise."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     """Subtracted from values between 0 and 1; one number for gray views, three for RGB."""
@@ -51,24 +57,29 @@ class Augment(Settings):
     mixup_alpha: float = 0.0
     """Of the Beta distribution that a batch's share is drawn from."""
     cutmix_alpha: float = 0.0
-    mix_probability: float = 1.0
+    mixup_prob: float = 1.0
     """Chance that a batch is mixed at all, given an alpha; with two alphas, each has half of it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image_size", as_size(self.image_size))
         check_choice("crop", self.crop, Crop)
-        check_choice("pad_with", self.pad_with, PadWith)
+        check_choice("padding_mode", self.padding_mode, PaddingMode)
         check_choice("interpolation", self.interpolation, Interpolation)
         check_choice("output", self.output, Output)
-        _check_span("crop_area", self.crop_area, 1e-4, 1.0)
-        _check_span("crop_ratio", self.crop_ratio, 0.01, 100.0)
-        check_range("pad", self.pad, 0)
-        check_range("randaugment_layers", self.randaugment_layers, 0, 16)
-        check_range("randaugment_magnitude", self.randaugment_magnitude, 0.0, 10.0)
-        for name in ("flip", "erasing", "mix_probability"):
+        _check_span("scale", self.scale, 1e-4, 1.0)
+        _check_span("ratio", self.ratio, 0.01, 100.0)
+        check_range("padding", self.padding, 0, MAX_PADDING)
+        check_range("rand_augment", self.rand_augment, 0, 16)
+        check_range("rand_augment_magnitude", self.rand_augment_magnitude, 0.0, 10.0)
+        for name in ("hflip", "random_erasing", "mixup_prob"):
             check_range(name, getattr(self, name), 0.0, 1.0)
         for name in ("mixup_alpha", "cutmix_alpha"):
             check_range(name, getattr(self, name), 0.0)
+        for op, chance, strength in self.ops:
+            if op not in OPS:
+                raise UnknownNameError("operation in augment.ops", op, OPS)
+            check_range(f"ops {op} chance", chance, 0.0, 1.0)
+            check_range(f"ops {op} strength", strength, 0.0, 1.0)
         if len(self.color_jitter) != 4:
             raise ConfigError(f"color_jitter={self.color_jitter} is not (brightness, contrast, saturation, hue)")
         for name, strength, most in zip(
@@ -85,7 +96,7 @@ class Augment(Settings):
     @property
     def mixes(self) -> bool:
         """Whether batches are mixed, so that their targets are shares of classes."""
-        return self.mix_probability > 0 and max(self.mixup_alpha, self.cutmix_alpha) > 0
+        return self.mixup_prob > 0 and max(self.mixup_alpha, self.cutmix_alpha) > 0
 
 
 def _check_span(name: str, span: tuple[float, float], low: float, high: float) -> None:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vitruvian.data.augment.color import gray, jittered, rgb
-from vitruvian.data.augment.geometry import erased, scaled, visible_part, window
-from vitruvian.data.augment.randaugment import randaugment
+from vitruvian.data.augment.color import color_jitter, gray, rgb
+from vitruvian.data.augment.geometry import random_erasing, scaled, visible_part, window
+from vitruvian.data.augment.ops import OPS, rand_augment
 from vitruvian.data.augment.settings import Augment
 from vitruvian.data.decode import RawImage, decode
 from vitruvian.data.jpeg import Levels, decode_box, opencv, read_header
@@ -64,15 +64,18 @@ class TrainingView:
         s = self.settings
         levels = seen(image, s, rng)
         if s.crop == "pad":
-            levels = window(levels, s.image_size, s.pad, s.pad_with, rng)
-        if s.flip and rng.random() < s.flip:
+            levels = window(levels, s.image_size, s.padding, s.padding_mode, rng)
+        if s.hflip and rng.random() < s.hflip:
             levels = opencv().flip(levels, 1)
-        if s.randaugment_layers:
-            levels = randaugment(levels, s.randaugment_layers, s.randaugment_magnitude, rng)
+        if s.rand_augment:
+            levels = rand_augment(levels, s.rand_augment, s.rand_augment_magnitude, rng)
         if any(s.color_jitter):
-            levels = jittered(levels, s.color_jitter, rng)
-        if s.erasing and rng.random() < s.erasing:
-            levels = erased(levels, rng)
+            levels = color_jitter(levels, s.color_jitter, rng)
+        for op, chance, strength in s.ops:
+            if rng.random() < chance:
+                levels = OPS[op](levels, strength, rng)
+        if s.random_erasing and rng.random() < s.random_erasing:
+            levels = random_erasing(levels, rng)
         return levels
 
 

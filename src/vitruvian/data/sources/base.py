@@ -125,6 +125,13 @@ def make_dataset(name: str, splits: Mapping[str, Source], notes: Iterable[str] =
     return result
 
 
+def inside(where: str | Path, path: str) -> str:
+    """A path that a file of untrusted origin names, if it stays in the folder where it begins."""
+    if os.path.isabs(path) or ".." in path.replace("\\", "/").split("/"):
+        raise DataError(f"{where}: the path {printable(path)} leads out of its folder; wanted paths inside it")
+    return path
+
+
 def read_file(path: str | Path) -> bytes:
     """The bytes of a regular file of an image's size."""
     with open(path, "rb", buffering=0) as file:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from vitruvian.data.decode import EXTENSIONS, RawImage
-from vitruvian.data.sources.base import Dataset, LeftOut, Source, make_dataset, read_file
+from vitruvian.data.sources.base import Dataset, LeftOut, Source, inside, make_dataset, read_file
 from vitruvian.data.sources.cache import fill
 from vitruvian.data.sources.index import Entry, Index, IndexedSource, read_index, write_index
 from vitruvian.data.sources.names import class_name, natural, split_name
@@ -17,7 +17,7 @@ from vitruvian.text import printable
 
 
 class FolderSource(IndexedSource):
-    """The images below one folder; an example's key is its path from there."""
+    """The images below one folder; a sample's key is its path from there."""
 
     def __init__(self, name: str, classes: tuple[str, ...], index: Index, *, root: Path) -> None:
         super().__init__(name, classes, index)
@@ -74,29 +74,30 @@ def entries(root: Path, splits: dict[Path, str], left_out: LeftOut) -> Iterator[
                 left_out.add("files outside the class folders", relative)
             else:
                 label, count = class_name(place.name), 0
-                for image in images(place, left_out, (identity(place),)):
+                for image in images(place, left_out):
                     count += 1
                     yield Entry(split, image[start:], label)
                 if not count:
                     left_out.add("class folders without an image", relative)
 
 
-def images(folder: Path, left_out: LeftOut, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
-    """Paths of the images at any depth, sorted; a link that leads back to a folder above is not followed."""
+def images(folder: str | Path, left_out: LeftOut, seen: set[tuple[int, int]] | None = None) -> Iterator[str]:
+    """Paths of the images at any depth, sorted in each folder; links are followed, but no folder is listed twice."""
+    seen = set() if seen is None else seen
+    seen.add(identity(folder))
     with os.scandir(folder) as found:
         items = sorted(found, key=lambda item: item.name)
     for item in items:
         if item.name.startswith("."):
             left_out.add("hidden items", item.path)
-        elif item.is_dir():
-            here = identity(item.path)
-            if here in above:
-                left_out.add("links to a folder above", item.path)
+        elif os.path.isdir(item.path):  # False, not an error, for a link that leads to itself
+            if identity(item.path) in seen:
+                left_out.add("links to a folder that is listed already", item.path)
             else:
-                yield from images(Path(item.path), left_out, (*above, here))
+                yield from images(item.path, left_out, seen)
         elif os.path.splitext(item.name)[1].lower() not in EXTENSIONS:
             left_out.add("files that are not images", item.path)
-        elif not item.is_file():
+        elif not os.path.isfile(item.path):
             left_out.add("links that lead nowhere, or special files", item.path)
         else:
             yield item.path
@@ -136,6 +137,7 @@ def list_entries(folder: Path, lists: Mapping[str, Path]) -> Iterator[Entry]:
     for split, path in lists.items():
         start = ""
         for number, (image, label) in enumerate(read_list(path)):
+            image = inside(path, image)
             if not number:
                 start = os.path.relpath(beginning(path, image, folder), folder)
             yield Entry(split, os.path.normpath(os.path.join(start, image)), label)
@@ -158,8 +160,6 @@ def read_list(path: Path) -> Iterator[tuple[str, str]]:
 
 def beginning(path: Path, image: str, folder: Path) -> Path:
     """Where the paths of a list begin, told from its first image."""
-    if Path(image).is_absolute() or ".." in Path(image).parts:
-        raise DataError(f"{path}: the path {printable(image)} leads out of {folder}")
     places = [path.parent, *(place for place in path.parent.parents if place.is_relative_to(folder))]
     for place in places:
         if (place / image).exists():
@@ -188,7 +188,7 @@ def listed(
     return make_dataset(name, splits)
 
 
-def in_order(folders: Iterable[Path]) -> list[Path]:
+def class_folders(folders: Iterable[Path]) -> list[Path]:
     """Folders that are not hidden, in natural order."""
     return sorted((path for path in folders if path.is_dir() and path.name[0] != "."), key=lambda p: natural(p.name))
 
@@ -204,28 +204,12 @@ def find_images(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
         if not os.path.isdir(path):
             found.append(path)
             continue
-        images = sorted(images_below(path))
-        if not images:
+        try:
+            below = sorted(images(path, LeftOut()))
+        except OSError as error:
+            raise DataError(f"{printable(str(error.filename))}: cannot list this folder ({error.strerror})") from error
+        if not below:
             endings = " ".join(sorted(EXTENSIONS))
             raise DataError(f"{printable(path)}: no images in this folder or below it (looked for {endings})")
-        found += images
+        found += below
     return found
-
-
-def images_below(folder: str) -> Iterator[str]:
-    """Image files of a folder and its subfolders, links followed, each folder once."""
-
-    def refuse(error: OSError) -> None:
-        raise DataError(f"{printable(str(error.filename))}: cannot list this folder ({error.strerror})")
-
-    seen: set[str] = set()
-    for place, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
-        real = os.path.realpath(place)
-        if real in seen:  # a link to a folder above or beside
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in files:
-            if not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS:
-                yield os.path.join(place, name)

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitruvian.data.decode import RawImage
-from vitruvian.data.sources.base import Dataset, LeftOut, make_dataset, read_file
+from vitruvian.data.sources.base import Dataset, LeftOut, make_dataset
 from vitruvian.data.sources.cache import derived
-from vitruvian.data.sources.index import CHUNK, Entry, Index, IndexedSource, read_index, write_index
+from vitruvian.data.sources.formats.folder import FolderSource
+from vitruvian.data.sources.index import CHUNK, Entry, read_index, write_index
 from vitruvian.data.sources.names import listed_classes, split_name
 from vitruvian.errors import DataError, nearest, require
 from vitruvian.text import printable
@@ -27,17 +27,6 @@ Row = tuple[tuple[str, int], dict[str, Any]]
 """Where the row stands, such as ("line", 7), and its values by column."""
 
 
-class ManifestSource(IndexedSource):
-    """The images that a manifest lists; relative paths begin at the manifest's folder."""
-
-    def __init__(self, name: str, classes: tuple[str, ...], index: Index, *, root: Path) -> None:
-        super().__init__(name, classes, index)
-        self.root = root
-
-    def read(self, index: int) -> RawImage:
-        return read_file(self.root / self.key(index))
-
-
 def open_manifest(files: list[Path], name: str) -> Dataset:
     """The dataset that a manifest lists, compiled once into an index on disk, so that length costs no memory."""
     path = files[0]
@@ -47,7 +36,7 @@ def open_manifest(files: list[Path], name: str) -> Dataset:
     if not stored.splits:
         raise DataError(f"{path}: a manifest without rows; wanted a row of {', '.join(WANTED)} for each image")
     sources = {
-        split: ManifestSource(f"{name} ({split})", stored.classes, index, root=path.parent)
+        split: FolderSource(f"{name} ({split})", stored.classes, index, root=path.parent)
         for split, index in stored.splits.items()
     }
     for source in sources.values():
@@ -124,7 +113,7 @@ def check_columns(path: Path, columns: Iterable[str]) -> None:
         )
 
 
-def check_paths(manifest: Path, source: ManifestSource) -> None:
+def check_paths(manifest: Path, source: FolderSource) -> None:
     """Fail at once where the paths begin somewhere else than at the manifest's folder."""
     keys = [source.key(index) for index in range(min(len(source), CHECKED_ROWS))]
     if not any((source.root / key).exists() for key in keys):

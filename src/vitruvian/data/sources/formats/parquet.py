@@ -13,7 +13,7 @@ import numpy as np
 
 from vitruvian.data.decode import RawImage
 from vitruvian.data.order import Blocks
-from vitruvian.data.sources.base import Dataset, LeftOut, make_dataset, read_file
+from vitruvian.data.sources.base import Dataset, LeftOut, inside, make_dataset, read_file
 from vitruvian.data.sources.cache import derived
 from vitruvian.data.sources.index import CHUNK, Entry, Index, IndexedSource, read_index, write_index
 from vitruvian.data.sources.names import natural, split_of_file
@@ -68,7 +68,8 @@ class ParquetSource(IndexedSource):
         if content.get("bytes"):
             return bytes(content["bytes"])
         if content.get("path"):
-            return read_file(self.files[self._groups[block][0]].parent / content["path"])
+            path = self.files[self._groups[block][0]]
+            return read_file(path.parent / inside(path, content["path"]))
         raise ImageError(f"{self.key(index)}: the row has no image")
 
     def _group(self, block: int) -> Any:

@@ -13,9 +13,8 @@ from vitruvian.data.sources.base import Dataset, LeftOut
 from vitruvian.data.sources.formats.cifar import cifar_folders, open_cifar
 from vitruvian.data.sources.formats.folder import (
     FolderSource,
-    identity,
+    class_folders,
     images,
-    in_order,
     listed,
     open_lists,
     read_list,
@@ -84,8 +83,8 @@ def open_objectnet(folder: Path) -> Dataset:
     """`images/FOLDER/*.png`; the classes are the names of the folders, by which its `mappings` go."""
 
     def entries() -> Iterator[Entry]:
-        for place in in_order((folder / "images").iterdir()):
-            for path in images(place, LeftOut(), (identity(place),)):
+        for place in class_folders((folder / "images").iterdir()):
+            for path in images(place, LeftOut()):
                 yield Entry("test", str(Path(path).relative_to(folder)), place.name)
 
     return listed(str(folder), folder, entries(), source=BorderedSource)

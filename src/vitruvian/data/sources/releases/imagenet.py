@@ -17,7 +17,7 @@ from vitruvian.config import Preprocess
 from vitruvian.data.decode import EXTENSIONS, RawImage, decode
 from vitruvian.data.preprocess import FILTERS, geometry, resized
 from vitruvian.data.sources.base import Dataset, LeftOut, make_dataset
-from vitruvian.data.sources.formats.folder import FolderSource, identity, images, in_order, listed
+from vitruvian.data.sources.formats.folder import FolderSource, class_folders, images, listed
 from vitruvian.data.sources.index import Entry
 from vitruvian.data.sources.releases.matlab import read_matlab
 from vitruvian.errors import DataError
@@ -57,10 +57,10 @@ def has_class_folders(folder: Path) -> bool:
 def wordnet_entries(root: Path, top: Path, split: str) -> Iterator[Entry]:
     """The images of folders named by WordNet ids; folders of other names are an error, not a class."""
     known = set(imagenet_ids())
-    for place in in_order(top.iterdir()) if top.is_dir() else []:
+    for place in class_folders(top.iterdir()) if top.is_dir() else []:
         if place.name not in known:
             raise DataError(f"{place}: not the WordNet id of one of ImageNet's 1000 classes, such as n01440764")
-        for path in images(place, LeftOut(), (identity(place),)):
+        for path in images(place, LeftOut()):
             yield Entry(split, str(Path(path).relative_to(root)), place.name)
 
 
@@ -104,7 +104,7 @@ def open_numbered(folder: Path) -> Dataset:
 
 def numbered_entries(folder: Path) -> Iterator[Entry]:
     ids = imagenet_ids()
-    for place in in_order(folder.iterdir()):
+    for place in class_folders(folder.iterdir()):
         if not place.name.isdecimal() or int(place.name) >= len(ids):
             raise DataError(f"{place}: wanted folders called 0 to {len(ids) - 1}")
         for path in sorted(place.iterdir()):

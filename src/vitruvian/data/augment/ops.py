@@ -1,4 +1,4 @@
-"""RandAugment: a few random operations of one strength, in big_vision's selection and ranges.
+"""Operations on one image by name, and RandAugment: a few of them of one strength, as big_vision selects them.
 
 Cubuk et al. 2019, arXiv:1909.13719. "RandAugment(2, 10)" of the plain-ViT baseline is two layers of magnitude 10 of 10.
 At that magnitude: rotation by 30 degrees, shear by 0.3, shift by 100 pixels of 224 (scaled with the view), factors
@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from vitruvian.data.augment import color, geometry
-from vitruvian.data.jpeg import Box, Levels
+from vitruvian.data.jpeg import Box, Levels, opencv
 
 Operation = Callable[[Levels, float, np.random.Generator], Levels]
 
@@ -57,7 +57,14 @@ def cutout(levels: Levels, strength: float, rng: np.random.Generator) -> Levels:
     return changed
 
 
-OPERATIONS: dict[str, Operation] = {
+def gaussian_blur(levels: Levels, strength: float, rng: np.random.Generator) -> Levels:
+    """Blurred with a deviation of 0.1 to 2 pixels at full strength, as BYOL and DeiT III draw it."""
+    sigma = 0.1 + 1.9 * strength * rng.random()
+    blurred: Levels = opencv().GaussianBlur(levels, (0, 0), sigma)
+    return blurred
+
+
+RAND_AUGMENT: dict[str, Operation] = {
     # strength is magnitude / 10
     "autocontrast": lambda levels, strength, rng: color.autocontrast(levels),
     "equalize": lambda levels, strength, rng: color.equalized(levels),
@@ -78,9 +85,17 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 
-def randaugment(levels: Levels, layers: int, magnitude: float, rng: np.random.Generator) -> Levels:
-    """The image after `layers` random operations; magnitude is of 10."""
-    operations = tuple(OPERATIONS.values())
-    for draw in rng.random(layers).tolist():
+OPS: dict[str, Operation] = {
+    # what `augment.ops` can name; strength is 0 to 1
+    **RAND_AUGMENT,
+    "gaussian_blur": gaussian_blur,
+    "grayscale": lambda levels, strength, rng: color.saturation(levels, 1.0 - strength),
+}
+
+
+def rand_augment(levels: Levels, num_ops: int, magnitude: float, rng: np.random.Generator) -> Levels:
+    """The image after `num_ops` random operations; magnitude is of 10."""
+    operations = tuple(RAND_AUGMENT.values())
+    for draw in rng.random(num_ops).tolist():
         levels = operations[int(draw * len(operations))](levels, magnitude / 10, rng)
     return levels
