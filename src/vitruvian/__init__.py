@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from vitruvian.config import ModelConfig, Numerics, Preprocess, ResNetConfig, StemConfig, ViTConfig
     from vitruvian.data.preprocess import preprocess_image
     from vitruvian.errors import VitruvianError
+    from vitruvian.evaluation.measuring.evaluate import evaluate
+    from vitruvian.evaluation.probes.probe import probe
     from vitruvian.model.build import build, create_model
     from vitruvian.model.resnet import ResNet
     from vitruvian.model.vit import ViT
@@ -37,8 +39,10 @@ _HOMES = {
     "build": "model.build",
     "convert": "weights",
     "create_model": "model.build",
+    "evaluate": "evaluation.measuring.evaluate",
     "load": "weights",
     "preprocess_image": "data.preprocess",
+    "probe": "evaluation.probes.probe",
     "save": "weights",
 }
 
@@ -59,8 +63,10 @@ __all__ = [
     "build",
     "convert",
     "create_model",
+    "evaluate",
     "load",
     "preprocess_image",
+    "probe",
     "save",
 ]
 

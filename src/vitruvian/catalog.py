@@ -159,5 +159,25 @@ def resolve(name: str) -> ModelConfig:
         raise ConfigError(f"{name}: {error}") from None
 
 
+def title_of(config: ModelConfig) -> str:
+    """What to call a model of this shape in a report: the name of its variant, or else its size in words."""
+    for name, known in VARIANTS.items():
+        if _shape_of(known) == _shape_of(config):
+            return name
+    if isinstance(config, ResNetConfig):
+        return f"ResNet of {sum(config.stages)} units, width {config.width}"
+    kind = "ViT" if config.stem is None else "hybrid ViT"
+    return f"{kind} of depth {config.layers}, width {config.width}, patch {config.stride}"
+
+
+def _shape_of(config: ModelConfig) -> tuple[object, ...]:
+    """What a variant's name stands for; sizes of images, heads and numerics may differ."""
+    if isinstance(config, ResNetConfig):
+        return config.stages, config.width
+    stem = config.stem and (config.stem.stages, config.stem.width)
+    sizes = config.layers, config.width, config.mlp_width, config.heads, config.patch_size
+    return *sizes, stem, config.mlp, config.distillation
+
+
 def _dialect_examples() -> list[str]:
     return [other for variant in VARIANTS for other in _other_names(variant)]

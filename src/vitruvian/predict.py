@@ -6,17 +6,21 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Self
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from vitruvian.config import BATCH, Size
+from vitruvian.catalog import title_of
+from vitruvian.config import BATCH, Preprocess, Size
 from vitruvian.data.decode import ImageInput, name_of
-from vitruvian.data.preprocess import preprocess_image
+from vitruvian.data.view import EvaluationView, Transform, as_view
 from vitruvian.errors import ConfigError, ImageError
 from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_cores
@@ -52,6 +56,9 @@ class Prediction:
 class Encoder:
     """A model with its preprocessing, ready to turn images into vectors; it needs no head."""
 
+    view: Preprocess | Transform | None = None
+    """What the model sees of an image, where that is not `model.preprocess`."""
+
     def __init__(
         self,
         model: Model | str | Path,
@@ -61,6 +68,7 @@ class Encoder:
         device: str = "cpu",
     ) -> None:
         """From a model, or from a file, folder or published name, loaded with `heads` and `image_size`."""
+        self.name = str(model) if isinstance(model, str | Path) else title_of(model.config)
         if isinstance(model, str | Path):
             model = load(model, heads=heads, image_size=image_size)
         elif heads is not None or image_size is not None:
@@ -78,21 +86,38 @@ class Encoder:
             raise ConfigError(f"device={device!r} cannot be used: {str(error).splitlines()[0]}") from None
         self.device = device
 
+    def with_view(self, view: Preprocess | Transform) -> Self:
+        """The same model with another view of images: settings, or any callable from a PIL image to a tensor.
+
+        The model itself, and what is saved of it, keeps its own.
+        """
+        changed = copy(self)
+        changed.view = view
+        return changed
+
+    @property
+    def seen_as(self) -> Preprocess | Transform:
+        """The view in use."""
+        return self.model.preprocess if self.view is None else self.view
+
     def views(self, images: Iterable[ImageInput], *, ahead: int) -> Iterator[tuple[str, Tensor | ImageError]]:
         """Each image's path with its view, or with the error, in order; `ahead` of them are under way."""
+        view = as_view(self.seen_as)
 
-        def see(image: ImageInput) -> tuple[str, Tensor | ImageError]:
+        def see(number: int, image: ImageInput) -> tuple[str, Tensor | ImageError]:
             path = os.fspath(image) if isinstance(image, str | os.PathLike) else name_of(image)
             try:
-                return path, preprocess_image(image, self.model.preprocess)
+                return path, view(image, np.random.default_rng(number))
             except ImageError as error:
                 return path, error
 
-        pool = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
+        # a transform may draw from the global generators, which threads share
+        threads = DECODERS if isinstance(view, EvaluationView) else 1
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
         waiting: deque[Future[tuple[str, Tensor | ImageError]]] = deque()
         try:
-            for image in images:
-                waiting.append(pool.submit(see, image))
+            for number, image in enumerate(images):
+                waiting.append(pool.submit(see, number, image))
                 if len(waiting) >= ahead:
                     yield waiting.popleft().result()
             while waiting:

@@ -75,7 +75,10 @@ def test_no_temperature_is_given_where_all_answers_are_right_or_images_few():
     logits, labels = honest(60)
     right = calibration(answers(logits, logits.argmax(axis=1)), 1.0, None, "", seed=0)
     assert (right.temperature, right.before) == (None, None)
-    assert right.obstacle == "none from 0.01 to 100 is best for a random part of 30 of the 60 images"
+    why = "all 30 answers are right, so cross-entropy only falls the surer the model is"
+    assert right.obstacle == f"{why} (a random part of 30 of the 60 images)"
+    wrong = calibration(answers(logits, logits.argmin(axis=1)), 1.0, None, "", seed=0)
+    assert "no better than chance" in wrong.obstacle
     few = calibration(answers(logits[:20], labels[:20]), 1.0, None, "", seed=0)
     assert (few.temperature, few.obstacle) == (None, "10 images to fit it on are too few, wanted 20")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 
@@ -14,12 +15,14 @@ from mappings import make_mappings
 from PIL import Image
 from typer.testing import CliRunner
 
+import vitruvian
 from vitruvian.cli.evaluate import evaluate as command
+from vitruvian.config import Preprocess
 from vitruvian.data.sources import open_dataset
-from vitruvian.errors import DataError, VitruvianError
+from vitruvian.errors import ConfigError, DataError, VitruvianError
 from vitruvian.evaluation.measuring.calibration import Calibration
-from vitruvian.evaluation.measuring.evaluate import Options, evaluate, save_calibrated
-from vitruvian.evaluation.measuring.label_files import read_real
+from vitruvian.evaluation.measuring.evaluate import evaluate, save_calibrated
+from vitruvian.evaluation.pages.evaluation import write_evaluation
 from vitruvian.evaluation.probes.features import features_of
 from vitruvian.evaluation.probes.linear import fit
 from vitruvian.evaluation.probes.store import FeatureStore
@@ -54,7 +57,7 @@ def photos(tmp_path):
 
 def test_every_image_is_counted_once_and_as_predictions_have_it(photos):
     classifier, source = Classifier(color_model()), open_dataset(photos).splits["test"]
-    found = evaluate(photos, classifier, Options(batch=16))  # 51 images: the last batch is short
+    found = evaluate(photos, classifier, batch=16)  # 51 images: the last batch is short
     answers = classifier.predict([source.read(i) for i in range(51)], top=3)
     truth = [source.classes[source.label(i)] for i in range(51)]
     right = [ranked[0].label == label for ranked, label in zip(answers, truth)]
@@ -67,60 +70,52 @@ def test_every_image_is_counted_once_and_as_predictions_have_it(photos):
 
 
 def test_two_evaluations_agree_to_the_last_digit_and_another_seed_changes_only_intervals(photos):
-    one, same, other = (evaluate(photos, Classifier(color_model()), Options(seed=seed)).to_json() for seed in (0, 0, 1))
+    one, same, other = (evaluate(photos, color_model(), seed=seed).to_json() for seed in (0, 0, 1))
     assert json.dumps(one) == json.dumps(same)
     assert one["intervals"] != other["intervals"]
     assert one["loss"] == other["loss"]
 
 
 def test_numbers_lie_inside_their_intervals(photos):
-    found = evaluate(photos, Classifier(color_model()), Options()).to_json()
+    found = evaluate(photos, color_model()).to_json()
     for name in ("top1", "top5", "mean_per_class", "top1_among_all_outputs"):
         low, high = found["intervals"][name]
         assert low <= found[name] <= high
 
 
 def test_the_split_is_test_then_val_then_what_there_is_or_the_one_named(tmp_path):
-    classifier = Classifier(color_model())
+    classifier = color_model()
     for splits, wanted in ((("train", "val", "test"), "test"), (("train", "val"), "val"), (("train",), "train")):
         folder = make_colors(tmp_path / wanted, dict.fromkeys(splits, 1))
-        assert evaluate(folder, classifier, Options()).split == wanted
-    assert evaluate(tmp_path / "test", classifier, Options(split="dev")).split == "val"
+        assert evaluate(folder, classifier).split == wanted
+    assert evaluate(tmp_path / "test", classifier, split="dev").split == "val"
     with pytest.raises(DataError, match="there is no split 'holdout', only train, val, test"):
-        evaluate(tmp_path / "test", classifier, Options(split="holdout"))
+        evaluate(tmp_path / "test", classifier, split="holdout")
 
 
 def test_a_temperature_is_fitted_on_the_split_val_where_test_is_evaluated(tmp_path):
     folder = make_colors(tmp_path / "photos", {"val": 10, "test": 12}, noise=60.0)
-    found = evaluate(folder, Classifier(color_model()), Options()).calibration
+    found = evaluate(folder, color_model()).calibration
     assert found.fitted_on == "30 images of the split 'val'"
     assert found.before.count == found.now.count == 36
 
 
 def test_unreadable_images_are_listed_and_not_counted(photos):
     (photos / "test" / "red" / "000.png").write_bytes(b"junk")
-    found = evaluate(photos, Classifier(color_model()), Options())
+    found = evaluate(photos, color_model())
     assert found.measures.count == 50
     assert list(found.unreadable) == ["test/red/000.png"]
     for path in (photos / "test").rglob("*.png"):
         path.write_bytes(b"")
     with pytest.raises(DataError, match=r"not one image can be read, such as test/blue/000.png: the file is empty"):
-        evaluate(photos, Classifier(color_model()), Options())
-
-
-def test_classes_that_a_mapping_leaves_out_are_counted_as_left_out(photos):
-    model = tiny_model(classes=1000)
-    found = evaluate(photos, Classifier(model), Options(groups={"red": (1, 2), "blue": (3,)}))
-    assert (found.measures.count, found.left_out) == (34, 17)
-    assert found.space.classes == ("blue", "red")
-    assert found.restricted
+        evaluate(photos, color_model())
 
 
 def test_broken_weights_name_the_image(photos):
     model = color_model()
     torch.nn.init.constant_(model.head.bias, float("nan"))
     with pytest.raises(VitruvianError, match=r"test/blue/000.png: the model's answer is not a finite number"):
-        evaluate(photos, Classifier(model), Options())
+        evaluate(photos, Classifier(model))
 
 
 def test_real_labels_go_by_the_images_names_and_all_1000_classes(tmp_path):
@@ -133,10 +128,11 @@ def test_real_labels_go_by_the_images_names_and_all_1000_classes(tmp_path):
     paths = sorted((tmp_path / "val").rglob("*.png"), key=lambda path: path.name)
     best = [ranked[0].index for ranked in classifier.predict(paths, top=1)]
     real = [[best[0], 999], [(best[1] + 1) % 1000], []]
-    found = evaluate(tmp_path, classifier, Options(real=real))
+    (tmp_path / "real.json").write_text(json.dumps(real))
+    found = evaluate(tmp_path, classifier, real=tmp_path / "real.json")
     assert (found.real, found.real_count, found.restricted) == (50.0, 2, True)
     with pytest.raises(DataError, match="ReaL labels are classes of ImageNet-1k, and the model does not have all"):
-        evaluate(make_colors(tmp_path / "p", {"": 1}), Classifier(color_model()), Options(real=real))
+        evaluate(make_colors(tmp_path / "p", {"": 1}), color_model(), real=tmp_path / "real.json")
 
 
 def test_the_table_has_numbers_with_intervals(weights, photos):
@@ -144,7 +140,7 @@ def test_the_table_has_numbers_with_intervals(weights, photos):
     assert ran.exit_code == 0, ran.output
     first, _, top1, per_class, error, *_ = ran.stdout.splitlines()
     assert first.startswith("51 images of the split 'test', 3 classes matched with the model's outputs by the model's")
-    found = evaluate(photos, Classifier(weights), Options())
+    found = evaluate(photos, Classifier(weights))
     assert top1.split()[:3] == ["top-1", "accuracy", f"{found.measures.top1:.2f}"]
     low, high = found.intervals["top1"]
     assert top1.split()[3:] == [f"{low:.2f}", "to", f"{high:.2f}"]
@@ -189,9 +185,9 @@ def test_a_fitted_temperature_is_saved_with_the_model_and_used_by_predictions(tm
     assert ran.exit_code == 0, ran.output
     before, after = (load(tmp_path / name) for name in ("sure", "calibrated"))
     assert after.temperature > 1.5
-    found = evaluate(photos, Classifier(after), Options())
+    found = evaluate(photos, Classifier(after))
     assert found.calibration.now.temperature == after.temperature
-    assert found.calibration.now.loss < evaluate(photos, Classifier(before), Options()).calibration.now.loss
+    assert found.calibration.now.loss < evaluate(photos, Classifier(before)).calibration.now.loss
     images = sorted(photos.rglob("*.png"))
     sure, mild = ([best for (best,) in Classifier(model).predict(images, top=1)] for model in (before, after))
     assert [answer.index for answer in sure] == [answer.index for answer in mild]
@@ -206,6 +202,94 @@ def test_a_temperature_that_could_not_be_fitted_is_not_saved(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("options", [(), ("--split", "train", "--seed", 3, "--batch", 4)])
+def test_python_gives_the_numbers_of_the_command(weights, photos, options):
+    ran = vit_evaluate(photos, "--model", weights, "--json", *options)
+    named = {"split": "train", "seed": 3, "batch": 4} if options else {}
+    assert json.loads(ran.stdout) == json.loads(
+        json.dumps(vitruvian.evaluate(str(photos), str(weights), **named).to_json())
+    )
+
+
+def test_a_torch_dataset_and_a_view_of_ones_own_are_measured_alike(photos):
+    source = open_dataset(photos).splits["test"]
+
+    class Photos(torch.utils.data.Dataset):
+        classes = source.classes
+
+        def __len__(self):
+            return len(source)
+
+        def __getitem__(self, index):
+            return Image.open(io.BytesIO(source.read(index))), source.label(index)
+
+    model = color_model()
+    usual, own = evaluate(photos, model), evaluate(Photos(), model, view=lambda image: model.preprocess(image))
+    assert own.measures.scalars() == usual.measures.scalars()
+    assert own.to_json()["view"].endswith("<lambda>")
+    upside_down = evaluate(photos, model, view=lambda image: -model.preprocess(image))
+    assert upside_down.measures.loss != usual.measures.loss
+
+
+def test_a_view_that_gives_no_tensor_is_named(photos):
+    with pytest.raises(
+        ConfigError, match=r"the view gives PngImageFile; wanted a float tensor \(channels, rows, columns\)"
+    ):
+        evaluate(photos, color_model(), view=lambda image: image)
+
+
+def test_a_dataset_of_hugging_face_is_measured(photos):
+    datasets = pytest.importorskip("datasets")
+    source = open_dataset(photos).splits["test"]
+    columns = {"image": [{"bytes": source.read(i), "path": None} for i in range(51)], "label": source.labels().tolist()}
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(source.classes))})
+    found = evaluate(datasets.Dataset.from_dict(columns, features=features), color_model())
+    assert found.measures.scalars() == evaluate(photos, color_model()).measures.scalars()
+
+
+def vtab_kitti(root, model):
+    """A task whose own view squashes images, with four classes; two of three labels are the model's answers."""
+    classifier = Classifier(model).with_view(model.preprocess.changed({"fit": "squash"}))
+    folder = root / "vtab-1k" / "kitti"
+    rng = np.random.default_rng(0)
+    for name, each in (("train800", 1), ("val200", 12), ("test", 6)):
+        lines = []
+        (folder / name).mkdir(parents=True)
+        for number in range(4 * each):
+            pixels = rng.integers(0, 256, (12, 20, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+            ((best,),) = classifier.predict([pixels], top=1)
+            lines.append(f"{name}/{number}.png {best.index if number % 3 else number % 4}")
+        (folder / f"{name}.txt").write_text("\n".join(lines))
+    return root
+
+
+def test_a_tasks_view_is_used_and_not_saved_with_the_calibrated_model(tmp_path, monkeypatch):
+    model = tiny_model(classes=4)
+    model.preprocess = Preprocess(image_size=16, fit="crop", scaled_size=18)
+    with torch.no_grad():
+        model.head.weight.mul_(20)  # so sure of itself that any temperature above 1 helps
+    save(model, tmp_path / "weights")
+    monkeypatch.setenv("VITRUVIAN_DATA", str(vtab_kitti(tmp_path / "data", model)))
+    ran = vit_evaluate("vtab-kitti", "--model", tmp_path / "weights", "--json", "--calibrated", tmp_path / "out")
+    assert ran.exit_code == 0, ran.output
+    assert json.loads(ran.stdout)["view"]["fit"] == "squash"
+    saved = load(tmp_path / "out")
+    assert saved.preprocess == model.preprocess
+    assert saved.temperature > 1
+    other = evaluate("vtab-kitti", model, view=model.preprocess)
+    assert other.measures.loss != json.loads(ran.stdout)["loss"]
+
+
+def test_a_report_is_titled_by_the_file_or_by_what_the_model_is(photos, weights, tmp_path):
+    for model, title in (
+        (weights, "weights on photos"),
+        (color_model(), "ViT of depth 1, width 16, patch 8 on photos"),
+    ):
+        page = write_evaluation(evaluate(photos, model), tmp_path / "out").read_text()
+        assert f"<h1>{title}</h1>" in page
+
+
 def test_a_head_for_other_classes_says_what_to_do(weights):
     ran = vit_evaluate("digits", "--model", weights)
     assert "10 of 10 classes of the data are none of the model's 3, such as '0', '1', '2', ..." in str(ran.exception)
@@ -213,17 +297,17 @@ def test_a_head_for_other_classes_says_what_to_do(weights):
 
 
 def test_a_temperature_that_makes_other_images_worse_is_not_saved(tmp_path, photos):
-    found = evaluate(photos, Classifier(color_model()), Options())
+    found = evaluate(photos, color_model())
     before, after = (replace(found.calibration.now, loss=loss) for loss in (1.0, 1.25))
     worse = replace(found, calibration=Calibration(now=before, temperature=2.0, before=before, after=after))
     with pytest.raises(DataError, match=r"temperature 2.000 does not help: cross-entropy 1.0000 becomes 1.2500"):
-        save_calibrated(worse, color_model(), tmp_path / "out")
+        save_calibrated(worse, tmp_path / "out")
     better = replace(found, calibration=Calibration(now=before, temperature=2.0, before=after, after=before))
     four = replace(better, space=replace(found.space, total=4))
     with pytest.raises(DataError, match="fitted with 3 of the model's 4 outputs; evaluate on all its classes"):
-        save_calibrated(four, color_model(), tmp_path / "out")
+        save_calibrated(four, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    save_calibrated(better, color_model(), tmp_path / "out")
+    save_calibrated(better, tmp_path / "out")
     assert load(tmp_path / "out").temperature == 2.0
 
 
@@ -250,8 +334,7 @@ def test_objectnet_is_evaluated_with_the_mappings_beside_its_images(tmp_path):
 @pytest.mark.slow
 def test_vit_ti_has_its_published_accuracy_and_real_accuracy_on_imagenet(shared):
     classifier = Classifier(shared / "weights" / "vit_ti16_imagenet1k.safetensors")
-    real = read_real(shared / "data" / "real.json")
-    found = evaluate(shared / "data" / "imagenet-val-1000", classifier, Options(real=real))
+    found = evaluate(shared / "data" / "imagenet-val-1000", classifier, real=shared / "data" / "real.json")
     assert found.measures.count == 1000
     assert (found.measures.top1, found.measures.top5) == pytest.approx((75.3, 92.9))
     assert (found.real, found.real_count) == (pytest.approx(100 * 763 / 950), 950)  # published: 80.3

@@ -10,10 +10,11 @@ import typer
 from colors import make_colors, tiny_model
 from typer.testing import CliRunner
 
+import vitruvian
 from vitruvian.cli.probe import probe as command
 from vitruvian.data.sources import open_dataset
 from vitruvian.errors import ConfigError, DataError, UnknownNameError, VitruvianError
-from vitruvian.evaluation.pages.probe import probe_page
+from vitruvian.evaluation.pages.probe import write_probe
 from vitruvian.evaluation.probes.features import held_numbers, parts_of
 from vitruvian.evaluation.probes.probe import Wanted, probe
 from vitruvian.predict import Encoder
@@ -35,7 +36,7 @@ def weights(tmp_path):
 
 def test_every_probe_tells_the_colors_apart_and_a_second_time_computes_nothing(tmp_path):
     photos = make_colors(tmp_path / "photos", {"train": 12, "test": 5})
-    first, again = (probe(photos, Encoder(tiny_model()), Wanted()) for _ in range(2))
+    first, again = (probe(photos, tiny_model()) for _ in range(2))
     assert (first.train_images, first.test_images, first.test_is) == (36, 15, "the split 'test'")
     assert [(r.probe, r.setting.split()[0]) for r in first.results[:3]] == [
         ("few-shot", "1"),
@@ -52,7 +53,7 @@ def test_every_probe_tells_the_colors_apart_and_a_second_time_computes_nothing(t
 def test_accuracies_are_counted_on_the_test_images(tmp_path):
     photos = make_colors(tmp_path / "photos", {"train": 4, "test": 2})
     (photos / "test" / "red" / "000.png").rename(photos / "test" / "blue" / "wrong.png")
-    (found,) = probe(photos, Encoder(tiny_model()), Wanted(only=("neighbors",), neighbors=3)).results
+    (found,) = probe(photos, tiny_model(), only=["neighbors"], neighbors=3).results
     assert found.top1 == pytest.approx(100 * 5 / 6)
     assert found.mean_per_class == pytest.approx((100 * 2 / 3 + 100 + 100) / 3)
     assert (found.setting, found.tried, found.deviation) == ("3 nearest", {}, 0.0)
@@ -69,7 +70,7 @@ def test_parts_are_the_splits_that_there_are_or_a_share_held_out(tmp_path):
 
 def test_a_dev_split_is_learned_from_at_the_end(tmp_path):
     photos = make_colors(tmp_path / "photos", {"train": 4, "val": 2, "test": 3})
-    assert probe(photos, Encoder(tiny_model()), Wanted(only=("linear",))).train_images == 18
+    assert probe(photos, tiny_model(), only=["linear"]).train_images == 18
 
 
 def test_the_share_that_settings_are_chosen_by_has_some_of_each_class_and_never_all():
@@ -92,7 +93,7 @@ def test_what_is_wanted_is_checked_before_anything_is_read():
 def test_too_many_shots_are_refused_before_features_are_computed(tmp_path, cache):
     photos = make_colors(tmp_path / "photos", {"train": 3, "test": 1})
     with pytest.raises(DataError, match="class 'blue' has 3 images to learn from, where 5 shots want 5"):
-        probe(photos, Encoder(tiny_model()), Wanted(shots=(1, 5)))
+        probe(photos, tiny_model(), shots=(1, 5))
     assert not (cache / "features").exists()
 
 
@@ -122,9 +123,34 @@ def test_json_and_a_folder_with_the_report_hold_the_same_numbers(weights, tmp_pa
     assert "test/red/broken.png" in page
 
 
+def test_python_gives_the_numbers_of_the_command(weights, tmp_path):
+    photos = make_colors(tmp_path / "photos", {"train": 6, "test": 5})
+    ran = vit_probe(photos, "--model", weights, "--json", "--shots", "1,3", "--neighbors", 2)
+    printed, found = (
+        json.loads(ran.stdout),
+        vitruvian.probe(str(photos), str(weights), shots=[1, 3], neighbors=2).to_json(),
+    )
+    for report in (printed, found):
+        del report["feature_seconds"], report["computed"]
+        for result in report["results"]:
+            del result["seconds"]
+    assert printed == json.loads(json.dumps(found))
+
+
+def test_a_view_of_ones_own_is_probed_and_its_features_are_not_kept(tmp_path, cache):
+    photos = make_colors(tmp_path / "photos", {"train": 6, "test": 5})
+    model = tiny_model()
+    usual = probe(photos, model, only=["neighbors"], neighbors=2)
+    for _ in range(2):
+        own = probe(photos, model, only=["neighbors"], neighbors=2, view=lambda image: model.preprocess(image))
+        assert own.computed == 33
+        assert own.results[0].top1 == usual.results[0].top1
+
+
 def test_a_page_of_one_probe_alone_is_whole(tmp_path):
     photos = make_colors(tmp_path / "photos", {"train": 4, "test": 2})
-    page = probe_page(probe(photos, Encoder(tiny_model()), Wanted(only=("fewshot",), shots=(2,))))
+    found = probe(photos, tiny_model(), only=["fewshot"], shots=[2])
+    page = write_probe(found, tmp_path / "out").read_text()
     assert "few-shot, 2 a class" in page
     assert "Shots and settings" not in page
 
@@ -161,6 +187,6 @@ def test_shots_that_unreadable_images_take_away_are_noted(tmp_path):
     data = make_colors(tmp_path / "data", {"train": 6, "test": 2})
     for path in sorted((data / "train" / "red").iterdir())[:4]:
         path.write_bytes(b"no image")
-    report = probe(data, Encoder(tiny_model()), Wanted(only=("fewshot",)))
+    report = probe(data, tiny_model(), only=["fewshot"])
     assert [result.setting for result in report.results] == ["1 a class"]
     assert report.notes[-1] == "no few-shot accuracy for 5, 10, 25 shots: class 'red' has 2 images to learn from"

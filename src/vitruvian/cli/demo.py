@@ -66,7 +66,6 @@ def evaluated(run: Run) -> str:
 def read_aloud(run: Run) -> str:
     """Some held-out digits as characters, and under each what the model says."""
     import numpy as np
-    from PIL import Image
 
     from vitruvian.data.sources import open_dataset
     from vitruvian.predict import Classifier
@@ -75,7 +74,7 @@ def read_aloud(run: Run) -> str:
     places = [int(np.flatnonzero(held.labels() == digit)[0]) for digit in range(SHOWN)]
     images = [held.read(place) for place in places]
     arrays = [image for image in images if not isinstance(image, bytes)]
-    answers = Classifier(run.folder).predict([Image.fromarray(array) for array in arrays], top=1)
+    answers = Classifier(run.folder).predict(arrays, top=1)
     said = [f"{answer.label}, {100 * answer.probability:.0f}%" for (answer,) in answers]
     return beside([drawing(array) for array in arrays], said)
 

@@ -14,7 +14,6 @@ from vitruvian.cli.options import Batch, Device, Heads, ImageSize, ModelName, Re
 from vitruvian.cli.start import quick_imports, quiet_pillow
 from vitruvian.config import BATCH
 from vitruvian.progress import track
-from vitruvian.tasks import file_beside, view_for
 
 if TYPE_CHECKING:
     from vitruvian.evaluation.measuring.evaluate import Evaluation
@@ -54,37 +53,29 @@ def evaluate(
     Every image counts, also those of a short last batch. Classes and outputs are matched by their names.
     """
     with quick_imports():
-        from vitruvian.data.sources import open_dataset
-        from vitruvian.evaluation.measuring.evaluate import Options, save_calibrated
         from vitruvian.evaluation.measuring.evaluate import evaluate as run_evaluation
-        from vitruvian.evaluation.measuring.label_files import mappings_beside, read_ids, read_objectnet, read_real
-        from vitruvian.evaluation.pages.evaluation import evaluation_page
+        from vitruvian.evaluation.measuring.evaluate import save_calibrated
+        from vitruvian.evaluation.pages.evaluation import write_evaluation
         from vitruvian.predict import Classifier
-        from vitruvian.report.html import write_report
 
     quiet_pillow()
-    classifier = Classifier(model, heads=heads, image_size=image_size, device=device)
-    classifier.model.preprocess = classifier.model.preprocess.changed(view_for(data))
-    real = real or file_beside(data, "real")
-    mappings = mappings or file_beside(data, "mappings") or mappings_beside(data)
-    options = Options(
+    found = run_evaluation(
+        data,
+        Classifier(model, heads=heads, image_size=image_size, device=device),
         split=split,
-        real=None if real is None else read_real(real),
-        ids=None if word_net_ids is None else read_ids(word_net_ids, classifier.model.config.classes),
-        groups=None if mappings is None else read_objectnet(mappings),
+        real=real,
+        wordnet_ids=word_net_ids,
+        mappings=mappings,
         seed=seed,
         batch=batch,
+        track=partial(track, label="images"),
     )
-    opened = open_dataset(data)
-    found = run_evaluation(opened, classifier, options, model=model, track=partial(track, label="images"))
     print(json.dumps(found.to_json()) if as_json else as_table(found))
     complain(found)
     if out is not None:
-        page = evaluation_page(found, opened.splits[found.split])
-        path = write_report(out, name="evaluation.json", numbers=found.to_json(), page=page)
-        print(f"the report is {path}", file=sys.stderr)
+        print(f"the report is {write_evaluation(found, out)}", file=sys.stderr)
     if calibrated is not None:
-        save_calibrated(found, classifier.model, calibrated)
+        save_calibrated(found, calibrated)
         print(f"the calibrated model is {calibrated}", file=sys.stderr)
 
 

@@ -13,7 +13,6 @@ from vitruvian.cli.options import Batch, Device, Heads, ImageSize, ModelName, Re
 from vitruvian.cli.start import quick_imports, quiet_pillow
 from vitruvian.config import BATCH
 from vitruvian.progress import track
-from vitruvian.tasks import view_for
 
 if TYPE_CHECKING:
     from vitruvian.evaluation.probes.probe import ProbeReport
@@ -50,25 +49,27 @@ def probe(
 
     Features are computed once and kept in the cache folder ($VITRUVIAN_CACHE); probing again takes seconds.
     """
-    wanted_shots = None if shots is None else tuple(parse_numbers(shots))
+    wanted_shots = None if shots is None else parse_numbers(shots)
     with quick_imports():
-        from vitruvian.evaluation.pages.probe import probe_page
-        from vitruvian.evaluation.probes.probe import Wanted
+        from vitruvian.evaluation.pages.probe import write_probe
         from vitruvian.evaluation.probes.probe import probe as run_probe
         from vitruvian.predict import Encoder
-        from vitruvian.report.html import write_report
 
     quiet_pillow()
-    wanted = Wanted(only=tuple(names_in(only)), shots=wanted_shots, neighbors=neighbors)
-    encoder = Encoder(model, heads=heads, image_size=image_size, device=device)
-    encoder.model.preprocess = encoder.model.preprocess.changed(view_for(data))
-    report = run_probe(data, encoder, wanted, model=model, batch=batch, track=partial(track, label="features"))
+    report = run_probe(
+        data,
+        Encoder(model, heads=heads, image_size=image_size, device=device),
+        only=names_in(only),
+        shots=wanted_shots,
+        neighbors=neighbors,
+        batch=batch,
+        track=partial(track, label="features"),
+    )
     print(json.dumps(report.to_json()) if as_json else as_table(report))
     if report.unreadable:
         print(f"{len(report.unreadable)} images could not be read and were left out", file=sys.stderr)
     if out is not None:
-        path = write_report(out, name="probe.json", numbers=report.to_json(), page=probe_page(report))
-        print(f"the report is {path}", file=sys.stderr)
+        print(f"the report is {write_probe(report, out)}", file=sys.stderr)
 
 
 def as_table(report: ProbeReport) -> str:

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitruvian.errors import ImageError
-from vitruvian.text import printable as printable
+from vitruvian.text import printable
 
-ImageInput = str | os.PathLike[str] | bytes | BinaryIO | Image.Image
+ImageInput = str | os.PathLike[str] | bytes | BinaryIO | Image.Image | NDArray[np.uint8]
 
 RawImage = bytes | NDArray[np.uint8]
 """An encoded image, or pixels (rows, columns) or (rows, columns, 3) where the format holds pixels."""
@@ -68,14 +68,17 @@ UPRIGHT = {
 
 
 def decode(source: ImageInput, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """The image as upright RGB, from a path, bytes, an open binary file or a Pillow image.
+    """The image as upright RGB, from a path, bytes, an open binary file, a Pillow image or an array.
 
     Transparent parts become white, as a browser shows them; an animation gives its first frame;
-    values of more than 8 bits are scaled, not clipped. ImageError names the image and the reason.
+    values of more than 8 bits are scaled, not clipped. An array holds 8-bit gray levels (rows, columns) or RGB
+    (rows, columns, 3). ImageError names the image and the reason.
     """
     try:
         if isinstance(source, Image.Image):
             return to_rgb(source)
+        if isinstance(source, np.ndarray):
+            return to_rgb(image_of(source))
         if isinstance(source, bytes):
             return read(io.BytesIO(source), max_pixels)
         if isinstance(source, str | os.PathLike):
@@ -86,10 +89,18 @@ def decode(source: ImageInput, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         raise ImageError(f"{name_of(source)}: {reason(error)}") from error
 
 
+def image_of(levels: NDArray[np.uint8]) -> Image.Image:
+    if levels.dtype != np.uint8 or levels.ndim not in (2, 3) or (levels.ndim == 3 and levels.shape[2] != 3):
+        raise ImageError("not an image of uint8 (rows, columns) or (rows, columns, 3)")
+    return Image.fromarray(levels)
+
+
 def name_of(source: ImageInput) -> str:
     """What to call an image in a line of text."""
     if isinstance(source, bytes):
         return f"image of {len(source)} bytes"
+    if isinstance(source, np.ndarray):
+        return f"array of {source.dtype} {source.shape}"
     if isinstance(source, str | os.PathLike):
         return printable(os.fspath(source))
     name = getattr(source, "filename", "") or getattr(source, "name", "")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitruvian.config import Preprocess, Size
 from vitruvian.data.decode import ImageInput, decode
-from vitruvian.errors import ConfigError, ImageError
+from vitruvian.errors import ConfigError
 
 FILTERS = {
     "nearest": Image.Resampling.NEAREST,
@@ -33,17 +33,11 @@ FloatArray = NDArray[np.float32]
 IndexArray = NDArray[np.intp]
 
 
-def preprocess_image(image: ImageInput | NDArray[np.uint8], preprocess: Preprocess) -> Tensor:
+def preprocess_image(image: ImageInput, preprocess: Preprocess) -> Tensor:
     """Normalized float32 pixels (channels, rows, columns) of a Pillow image, a path, bytes, an open file or an array.
 
     An array holds 8-bit gray levels (rows, columns) or RGB (rows, columns, 3). What `model.preprocess(image)` gives.
     """
-    if isinstance(image, np.ndarray):
-        if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] != 3):
-            raise ImageError(
-                f"array of {image.dtype} {image.shape}: not an image of uint8 (rows, columns) or (rows, columns, 3)"
-            )
-        image = Image.fromarray(image)
     return view(decode(image), preprocess)
 
 

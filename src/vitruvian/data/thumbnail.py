@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from PIL import Image
-
 from vitruvian.data.decode import decode
 from vitruvian.data.sources.base import Source
 from vitruvian.errors import VitruvianError
@@ -14,7 +12,6 @@ from vitruvian.report.images import thumbnail
 def thumbnail_of(source: Source, index: int) -> Html:
     """A small version of an example, or words in its place where it cannot be read any more."""
     try:
-        image = source.read(index)
-        return thumbnail(decode(image if isinstance(image, bytes) else Image.fromarray(image)), source.key(index))
+        return thumbnail(decode(source.read(index)), source.key(index))
     except (VitruvianError, OSError):
         return Html("no image")

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.config import Preprocess
-from vitruvian.data.decode import RawImage, decode
+from vitruvian.data.decode import ImageInput, RawImage, decode
 from vitruvian.data.preprocess import view
 from vitruvian.errors import ConfigError
 
@@ -30,7 +30,7 @@ Transform = Callable[[Image.Image], Tensor]
 """Anyone's transform of a PIL image."""
 
 
-def as_view(transform: Preprocess | Transform) -> View:
+def as_view(transform: Preprocess | Transform) -> EvaluationView | TransformView:
     """The view of these settings, or of anyone's transform."""
     return EvaluationView(transform) if isinstance(transform, Preprocess) else TransformView(transform)
 
@@ -41,8 +41,8 @@ class EvaluationView:
 
     preprocess: Preprocess
 
-    def __call__(self, image: RawImage, rng: np.random.Generator) -> Tensor:
-        return view(pil_image(image), self.preprocess)
+    def __call__(self, image: ImageInput, rng: np.random.Generator) -> Tensor:
+        return view(decode(image), self.preprocess)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class TransformView:
 
     transform: Transform
 
-    def __call__(self, image: RawImage, rng: np.random.Generator) -> Tensor:
-        decoded = pil_image(image)
+    def __call__(self, image: ImageInput, rng: np.random.Generator) -> Tensor:
+        decoded = decode(image)
         with seeded(rng, self.transform):
             made = self.transform(decoded)
         if not isinstance(made, Tensor) or not made.is_floating_point() or made.ndim != 3:
@@ -62,10 +62,6 @@ class TransformView:
                 "end it with ToImage() and ToDtype(torch.float32, scale=True)"
             )
         return made.as_subclass(Tensor)  # torchvision's Image is a subclass that slows down what follows
-
-
-def pil_image(image: RawImage) -> Image.Image:
-    return decode(Image.fromarray(image) if isinstance(image, np.ndarray) else image)
 
 
 @contextmanager

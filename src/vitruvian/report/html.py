@@ -46,6 +46,11 @@ def page(title: str, parts: Iterable[Html]) -> str:
     )
 
 
+def short_name(name: str) -> str:
+    """A path's last part; a name such as ViT-B/16 as it is."""
+    return Path(name).name if Path(name).expanduser().exists() else name
+
+
 def paragraph(value: object) -> Html:
     return Html(f"<p>{text(value)}</p>")
 

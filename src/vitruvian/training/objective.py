@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from vitruvian.data.loader import Batch
 from vitruvian.data.sources import Source
 from vitruvian.data.sources.subset import class_sizes
-from vitruvian.evaluation.measuring.metrics import Measures, measure
-from vitruvian.evaluation.pages.sections import SHOWN_MISTAKES
+from vitruvian.evaluation.measuring.metrics import SHOWN_MISTAKES, Measures, measure
 
 if TYPE_CHECKING:
     from vitruvian.training.recipe import Recipe

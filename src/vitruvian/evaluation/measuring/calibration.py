@@ -156,6 +156,16 @@ def slope_of(answers: Answers, rows: Rows) -> Callable[[float], float]:
     return slope
 
 
+def why_no_best(answers: Answers, rows: Rows) -> str:
+    """Why cross-entropy falls without end towards one end of the temperatures."""
+    right = confidences(answers, 1.0, rows).right
+    if right.all():
+        return f"all {len(rows):,} answers are right, so cross-entropy only falls the surer the model is"
+    if slope_of(answers, rows)(1 / HOTTEST) > 0:
+        return f"the answers are no better than chance, so cross-entropy falls up to temperature {HOTTEST:g}"
+    return f"nearly all answers are right, so cross-entropy falls down to temperature {1 / HOTTEST:g}"
+
+
 def calibration(answers: Answers, temperature: float, dev: Answers | None, dev_is: str, *, seed: int) -> Calibration:
     """Calibration at the model's own temperature, and with one fitted on `dev`, or else on a share of the answers."""
     now = reliability(answers, temperature)
@@ -171,7 +181,7 @@ def calibration(answers: Answers, temperature: float, dev: Answers | None, dev_i
         return Calibration(now=now, obstacle=f"{len(fit_rows)} images to fit it on are too few, wanted {FEWEST}")
     fitted = fitted_temperature(dev, fit_rows)
     if fitted is None:
-        return Calibration(now=now, obstacle=f"none from {1 / HOTTEST:g} to {HOTTEST:g} is best for {dev_is}")
+        return Calibration(now=now, obstacle=f"{why_no_best(dev, fit_rows)} ({dev_is})")
     return Calibration(
         now=now,
         temperature=fitted,

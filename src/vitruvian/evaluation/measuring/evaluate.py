@@ -1,9 +1,9 @@
-"""Evaluate a model on a data set: every image counted, with intervals, calibration and ReaL labels."""
+"""Evaluate a model on a dataset: every image counted, with intervals, calibration and ReaL labels."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitruvian.config import BATCH
-from vitruvian.data.sources import Dataset, open_dataset
+from vitruvian.config import BATCH, Preprocess
+from vitruvian.data.sources import Dataset, Source, open_dataset
+from vitruvian.data.view import Transform
 from vitruvian.errors import DataError
 from vitruvian.evaluation.measuring.calibration import (
     Calibration,
@@ -21,15 +22,21 @@ from vitruvian.evaluation.measuring.calibration import (
     calibration_error,
     confidences,
 )
-from vitruvian.evaluation.measuring.inference import Answers, answers_of
-from vitruvian.evaluation.measuring.intervals import LEVEL, Statistic, class_mean, intervals, share, share_among
-from vitruvian.evaluation.measuring.label_files import RealLabels, real_answers
+from vitruvian.evaluation.measuring.inference import Answers, answers_of, with_view
+from vitruvian.evaluation.measuring.intervals import LEVEL, Interval, bootstrap, class_mean_interval, share_interval
+from vitruvian.evaluation.measuring.label_files import (
+    mappings_beside,
+    read_ids,
+    read_objectnet,
+    read_real,
+    real_answers,
+)
 from vitruvian.evaluation.measuring.label_spaces import LabelSpace, label_space
-from vitruvian.evaluation.measuring.metrics import Counts, Measures, Tally, ranks
-from vitruvian.evaluation.pages.sections import SHOWN_MISTAKES
+from vitruvian.evaluation.measuring.metrics import SHOWN_MISTAKES, Counts, Measures, Tally, ranks
 from vitruvian.model.build import Model
 from vitruvian.predict import Classifier
 from vitruvian.progress import Track, untracked
+from vitruvian.tasks import file_beside
 from vitruvian.weights.save import save
 
 # n images, C classes of the label space
@@ -39,24 +46,8 @@ SPLITS = ("test", "val")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What is evaluated, and how."""
-
-    split: str | None = None
-    real: RealLabels | None = None
-    """ReaL labels of ImageNet's validation images."""
-    ids: Sequence[str] | None = None
-    """WordNet id of each output, for models whose labels do not tell."""
-    groups: Mapping[str, Sequence[int]] | None = None
-    """Numbers in ImageNet-1k that each class means (ObjectNet)."""
-    seed: int = 0
-    """Of the bootstrap, and of the images that a temperature is fitted on."""
-    batch: int = BATCH
-
-
-@dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """How good a model is on one split of a data set; accuracies in percent."""
+    """How good a model is on one split of a dataset; accuracies in percent."""
 
     data: str
     model: str
@@ -71,14 +62,18 @@ class Evaluation:
     real_count: int
     """Images that have a ReaL label."""
     intervals: dict[str, tuple[float, float]]
-    """Bootstrap intervals by the name of the number in `to_json`."""
+    """By the name of the number in `to_json`."""
     calibration: Calibration
     unreadable: dict[str, str]
     """Why an image could not be counted, by key."""
     left_out: int
     """Images of classes that the model does not have."""
     notes: tuple[str, ...]
-    """What the data set left out or is strange."""
+    """What the dataset left out or is strange."""
+    classifier: Classifier
+    """What was evaluated; its view is the one that was used."""
+    source: Source
+    """The images."""
 
     @property
     def restricted(self) -> bool:
@@ -92,6 +87,7 @@ class Evaluation:
             "data": self.data,
             "model": self.model,
             "split": self.split,
+            "view": view_json(self.classifier),
             **measures.scalars(),
             "top1_among_all_outputs": self.among_all,
             "real": self.real,
@@ -108,69 +104,85 @@ class Evaluation:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Real:
-    """Answers to the images that have a ReaL label."""
-
-    rows: NDArray[np.int64]
-    right: NDArray[np.bool_]
-
-
 def evaluate(
-    data: Dataset | str | Path, classifier: Classifier, options: Options, *, model: str = "", track: Track = untracked
+    data: object,
+    model: Classifier | Model | str | Path,
+    *,
+    split: str | None = None,
+    view: Preprocess | Transform | None = None,
+    real: str | Path | None = None,
+    wordnet_ids: str | Path | None = None,
+    mappings: str | Path | None = None,
+    seed: int = 0,
+    batch: int = BATCH,
+    track: Track = untracked,
 ) -> Evaluation:
-    """Evaluate on one split; `model` is what to call the model in reports."""
-    opened = data if isinstance(data, Dataset) else open_dataset(data)
-    split, space = chosen_split(opened, options.split), space_of(opened, classifier, options)
-    answers = answers_of(classifier, opened.splits[split], space, batch=options.batch, track=track)
-    real = real_of(opened, split, answers, options)
+    """How good a model is on one split of a dataset, the same numbers as `vit evaluate` prints.
+
+    `data` is whatever `vit evaluate` takes, a `torch.utils.data.Dataset` or a dataset of Hugging Face; `model` a file,
+    a folder, a published name, a model or a Classifier. The split is `test`, or else `val`, or else the first.
+    `view` replaces the model's preprocessing: other settings, or any callable from a PIL image to a tensor.
+    `real` is a file of ReaL labels, `wordnet_ids` one with the WordNet id of each output, `mappings` ObjectNet's
+    folder; what a task brings is found by itself. The seed is of the calibration.
+    """
+    opened = open_dataset(data)
+    place = fspath(data) if isinstance(data, str | PathLike) else ""
+    classifier = with_view(model if isinstance(model, Classifier) else Classifier(model), data, view)
+    name = chosen_split(opened, split)
+    mappings = file_beside(place, "mappings") or mappings_beside(place) if mappings is None else Path(mappings)
+    space = space_for(opened.classes, classifier.model, ids=wordnet_ids, mappings=mappings)
+    real_file = file_beside(place, "real") if real is None else Path(real)
+    labels = None if real_file is None else read_real(real_file)
+    if labels is not None and not space.has_imagenet:
+        raise DataError("ReaL labels are classes of ImageNet-1k, and the model does not have all of them")
+    answers = answers_of(classifier, opened.splits[name], space, batch=batch, track=track)
     dev = None
-    if split == "test" and "val" in opened.splits:
-        dev = answers_of(classifier, opened.splits["val"], space, batch=options.batch, track=track)
+    if name == "test" and "val" in opened.splits:
+        dev = answers_of(classifier, opened.splits["val"], space, batch=batch, track=track)
+    keys = map(opened.splits[name].key, answers.numbers.tolist())
+    right_by_real = None if labels is None else real_answers(keys, answers.imagenet, labels)[1]
     temperature = classifier.model.temperature
     return Evaluation(
         data=opened.name,
-        model=model,
-        split=split,
-        part="the whole data set" if len(opened.splits) == 1 else f"the split {split!r}",
+        model=classifier.name,
+        split=name,
+        part="the whole dataset" if len(opened.splits) == 1 else f"the split {name!r}",
         space=space,
         measures=measures_of(answers, space, temperature),
         among_all=100.0 * float(answers.right_among_all.mean()),
-        real=None if real is None else 100.0 * float(real.right.mean()),
-        real_count=0 if real is None else len(real.rows),
-        intervals=intervals(statistics(answers, temperature, real), len(answers), seed=options.seed),
-        calibration=calibration(answers, temperature, dev, "the split 'val'", seed=options.seed),
+        real=None if right_by_real is None else 100.0 * float(right_by_real.mean()),
+        real_count=0 if right_by_real is None else len(right_by_real),
+        intervals=intervals(answers, right_by_real, temperature, seed=seed),
+        calibration=calibration(answers, temperature, dev, "the split 'val'", seed=seed),
         unreadable=answers.unreadable,
         left_out=answers.left_out,
         notes=opened.notes,
+        classifier=classifier,
+        source=opened.splits[name],
     )
+
+
+def space_for(classes: tuple[str, ...], model: Model, *, ids: str | Path | None, mappings: Path | None) -> LabelSpace:
+    total = model.config.classes
+    return label_space(
+        classes,
+        labels=model.labels,
+        total=total,
+        ids=None if ids is None else read_ids(Path(ids), total),
+        groups=None if mappings is None else read_objectnet(mappings),
+    )
+
+
+def view_json(classifier: Classifier) -> Any:
+    """The settings of the view, or the name of the callable that makes it."""
+    view = classifier.seen_as
+    return view.to_json() if isinstance(view, Preprocess) else getattr(view, "__qualname__", type(view).__qualname__)
 
 
 def chosen_split(data: Dataset, wanted: str | None) -> str:
     if wanted is not None:
         return next(iter(data.only(wanted).splits))
     return next((name for name in SPLITS if name in data.splits), next(iter(data.splits)))
-
-
-def space_of(data: Dataset, classifier: Classifier, options: Options) -> LabelSpace:
-    space = label_space(
-        data.classes,
-        labels=classifier.model.labels,
-        total=classifier.model.config.classes,
-        ids=options.ids,
-        groups=options.groups,
-    )
-    if options.real is not None and not space.has_imagenet:
-        raise DataError("ReaL labels are classes of ImageNet-1k, and the model does not have all of them")
-    return space
-
-
-def real_of(data: Dataset, split: str, answers: Answers, options: Options) -> Real | None:
-    if options.real is None:
-        return None
-    source = data.splits[split]
-    keys = (source.key(number) for number in answers.numbers.tolist())
-    return Real(*real_answers(keys, answers.imagenet, options.real))
 
 
 def measures_of(answers: Answers, space: LabelSpace, temperature: float) -> Measures:
@@ -182,8 +194,10 @@ def measures_of(answers: Answers, space: LabelSpace, temperature: float) -> Meas
     return tally.measures()
 
 
-def statistics(answers: Answers, temperature: float, real: Real | None) -> dict[str, Statistic]:
-    """What gets an interval, by its name in reports."""
+def intervals(
+    answers: Answers, real: NDArray[np.bool_] | None, temperature: float, *, seed: int
+) -> dict[str, Interval]:
+    """The interval of each number that has one, by its name in reports."""
     confidence, right, _ = confidences(answers, temperature)
     bins = bin_numbers(confidence)
 
@@ -191,14 +205,15 @@ def statistics(answers: Answers, temperature: float, real: Real | None) -> dict[
         weights = drawn / drawn.sum()
         return calibration_error(bins, weights * confidence, weights * right)
 
+    counts, correct = np.bincount(answers.labels), np.bincount(answers.labels, right).astype(np.int64)
     found = {
-        "top1": share(right),
-        "top5": share(among_best(answers, 5)),
-        "mean_per_class": class_mean(answers.labels, right),
-        "top1_among_all_outputs": share(answers.right_among_all),
-        "calibration_error": error,
+        "top1": share_interval(right),
+        "top5": share_interval(among_best(answers, 5)),
+        "mean_per_class": class_mean_interval(correct, counts),
+        "top1_among_all_outputs": share_interval(answers.right_among_all),
+        "calibration_error": bootstrap(error, len(answers), seed=seed),
     }
-    return found if real is None else found | {"real": share_among(real.rows, real.right)}
+    return found if real is None else found | {"real": share_interval(real)}
 
 
 def among_best(answers: Answers, count: int) -> NDArray[np.bool_]:
@@ -218,8 +233,8 @@ def without_zeros(confusion: Counts) -> list[list[int]]:
     return triples
 
 
-def save_calibrated(evaluation: Evaluation, model: Model, folder: Path) -> None:
-    """Write the model natively with the fitted temperature, which every later prediction uses."""
+def save_calibrated(evaluation: Evaluation, folder: Path) -> None:
+    """Write the model, with its own view, and the fitted temperature, which every later prediction uses."""
     fitted = evaluation.calibration
     if fitted.temperature is None:
         raise DataError(f"{folder}: not written, as no temperature was fitted: {fitted.obstacle}")
@@ -235,5 +250,9 @@ def save_calibrated(evaluation: Evaluation, model: Model, folder: Path) -> None:
             f"{folder}: not written, as the temperature was fitted with {evaluation.space.competing} of the model's "
             f"{evaluation.space.total} outputs; evaluate on all its classes"
         )
-    model.temperature = fitted.temperature
-    save(model, folder)
+    model, before = evaluation.classifier.model, evaluation.classifier.model.temperature
+    try:
+        model.temperature = fitted.temperature
+        save(model, folder)
+    finally:
+        model.temperature = before

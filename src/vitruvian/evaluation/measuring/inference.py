@@ -8,22 +8,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
-from vitruvian.config import BATCH
-from vitruvian.data.decode import ImageInput, RawImage
+from vitruvian.config import BATCH, Preprocess
+from vitruvian.data.decode import RawImage
 from vitruvian.data.loader import reason
 from vitruvian.data.sources.base import Source
+from vitruvian.data.view import Transform
 from vitruvian.errors import DataError, ImageError, VitruvianError
 from vitruvian.evaluation.measuring.label_spaces import LabelSpace
 from vitruvian.files import scratch_folder
 from vitruvian.predict import Classifier, Encoder
 from vitruvian.progress import Track, untracked
+from vitruvian.tasks import view_for
 from vitruvian.text import printable
 
 # B images, F numbers each; n images that could be read, C classes of the label space, K outputs of the model
@@ -35,6 +37,17 @@ LOOK_AHEAD = 256
 
 Unreadable = dict[int, str]
 """Why an image cannot be used, by its number in the source."""
+
+
+Any_Encoder = TypeVar("Any_Encoder", bound=Encoder)
+
+
+def with_view(encoder: Any_Encoder, data: object, view: Preprocess | Transform | None) -> Any_Encoder:
+    """The encoder with the view that was asked for, or else with what belongs to the task that `data` names."""
+    own = encoder.seen_as
+    if view is None and isinstance(data, str) and isinstance(own, Preprocess):
+        view = own.changed(view_for(data))
+    return encoder if view is None else encoder.with_view(view)
 
 
 def reasons(source: Source, unreadable: Unreadable) -> dict[str, str]:
@@ -77,11 +90,11 @@ def vectors(
     """
     waiting: deque[int] = deque()
 
-    def encoded() -> Iterator[ImageInput]:
+    def encoded() -> Iterator[RawImage]:
         for number, image in images:
             if image is not None:
                 waiting.append(number)
-                yield Image.fromarray(image) if isinstance(image, np.ndarray) else image
+                yield image
 
     numbers: list[int] = []
     views: list[Tensor] = []

@@ -1,62 +1,63 @@
-"""Confidence intervals: how far an accuracy might be off because other images could have been drawn."""
+"""Confidence intervals: how far a number might be off because other images could have been drawn.
+
+A share of images has Wilson's interval, which has a width even where all answers are right (E. B. Wilson, 1927). The
+mean over classes puts the classes' intervals together as the square roots of squares do (MOVER: G. Y. Zou and others,
+2009). For numbers without a formula, images are drawn again: the bootstrap.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
-# n images
+# n images, K classes
 
-RESAMPLES = 1000
 LEVEL = 95.0
-"""Percent of the resamples inside an interval."""
+"""Percent."""
+Z = 1.959963984540054
+"""Standard errors to either side that hold LEVEL percent of a normal distribution."""
+RESAMPLES = 1000
 
-Weights = NDArray[np.float64]
-Statistic = Callable[[Weights], float]
+Interval = tuple[float, float]
+"""In percent."""
+Statistic = Callable[[NDArray[np.float64]], float]
 """A number from how often each image was drawn (n,)."""
 
 
-def intervals(
-    statistics: Mapping[str, Statistic], count: int, *, seed: int, resamples: int = RESAMPLES
-) -> dict[str, tuple[float, float]]:
-    """For each statistic the middle LEVEL percent of its values when `count` images are drawn with replacement.
+def wilson(right: float, count: float) -> Interval:
+    """Of the share of right answers among `count` images."""
+    share, spare = right / count, Z**2 / count
+    middle = (share + spare / 2) / (1 + spare)
+    reach = sqrt(spare * (share * (1 - share) + spare / 4)) / (1 + spare)
+    low = middle - reach if right else 0.0  # at the ends exact, where the formula rounds
+    high = middle + reach if right < count else 1.0
+    return 100.0 * low, 100.0 * high
 
-    The same seed draws the same images. A statistic that a draw leaves without images skips that draw.
-    """
+
+def share_interval(right: NDArray[np.bool_]) -> Interval:
+    """Of the percentage of right answers."""
+    return wilson(float(right.sum()), len(right))
+
+
+def class_mean_interval(right: NDArray[np.int64], counts: NDArray[np.int64]) -> Interval:
+    """Of the mean of the accuracies of all classes that have images: right answers (K,) among `counts` (K,)."""
+    filled = [(float(r), float(n)) for r, n in zip(right.tolist(), counts.tolist()) if n]
+    shares = np.array([100.0 * r / n for r, n in filled])
+    ends = np.array([wilson(r, n) for r, n in filled])
+    down, up = (np.sqrt(np.square(ends[:, side] - shares).sum()) / len(shares) for side in (0, 1))
+    return float(shares.mean() - down), float(shares.mean() + up)
+
+
+def bootstrap(statistic: Statistic, count: int, *, seed: int, resamples: int = RESAMPLES) -> Interval:
+    """The middle LEVEL percent of a statistic's values when `count` images are drawn with replacement."""
     generator = np.random.default_rng(seed)
-    values: dict[str, list[float]] = {name: [] for name in statistics}
-    for _ in range(resamples):
-        drawn = np.bincount(generator.integers(count, size=count), minlength=count).astype(np.float64)
-        for name, statistic in statistics.items():
-            values[name].append(statistic(drawn))
+    values = [
+        statistic(np.bincount(generator.integers(count, size=count), minlength=count).astype(np.float64))
+        for _ in range(resamples)
+    ]
     tail = (100.0 - LEVEL) / 2
-    found = {}
-    for name, seen in values.items():
-        low, high = np.nanpercentile(seen, [tail, 100.0 - tail])
-        found[name] = (float(low), float(high))
-    return found
-
-
-def share(right: NDArray[np.bool_]) -> Statistic:
-    """Percent of right answers."""
-    values = right.astype(np.float64)
-    return lambda drawn: 100.0 * float(drawn @ values) / float(drawn.sum())
-
-
-def share_among(rows: NDArray[np.int64], right: NDArray[np.bool_]) -> Statistic:
-    """Percent of right answers among some of the images."""
-    inner = share(right)
-    return lambda drawn: inner(drawn[rows]) if drawn[rows].any() else float("nan")
-
-
-def class_mean(labels: NDArray[np.int64], right: NDArray[np.bool_]) -> Statistic:
-    """Mean, in percent, of the accuracies of all classes that were drawn."""
-
-    def statistic(drawn: Weights) -> float:
-        counts = np.bincount(labels, drawn)
-        correct = np.bincount(labels, drawn * right)
-        return 100.0 * float((correct[counts > 0] / counts[counts > 0]).mean())
-
-    return statistic
+    low, high = np.percentile(values, [tail, 100.0 - tail])
+    return float(low), float(high)

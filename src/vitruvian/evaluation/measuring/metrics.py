@@ -23,6 +23,9 @@ from vitruvian.errors import DataError, NotFiniteError, VitruvianError
 MAX_CONFUSION_CLASSES = 2000
 """The confusion matrix of more classes is not kept: it would take more than 32 MB."""
 
+SHOWN_MISTAKES = 24
+"""Most confident mistakes that a report shows with their images."""
+
 MEASURE_NAMES = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "mean_per_class": "mean per class"}
 """What reports call the accuracies of `Measures.scalars`."""
 

@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from vitruvian.data.sources.base import Source
 from vitruvian.evaluation.measuring.calibration import BINS, Calibration, Reliability
 from vitruvian.evaluation.measuring.evaluate import Evaluation
-from vitruvian.evaluation.measuring.intervals import LEVEL, RESAMPLES
+from vitruvian.evaluation.measuring.intervals import LEVEL
 from vitruvian.evaluation.measuring.metrics import MEASURE_NAMES
 from vitruvian.evaluation.pages.sections import measure_sections, measure_tiles, unreadable_parts
 from vitruvian.report.chart import Chart, Line
-from vitruvian.report.html import Html, columns, heading, notice, page, paragraph, remark, section, table, tiles
+from vitruvian.report.html import (
+    Html,
+    columns,
+    heading,
+    notice,
+    page,
+    paragraph,
+    remark,
+    section,
+    short_name,
+    table,
+    tiles,
+    write_report,
+)
 
 NAMES = MEASURE_NAMES | {
     "real": "ReaL accuracy",
@@ -22,13 +34,14 @@ NAMES = MEASURE_NAMES | {
 """What the numbers that have an interval are called."""
 
 
-def evaluation_page(evaluation: Evaluation, source: Source) -> str:
-    """A whole page; mistakes are shown with their images from `source`."""
-    title = f"{Path(evaluation.model).name or 'a model'} on {Path(evaluation.data).name}"
-    return page(title, sections(title, evaluation, source))
+def write_evaluation(evaluation: Evaluation, folder: Path) -> Path:
+    """Write evaluation.json and report.html into a folder, and give the path of the page."""
+    title = f"{short_name(evaluation.model)} on {Path(evaluation.data).name}"
+    made = page(title, sections(title, evaluation))
+    return write_report(folder, name="evaluation.json", numbers=evaluation.to_json(), page=made)
 
 
-def sections(title: str, evaluation: Evaluation, source: Source) -> Iterator[Html]:
+def sections(title: str, evaluation: Evaluation) -> Iterator[Html]:
     yield heading(title, summary(evaluation))
     values = measure_tiles(evaluation.measures)
     if evaluation.real is not None:
@@ -42,10 +55,10 @@ def sections(title: str, evaluation: Evaluation, source: Source) -> Iterator[Htm
     yield section(
         "Accuracy",
         table(["", "percent", f"{LEVEL:g} % interval"], interval_rows(evaluation)),
-        note=f"Intervals by {RESAMPLES:,} bootstrap resamples: what chance in the choice of images can do.",
+        note="What chance in the choice of images can do; intervals by Wilson, that of calibration by bootstrap.",
     )
     yield section("Calibration", *calibration_parts(evaluation.calibration))
-    yield from measure_sections(evaluation.measures, evaluation.space.classes, source)
+    yield from measure_sections(evaluation.measures, evaluation.space.classes, evaluation.source)
     if evaluation.unreadable:
         yield section("Images that could not be read", *unreadable_parts(evaluation.unreadable))
     if evaluation.notes:

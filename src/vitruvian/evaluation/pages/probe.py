@@ -8,12 +8,25 @@ from pathlib import Path
 from vitruvian.evaluation.pages.sections import unreadable_parts
 from vitruvian.evaluation.probes.probe import ProbeReport, ProbeResult
 from vitruvian.report.chart import Chart, Line
-from vitruvian.report.html import Html, columns, heading, page, paragraph, section, table, tiles
+from vitruvian.report.html import (
+    Html,
+    columns,
+    heading,
+    page,
+    paragraph,
+    section,
+    short_name,
+    table,
+    tiles,
+    write_report,
+)
 
 
-def probe_page(report: ProbeReport) -> str:
-    title = f"{Path(report.model).name or 'a model'} probed on {Path(report.data).name}"
-    return page(title, sections(title, report))
+def write_probe(report: ProbeReport, folder: Path) -> Path:
+    """Write probe.json and report.html into a folder, and give the path of the page."""
+    title = f"{short_name(report.model)} probed on {Path(report.data).name}"
+    made = page(title, sections(title, report))
+    return write_report(folder, name="probe.json", numbers=report.to_json(), page=made)
 
 
 def sections(title: str, report: ProbeReport) -> Iterator[Html]:

@@ -13,8 +13,6 @@ from vitruvian.evaluation.pages.confusion import MOST_IN_TABLE, confusion_view
 from vitruvian.report.html import Html, paragraph, percent_bar, section, table, text
 from vitruvian.report.images import gallery
 
-SHOWN_MISTAKES = 24
-"""Most confident mistakes that a page shows with their images."""
 MOST_UNREADABLE = 50
 """Unreadable files that are listed one by one; the number tells of all."""
 

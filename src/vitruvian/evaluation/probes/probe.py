@@ -10,14 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from vitruvian.config import BATCH, check_range
+from vitruvian.config import BATCH, Preprocess, check_range
 from vitruvian.data.sources import open_dataset
+from vitruvian.data.view import Transform
 from vitruvian.errors import ConfigError, UnknownNameError
+from vitruvian.evaluation.measuring.inference import with_view
 from vitruvian.evaluation.probes.features import Labels, Parts, Task, features_of, parts_of
 from vitruvian.evaluation.probes.fewshot import SEEDS, fewshot_predictions, possible_shots
 from vitruvian.evaluation.probes.linear import chosen_l2, fit
 from vitruvian.evaluation.probes.neighbors import chosen_neighbors, neighbor_predictions
 from vitruvian.evaluation.probes.store import open_store
+from vitruvian.model.build import Model
 from vitruvian.predict import Encoder
 from vitruvian.progress import Track, untracked
 
@@ -129,10 +132,24 @@ PROBES: dict[str, Callable[[Task, Wanted], Iterator[ProbeResult]]] = {
 
 
 def probe(
-    data: str | Path, encoder: Encoder, wanted: Wanted, *, model: str = "", batch: int = BATCH, track: Track = untracked
+    data: object,
+    model: Encoder | Model | str | Path,
+    *,
+    only: Sequence[str] = ("fewshot", "linear", "neighbors"),
+    shots: Sequence[int] | None = None,
+    neighbors: int | None = None,
+    view: Preprocess | Transform | None = None,
+    batch: int = BATCH,
+    track: Track = untracked,
 ) -> ProbeReport:
-    """Probe a frozen model on a data set; `model` is what to call it in the report."""
+    """Probe a frozen model on a dataset, the same numbers as `vit probe` prints.
+
+    `data`, `model` and `view` are as `evaluate` takes them; a model needs no head. None for shots means the usual
+    ones, and for neighbors a number that is chosen. With a callable as view, features are not kept.
+    """
+    wanted = Wanted(only=tuple(only), shots=None if shots is None else tuple(shots), neighbors=neighbors)
     opened = open_dataset(data)
+    encoder = with_view(model if isinstance(model, Encoder) else Encoder(model), data, view)
     parts = parts_of(opened)
     notes = list(opened.notes)
     if "fewshot" in wanted.only:  # before minutes are spent on features
@@ -145,7 +162,7 @@ def probe(
         notes += filter(None, [possible_shots(task.train.labels, opened.classes, wanted.shots)[1]])
     return ProbeReport(
         data=opened.name,
-        model=model,
+        model=encoder.name,
         classes=task.classes,
         train_images=len(task.everything[1]),
         test_images=len(task.test),

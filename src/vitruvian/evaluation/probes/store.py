@@ -18,7 +18,7 @@ import PIL
 import torch
 from numpy.typing import NDArray
 
-from vitruvian.config import REGULARISERS
+from vitruvian.config import REGULARISERS, Preprocess
 from vitruvian.data.decode import RawImage
 from vitruvian.errors import ConfigError
 from vitruvian.files import cache_folder, short_hash
@@ -104,7 +104,9 @@ def features_folder() -> Path:
 
 
 def open_store(encoder: Encoder) -> FeatureStore:
-    """The store of this model's features; makes room for it first."""
+    """The store of this model's features; makes room for it first. Nothing tells one callable view from another."""
+    if not isinstance(encoder.seen_as, Preprocess):
+        return FeatureStore(None, encoder.model.config.feature_width)
     folder = features_folder() / model_key(encoder)
     make_room(folder)
     return FeatureStore(folder, encoder.model.config.feature_width)
@@ -119,7 +121,8 @@ def model_key(encoder: Encoder) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     config = {key: value for key, value in model.config.to_json().items() if key not in WITHOUT_EFFECT}
-    settings = [config, model.preprocess.to_json()]
+    assert isinstance(encoder.seen_as, Preprocess)
+    settings = [config, encoder.seen_as.to_json()]
     versions = [FORMAT, torch.__version__, PIL.__version__, torch.device(encoder.device).type]
     return short_hash([digest.hexdigest(), *settings, *versions])
 

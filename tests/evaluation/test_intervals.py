@@ -1,0 +1,49 @@
+"""Confidence intervals against published values, the law of large numbers and each other."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from vitruvian.evaluation.measuring.intervals import bootstrap, class_mean_interval, share_interval, wilson
+
+
+@pytest.mark.parametrize(
+    ("right", "count", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilsons_interval_is_the_one_in_the_literature(right, count, low, high):
+    # R. G. Newcombe, Statistics in Medicine 17 (1998), Table I, method 3
+    assert wilson(right, count) == pytest.approx((100 * low, 100 * high), abs=0.005)
+
+
+def test_all_right_and_all_wrong_still_leave_doubt():
+    assert share_interval(np.ones(74, bool)) == pytest.approx((95.065, 100.0), abs=0.01)
+    assert share_interval(np.zeros(74, bool)) == pytest.approx((0.0, 4.935), abs=0.01)
+    low, high = class_mean_interval(np.array([37, 37]), np.array([37, 37]))
+    assert 90 < low < 96
+    assert high == 100.0
+
+
+def test_many_images_give_two_standard_errors_to_either_side_and_so_does_the_bootstrap():
+    right = np.arange(1000) % 4 != 0
+    error = 100 * math.sqrt(0.75 * 0.25 / 1000)
+    normal = (75 - 1.96 * error, 75 + 1.96 * error)
+    assert share_interval(right) == pytest.approx(normal, abs=0.12)  # Wilson's leans to the middle
+    drawn = bootstrap(lambda weights: 100 * float(weights @ right) / 1000, 1000, seed=0)
+    assert drawn == pytest.approx(normal, abs=0.25)  # 1000 draws, steps of 0.1
+
+
+def test_the_mean_of_equal_classes_is_about_as_sure_as_the_share_of_all_images():
+    right, counts = np.array([40, 45, 50, 35]), np.full(4, 60)
+    of_classes, of_all = class_mean_interval(right, counts), wilson(170, 240)
+    assert of_classes == pytest.approx(of_all, abs=0.8)
+    assert class_mean_interval(np.array([40, 0]), np.array([60, 0])) == pytest.approx(wilson(40, 60))
+
+
+def test_the_same_seed_draws_the_same_images_and_another_one_others():
+    right = np.arange(100) % 3 == 0
+    one, same, other = (bootstrap(lambda w: float(w @ right), 100, seed=seed, resamples=50) for seed in (1, 1, 2))
+    assert one == same != other
