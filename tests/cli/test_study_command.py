@@ -10,8 +10,8 @@ from vitruvian.cli import app
 OPTIONS = {
     "table5": "--models --tasks --out --quick --recipe --seeds --set --data-root --json",
     "vtab": "--models --out --quick --recipe --seeds --set --data-root --json",
-    "data-size": "--sizes --steps --families --out --set --plan --json",
-    "compute": "--steps --images --families --out --set --plan --json",
+    "data-size": "--sizes --steps --recipes --out --set --plan --json",
+    "compute": "--steps --images --recipes --out --set --plan --json",
 }
 
 
@@ -35,7 +35,7 @@ def test_commands_and_their_options_are_these():
         (["data-size", "digits", "--sizes", "1e3"], 2, "is not a list of whole numbers above 0, such as 1000,4000,all"),
         (["data-size", "digits", "--sizes", "9999999"], 1, "max_train_samples=9999999: "),
         (["data-size", "./nowhere"], 1, "error: "),
-        (["compute", "digits", "--families", "study-cnn"], 1, "study-cnn"),
+        (["compute", "digits", "--recipes", "study-cnn"], 1, "study-cnn"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(vit, tmp_path, monkeypatch, arguments, code, text):
@@ -55,7 +55,7 @@ def test_a_study_without_any_images_names_them_and_fails(vit, weights, tmp_path,
 
 
 def test_a_compute_study_prints_its_cells_and_plans_them(vit, tmp_path):
-    arguments = ["study", "compute", "digits", "--steps", "1,2", "--images", "40", "--families", "study-vit"]
+    arguments = ["study", "compute", "digits", "--steps", "1,2", "--images", "40", "--recipes", "study-vit"]
     changes = ["--set", "workers=0", "--set", "batch_size=8", "--set", "image_size=16", "--out", tmp_path / "study"]
     planned = vit(*arguments, *changes, "--plan")
     assert planned.code == 0, planned.err

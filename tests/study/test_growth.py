@@ -9,7 +9,8 @@ from PIL import Image
 
 from vitruvian.cost import multiply_adds
 from vitruvian.errors import TrainingError
-from vitruvian.study.growth import FAMILIES, SIZE_STEPS, SIZES, carry_out, study_of
+from vitruvian.study.growth import RECIPES as USUAL
+from vitruvian.study.growth import SIZE_STEPS, SIZES, run_study, study_of
 from vitruvian.study.page import write_page
 from vitruvian.training import Interrupted, read_recipe
 from vitruvian.training.journal import Listener
@@ -20,15 +21,15 @@ RECIPES = ("study-vit", "study-resnet")
 
 
 def small_study(folder, **changes):
-    chosen = {"sizes": [50, 0], "steps": [2], "families": RECIPES, "settings": SMALL, "out": folder}
+    chosen = {"sizes": [50, 0], "steps": [2], "recipes": RECIPES, "settings": SMALL, "out": folder}
     return study_of("data-size", "digits", **(chosen | changes))
 
 
 def test_the_families_train_alike_and_cost_about_the_same():
-    recipes = [read_recipe(name).to_json() for name in FAMILIES]
+    recipes = [read_recipe(name).to_json() for name in USUAL]
     own = {"about", "command", "model", "image_size", "architecture", "augment"}
     assert all({key for key in recipe if recipe[key] != recipes[0][key]} <= own for recipe in recipes)
-    costs = [multiply_adds(config_of(read_recipe(name), 10)) for name in FAMILIES]
+    costs = [multiply_adds(config_of(read_recipe(name), 10)) for name in USUAL]
     assert max(costs) < 1.25 * min(costs)
 
 
@@ -50,7 +51,7 @@ def test_smaller_views_count_as_less_work(tmp_path):
 
 
 def test_the_usual_study_has_twelve_cells():
-    assert len(SIZES) * len(FAMILIES) == 12
+    assert len(SIZES) * len(USUAL) == 12
     assert SIZE_STEPS > 0
 
 
@@ -69,12 +70,12 @@ class StopAt(Listener):
 
 def test_a_study_goes_on_where_it_stopped_and_repeats_nothing(tmp_path):
     study = small_study(tmp_path / "study")
-    with pytest.raises(Interrupted, match="stopped in resnet-50-images-2-steps, cell 2 of 4; the same command goes on"):
-        carry_out(study, listeners=[StopAt(3)], said=lambda text: None, after=write_page)
+    with pytest.raises(Interrupted, match="stopped in resnet-50-images-2-steps; the same command goes on"):
+        run_study(study, listeners=[StopAt(3)], said=lambda text: None, after=write_page)
     assert [cell.state for cell in study.cells] == ["done", "begun", "waiting", "waiting"]
     first = (study.cells[0].folder / "model" / "model.safetensors").stat().st_mtime_ns
     heard = []
-    carry_out(small_study(tmp_path / "study"), said=heard.append, after=write_page)
+    run_study(small_study(tmp_path / "study"), said=heard.append, after=write_page)
     assert [text.rpartition(": ")[2] for text in heard] == [
         "vit-50-images-2-steps (done before)",
         "resnet-50-images-2-steps (goes on)",
@@ -94,14 +95,14 @@ def test_a_study_goes_on_where_it_stopped_and_repeats_nothing(tmp_path):
     with Image.open(tmp_path / "study" / "study.png") as plot:
         assert plot.width == 760
     other = small_study(tmp_path / "study", settings=["workers=0", "batch_size=8", "image_size=16"])
-    with pytest.raises(TrainingError, match="trained with batch_size=16, not 8; choose another --out"):
-        carry_out(other, said=lambda text: None, after=write_page)
+    with pytest.raises(TrainingError, match="trained with batch_size=16, not 8; choose another out="):
+        run_study(other, said=lambda text: None, after=write_page)
 
 
 @pytest.mark.slow
 def test_two_processes_share_the_cells_and_one_speaks(tmp_path):
     settings = [word for setting in SMALL for word in ("--set", setting)]
-    words = ["study", "data-size", "digits", "--sizes", "50", "--steps", "2", "--families", "study-vit", *settings]
+    words = ["study", "data-size", "digits", "--sizes", "50", "--steps", "2", "--recipes", "study-vit", *settings]
     launch = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
     printed = []
     for name, before in (("one", []), ("two", launch)):
@@ -117,5 +118,5 @@ def test_two_processes_share_the_cells_and_one_speaks(tmp_path):
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(TrainingError, match="exists and is no study; choose another --out"):
+    with pytest.raises(TrainingError, match="exists and is no study; choose another out="):
         small_study(tmp_path)

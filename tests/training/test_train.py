@@ -281,5 +281,23 @@ def test_wrong_options_are_one_line_and_leave_nothing_behind(tmp_path, options, 
 
 
 def test_images_of_ones_own_need_weights_or_a_recipe(tmp_path):
-    with pytest.raises(TrainingError, match=r"give weights to start from \(--from\)"):
+    with pytest.raises(TrainingError, match=r"give weights= to start from, .* or model= to train from scratch"):
         train(folder_of(tmp_path / "images", cat=3, dog=3), out=tmp_path / "run")
+
+
+def test_images_of_ones_own_are_trained_from_scratch_with_an_honest_note(tmp_path):
+    data = folder_of(tmp_path / "images", cat=4, dog=4)
+    small = ["steps=1", "batch_size=2", "workers=0", "image_size=64", "architecture.layers=1"]
+    run = train(data, model="ViT-Ti/16", out=tmp_path / "run", settings=small)
+    assert run.finished
+    assert "from scratch, 6 images give a poor model; weights= to start from do far better" in str(run.facts["notes"])
+
+
+def test_an_existing_folder_is_refused_before_the_head_is_fitted(tmp_path, monkeypatch):
+    monkeypatch.setattr("vitruvian.training.train.fit_head", None)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine.txt").write_text("mine")
+    data = folder_of(tmp_path / "images", cat=3, dog=3)
+    with pytest.raises(TrainingError, match="run: exists and is not empty; choose another out="):
+        train(data, weights=tiny_weights(tmp_path / "weights"), out=tmp_path / "run", settings=["workers=0"])
+    assert (tmp_path / "run" / "mine.txt").read_text() == "mine"

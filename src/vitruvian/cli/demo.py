@@ -34,10 +34,9 @@ def demo(
     say("importing torch ...")
     with quick_imports():
         from vitruvian.training import train
-        from vitruvian.training.progress import ShownProgress
 
     say("training a Vision Transformer on 1,438 handwritten digits from scratch: vit train digits")
-    run = train("digits", recipe="digits", out=out, settings=settings or (), listeners=[ShownProgress()])
+    run = train("digits", recipe="digits", out=out, settings=settings or ())
     say("evaluating it on the 359 digits that were held out")
     print(indented(evaluated(run)))
     say(f"reading {SHOWN} of them: vit predict digit.png --model {run.folder}")

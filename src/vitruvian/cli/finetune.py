@@ -87,10 +87,9 @@ def finetune(
     and gives mean and deviation on the test split. The same command goes on after an interruption.
     """
     from vitruvian.tasks import task_named
-    from vitruvian.training.finetune import finetune as carry_out
+    from vitruvian.training.finetune import finetune as run_protocol
     from vitruvian.training.finetune import protocol_for
     from vitruvian.training.journal import TensorBoard
-    from vitruvian.training.progress import ShownProgress
 
     place_data(data_root)
     lengths = {"epochs": epochs, "steps": steps, "lr": lr, "batch_size": batch_size, "image_size": image_size}
@@ -104,9 +103,8 @@ def finetune(
         lrs=() if lrs is None else parse_lrs(lrs),
         seeds=seeds,
     )
-    bar = ShownProgress()
     chosen = protocol.quickly() if quick else protocol
-    sweep = carry_out(chosen, out, listeners=[bar, TensorBoard(bar.said)], said=tell)
+    sweep = run_protocol(chosen, out, listeners=[TensorBoard()])
     if speaks():
         print(json.dumps(sweep.to_json())) if as_json else show(sweep)
         if sweep.unreadable:
@@ -119,13 +117,12 @@ def show(sweep: Sweep) -> None:
     from vitruvian.text import table
     from vitruvian.training.sweep_report import stated
 
-    headings = ("trial", ">lr", ">seed", "measured on", ">top-1", ">mean per class", "")
+    headings = ("trial", ">lr", ">seed", "for", ">top-1", ">mean per class", "")
     print(table(headings, [row(sweep, trial) for trial in sweep.trials]))
     count = len(sweep.values())
     runs = f"mean and standard deviation of {count} runs" if count > 1 else "one run"
-    print(
-        f"\ntop-1 {stated(sweep, 'top1')}, mean per class {stated(sweep, 'mean_per_class')} on the test split ({runs})"
-    )
+    print(f"\ntop-1 {stated(sweep, 'top1')}, mean per class {stated(sweep, 'mean_per_class')} ({runs})")
+    print(f"measured on {sweep.measured_on}")
     best = next(trial for trial in sweep.test if trial.state == "done")
     print(f"the report is {sweep.folder / 'report.html'}")
     print(f"a model is in {best.folder}: vit predict IMAGES --model {best.folder}")
@@ -135,4 +132,11 @@ def row(sweep: Sweep, trial: Trial) -> tuple[str, ...]:
     measures = trial.measures
     numbers = [f"{measures[key]:.2f}%" if measures else trial.state for key in ("top1", "mean_per_class")]
     chosen = "chosen" if trial.kind == "dev" and trial.lr == sweep.chosen_lr else ""
-    return trial.name, f"{trial.lr:g}", str(trial.seed), trial.kind, *numbers, chosen
+    return (
+        trial.name,
+        f"{trial.lr:g}",
+        str(trial.seed),
+        {"dev": "choosing the lr", "test": "result"}[trial.kind],
+        *numbers,
+        chosen,
+    )

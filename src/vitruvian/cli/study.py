@@ -11,7 +11,6 @@ import typer
 
 from vitruvian.cli.options import Changes, Command, DataRoot, names_in, place_data
 from vitruvian.cli.start import speaks
-from vitruvian.progress import tell
 from vitruvian.tasks import SEEDS
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ RecipeName = Annotated[str | None, typer.Option("--recipe", metavar="NAME", help
 Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="Runs that are averaged.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line for each cell.")]
 Data = Annotated[str, typer.Argument(metavar="DATA", help="A folder, a manifest, shards, or a task (`vit tasks`).")]
-Families = Annotated[
+Recipes = Annotated[
     str, typer.Option(metavar="R,R,...", help="Recipes to compare; else study-vit, study-hybrid and study-resnet.")
 ]
 PlanOnly = Annotated[bool, typer.Option("--plan", help="Say which cells would run and how long; trains nothing.")]
@@ -103,7 +102,7 @@ def data_size(
     data: Data,
     sizes: Annotated[str, typer.Option(metavar="N,N,...", help="Images to train on; `all` for all.")] = "",
     steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Steps of each training.")] = None,
-    families: Families = "",
+    recipes: Recipes = "",
     out: Out = None,
     settings: Changes = None,
     plan: PlanOnly = False,
@@ -117,7 +116,7 @@ def data_size(
         data,
         sizes=parse_numbers(sizes) if sizes else list(SIZES),
         steps=[steps or SIZE_STEPS],
-        families=listed(families),
+        recipes=listed(recipes),
         settings=settings or [],
         out=out,
     )
@@ -129,7 +128,7 @@ def compute(
     data: Data,
     steps: Annotated[str, typer.Option(metavar="N,N,...", help="Steps of the trainings.")] = "",
     images: Annotated[int, typer.Option(min=0, metavar="N", help="Images to train on; 0 for all.")] = 0,
-    families: Families = "",
+    recipes: Recipes = "",
     out: Out = None,
     settings: Changes = None,
     plan: PlanOnly = False,
@@ -143,7 +142,7 @@ def compute(
         data,
         sizes=[images],
         steps=parse_numbers(steps) if steps else list(COMPUTE_STEPS),
-        families=listed(families),
+        recipes=listed(recipes),
         settings=settings or [],
         out=out,
     )
@@ -152,12 +151,11 @@ def compute(
 
 def fine_tuned(models: str, tasks: list[Task], out: Path, setup: Setup) -> list[Cell]:
     from vitruvian.study.transfer import transfer
-    from vitruvian.training.progress import ShownProgress
 
     names = names_in(models)
     if not names:
         raise typer.BadParameter("give the weights to start from", param_hint="--models")
-    return list(transfer(names, tasks, out, setup=setup, listeners=[ShownProgress()], said=tell))
+    return list(transfer(names, tasks, out, setup=setup))
 
 
 def fail_if_empty(cells: list[Cell]) -> None:
@@ -210,23 +208,22 @@ def show_vtab(result: VtabResult, cells: list[Cell]) -> None:
     show_missing(own)
 
 
-def listed(families: str) -> Sequence[str]:
-    """The families that are named, or all."""
-    from vitruvian.study.growth import FAMILIES
+def listed(recipes: str) -> Sequence[str]:
+    """The recipes that are named, or the usual ones."""
+    from vitruvian.study.growth import RECIPES
 
-    return names_in(families) or FAMILIES
+    return names_in(recipes) or RECIPES
 
 
 def grow(found: Study, *, plan: bool, as_json: bool) -> None:
     """Carry a study out and print it, or only say what it would do."""
-    from vitruvian.study.growth import carry_out
+    from vitruvian.study.growth import run_study
     from vitruvian.study.page import write_page
-    from vitruvian.training.progress import ShownProgress
 
     if plan:
         show_plan(found)
         return
-    carry_out(found, listeners=[ShownProgress()], said=tell, after=write_page)
+    run_study(found, after=write_page)
     if as_json and speaks():
         print("\n".join(json.dumps(cell.to_json()) for cell in found.cells))
     elif speaks():
@@ -248,13 +245,13 @@ def show_plan(study: Study) -> None:
 
 
 def show_growth(study: Study) -> None:
-    from vitruvian.study.growth import family_name
     from vitruvian.text import table
 
     rows = []
     for cell in study.cells:
         values = cell.to_json()
         numbers = [f"{values['images']:,}", f"{values['steps']:,}", f"{values['multiply_adds']:.3g}"]
-        rows.append((family_name(cell.family), *numbers, f"{values['top1']:.2f}%", f"{values['seconds']:.0f} s"))
-    print(table(("family", ">images", ">steps", ">multiply-adds", ">top-1", ">time"), rows))
+        results = (f"{values['top1']:.2f}%", f"{values['seconds']:.0f} s") if "top1" in values else ("-", cell.state)
+        rows.append((values["recipe"], *numbers, *results))
+    print(table(("recipe", ">images", ">steps", ">multiply-adds", ">top-1", ">time"), rows))
     print(f"\nthe page is {study.folder / 'report.html'}, the plot {study.folder / 'study.png'}")

@@ -72,10 +72,8 @@ def train(
         return
     from vitruvian import training
     from vitruvian.training.journal import TensorBoard
-    from vitruvian.training.progress import ShownProgress
 
-    bar = ShownProgress()
-    listeners = [bar, TensorBoard(bar.said)]
+    listeners = [TensorBoard()]
     if resume is not None:
         run = training.resume(resume, settings=changes, listeners=listeners)
     else:

@@ -7,16 +7,19 @@ asks for workers therefore needs the usual `if __name__ == "__main__":`.
 
 from __future__ import annotations
 
+import ast
 import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -158,3 +161,28 @@ def end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+def unguarded_script() -> str:
+    """The line of the running script that came here outside `if __name__ == "__main__":`; empty where all is well.
+
+    A worker imports the script again, and would come here once more. What has no file, such as a notebook, is not
+    imported.
+    """
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
+            break
+    path = frame.f_globals.get("__file__")
+    if frame.f_code.co_name != "<module>" or path is None or frame.f_code.co_filename != path:
+        return ""
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    for node in ast.walk(tree):
+        guards = isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+        if guards and node.lineno <= frame.f_lineno <= (node.end_lineno or 0):  # type: ignore[attr-defined]
+            return ""
+    return f"line {frame.f_lineno} of {path}"

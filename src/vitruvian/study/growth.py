@@ -1,28 +1,31 @@
-"""Figures 3 to 5 at the size of a small machine: families of models over growing data, and over growing compute."""
+"""Figures 3 to 5 at the size of a small machine: kinds of models over growing data, and over growing compute."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from vitruvian.cost import parameters
-from vitruvian.errors import ConfigError, Interrupted, TrainingError
+from vitruvian.errors import ConfigError, TrainingError
+from vitruvian.files import write_json
+from vitruvian.progress import tell
 from vitruvian.study import STUDY_FILE
 from vitruvian.training.distributed import process_group
+from vitruvian.training.given import DataRef
 from vitruvian.training.images import fitting_batch_size, images_for, run_multiply_adds, stages_of
 from vitruvian.training.journal import Listener
 from vitruvian.training.model import config_of, scaled
 from vitruvian.training.plan import plan
 from vitruvian.training.recipe import DESCRIPTION, HARMLESS, Recipe
 from vitruvian.training.recipes import changed, read_recipe
-from vitruvian.training.run import RUNS, Run, RunState, lasting_data, write_record
-from vitruvian.training.train import resume, train
+from vitruvian.training.run import RUNS, Run, RunState
+from vitruvian.training.series import Series
+from vitruvian.training.train import with_progress
 
-FAMILIES = ("study-vit", "study-hybrid", "study-resnet")
-"""Recipes of one training and about equal multiply-adds."""
+RECIPES = ("study-vit", "study-hybrid", "study-resnet")
+"""Compared by default: of one training and about equal multiply-adds."""
 SIZES = (1_000, 4_000, 16_000, 0)
 """Images to train on; 0 is all."""
 SIZE_STEPS = 1_000
@@ -36,7 +39,7 @@ Kind = Literal["data-size", "compute"]
 class Cell:
     """One model trained on so many images for so many steps."""
 
-    family: str
+    recipe_name: str
     recipe: Recipe
     images: int
     """To train on, counted."""
@@ -61,7 +64,7 @@ class Cell:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "family": self.family,
+            "recipe": short_name(self.recipe_name),
             "images": self.images,
             "steps": self.recipe.steps,
             "batch_size": self.recipe.batch_size,
@@ -79,25 +82,25 @@ class Study:
     """All cells of one study, and where they are kept."""
 
     kind: Kind
-    data: str
+    data: DataRef
     folder: Path
     cells: tuple[Cell, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, "data": self.data, "cells": [cell.to_json() for cell in self.cells]}
+        return {"kind": self.kind, "data": self.data.name, "cells": [cell.to_json() for cell in self.cells]}
 
     def lines(self) -> dict[str, list[tuple[float, float]]]:
-        """For each family, accuracy over images or over multiply-adds of training, as far as measured."""
+        """For each recipe, accuracy over images or over multiply-adds of training, as far as measured."""
         found: dict[str, list[tuple[float, float]]] = {}
         for cell in self.cells:
             across = cell.images if self.kind == "data-size" else cell.multiply_adds
-            points = found.setdefault(family_name(cell.family), [])
+            points = found.setdefault(short_name(cell.recipe_name), [])
             if cell.measures:
                 points.append((float(across), cell.measures["top1"]))
         return {name: sorted(points) for name, points in found.items()}
 
 
-def family_name(recipe: str) -> str:
+def short_name(recipe: str) -> str:
     """`study-vit` as `vit`."""
     return Path(recipe).stem.removeprefix("study-")
 
@@ -108,77 +111,64 @@ def study_of(
     *,
     sizes: Sequence[int],
     steps: Sequence[int],
-    families: Sequence[str] = FAMILIES,
+    recipes: Sequence[str] = RECIPES,
     settings: Sequence[str] = (),
     out: str | Path | None = None,
 ) -> Study:
-    """The cells of a study: every family at every size and number of steps; nothing is trained yet."""
-    where = lasting_data(data)
-    folder = Path(out or RUNS / f"{Path(data).name}-{kind}").expanduser()
+    """The cells of a study: every recipe at every size and number of steps; nothing is trained yet."""
+    ref = DataRef(data)
+    folder = Path(out or RUNS / f"{ref.short_name}-{kind}").expanduser()
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / STUDY_FILE).is_file())):
-        raise TrainingError(f"{folder}: exists and is no study; choose another --out")
+        raise TrainingError(f"{folder}: exists and is no study; choose another out=")
     if min(steps) < 1 or min(sizes) < 0:
         raise ConfigError(f"sizes {list(sizes)} and steps {list(steps)} are not whole numbers above 0")
-    if len({family_name(name) for name in families}) != len(families):
-        raise ConfigError(f"the families {', '.join(families)} do not differ in their names")
+    if len({short_name(name) for name in recipes}) != len(recipes):
+        raise ConfigError(f"the recipes {', '.join(recipes)} do not differ in their names")
     cells = [
-        cell_of(where, name, folder=folder, settings=[*settings, f"max_train_samples={count}", f"steps={number}"])
+        cell_of(ref, name, folder=folder, settings=[*settings, f"max_train_samples={count}", f"steps={number}"])
         for count in sizes
         for number in steps
-        for name in families
+        for name in recipes
     ]
-    return Study(kind=kind, data=where, folder=folder, cells=tuple(cells))
+    return Study(kind=kind, data=ref, folder=folder, cells=tuple(cells))
 
 
-def cell_of(data: str, family: str, *, folder: Path, settings: Sequence[str]) -> Cell:
-    """A family's recipe with these settings, in a folder inside `folder` that its size and steps name."""
-    recipe = changed(read_recipe(family), settings)
+def cell_of(data: DataRef, name: str, *, folder: Path, settings: Sequence[str]) -> Cell:
+    """A recipe with these settings, in a folder inside `folder` that its size and steps name."""
+    recipe = changed(read_recipe(name), settings)
     images = images_for(data, recipe)
     found = len(images.train)
     recipe = recipe.replace(batch_size=fitting_batch_size(recipe, found, 1))
-    name = f"{family_name(family)}-{recipe.max_train_samples or 'all'}-images-{recipe.steps}-steps"
-    return Cell(family=family, recipe=recipe, images=found, classes=len(images.classes), folder=folder / name)
+    place = f"{short_name(name)}-{recipe.max_train_samples or 'all'}-images-{recipe.steps}-steps"
+    return Cell(recipe_name=name, recipe=recipe, images=found, classes=len(images.classes), folder=folder / place)
 
 
-def carry_out(
+def run_study(
     study: Study,
     *,
     listeners: Sequence[Listener] = (),
-    said: Callable[[str], None] = print,
+    said: Callable[[str], None] = tell,
     after: Callable[[Study], object],
+    progress: bool = True,
 ) -> None:
     """Train every cell that is not done, going on where an earlier call was cut off; `after` each, call that.
 
-    Under torchrun all processes share each cell, and the first one writes and speaks.
+    Under torchrun all processes share each cell, and the main one writes and speaks.
     """
     for cell in study.cells:
         check_same(study, cell)  # before hours of work
+
+    def record() -> None:
+        write_json(study.folder / STUDY_FILE, study.to_json())
+        after(study)
+
     with process_group(study.cells[0].recipe.device) as processes:  # once for all cells
+        heard = with_progress(listeners, progress)
+        series = Series(data=study.data, processes=processes, listeners=heard, said=said, record=record)
+        if processes.is_main:
+            record()
         for number, cell in enumerate(study.cells, 1):
-            state = processes.broadcast(cell.state)
-            if processes.is_main:
-                before = {"done": " (done before)", "begun": " (goes on)", "waiting": ""}[state]
-                said(f"cell {number} of {len(study.cells)}: {cell.folder.name}{before}")
-                write_study(study)
-                if state == "waiting":
-                    shutil.rmtree(cell.folder, ignore_errors=True)  # what was cut off before the run was on record
-            try:
-                train_cell(study, cell, state, listeners)
-            except Interrupted as stopped:
-                text = f"stopped in {cell.folder.name}, cell {number} of {len(study.cells)}; the same command goes on"
-                raise Interrupted(text, stopped.number) from None
-            if processes.is_main:
-                Run(cell.folder).forget_checkpoints()
-                write_study(study)
-                after(study)
-
-
-def train_cell(study: Study, cell: Cell, state: RunState, listeners: Sequence[Listener]) -> None:
-    """Train, or train on, unless the cell is done."""
-    if state == "begun":
-        resume(cell.folder, listeners=listeners)
-    elif state == "waiting":
-        train(study.data, recipe=cell.recipe, out=cell.folder, listeners=listeners)
+            series.train(cell.folder, cell.recipe, f"cell {number} of {len(study.cells)}: {cell.folder.name}")
 
 
 def check_same(study: Study, cell: Cell) -> None:
@@ -189,27 +179,23 @@ def check_same(study: Study, cell: Cell) -> None:
     was, now = run.recipe.to_json(), changed(cell.recipe, []).to_json()
     free = HARMLESS | DESCRIPTION
     found = [key for key in now if key not in free and was.get(key) != now[key]]
-    if run.facts.get("data") != study.data:
+    if run.facts.get("data") != study.data.name:
         raise TrainingError(
-            f"{cell.folder}: trained on {run.facts.get('data')}, not {study.data}; choose another --out"
+            f"{cell.folder}: trained on {run.facts.get('data')}, not {study.data.name}; choose another out="
         )
     if found:
         key = found[0]
         raise TrainingError(
-            f"{cell.folder}: trained with {key}={was.get(key)!r}, not {now[key]!r}; choose another --out"
+            f"{cell.folder}: trained with {key}={was.get(key)!r}, not {now[key]!r}; choose another out="
         )
 
 
-def write_study(study: Study) -> None:
-    write_record(study.folder / STUDY_FILE, study.to_json())
-
-
 def estimates(study: Study, seconds: float = 5.0) -> Iterator[tuple[Cell, float]]:
-    """Each cell and about how many seconds it takes, from steps of each family measured for so long; 0 if done."""
+    """Each cell and about how many seconds it takes, from steps of each recipe measured for so long; 0 if done."""
     measured: dict[str, tuple[float, float]] = {}
     for cell in study.cells:
-        if cell.family not in measured:
+        if cell.recipe_name not in measured:
             found = plan(study.data, recipe=cell.recipe, seconds=seconds)
-            measured[cell.family] = found.step_seconds, found.evaluation_seconds / max(1, found.evaluations)
-        step, evaluation = measured[cell.family]
+            measured[cell.recipe_name] = found.step_seconds, found.evaluation_seconds / max(1, found.evaluations)
+        step, evaluation = measured[cell.recipe_name]
         yield cell, 0.0 if cell.state == "done" else cell.recipe.steps * step + evaluation

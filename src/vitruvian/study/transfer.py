@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from vitruvian.errors import CheckpointError, DataError, Interrupted, TrainingError
+from vitruvian.files import write_json
+from vitruvian.progress import tell
 from vitruvian.study import STUDY_FILE
 from vitruvian.study.published import VTAB_MEAN
 from vitruvian.tasks import SEEDS, VTAB_TASKS, Task, task_named
 from vitruvian.training.distributed import process_group
-from vitruvian.training.finetune import finetune, protocol_for, silent
+from vitruvian.training.finetune import finetune, protocol_for
 from vitruvian.training.journal import Listener
-from vitruvian.training.run import write_record
 from vitruvian.training.sweep import mean_and_std
 from vitruvian.weights.load import locate
 
@@ -84,7 +85,7 @@ def transfer(
     *,
     setup: Setup,
     listeners: Sequence[Listener] = (),
-    said: Callable[[str], None] = print,
+    said: Callable[[str], None] = tell,
 ) -> list[Cell]:
     """Fine-tune every model on every task, each in a folder of its own in `out`; what is done is not repeated.
 
@@ -96,12 +97,12 @@ def transfer(
         locate(model)  # before hours of work
     cells: list[Cell] = []
     with process_group("auto") as processes:  # once for all trainings
-        heard = said if processes.is_main else silent
         for model in models:
             for task in tasks:
-                heard(f"{model} on {task.name} ({len(cells) + 1} of {len(models) * len(tasks)})")
+                if processes.is_main:
+                    said(f"{model} on {task.name} ({len(cells) + 1} of {len(models) * len(tasks)})")
                 folder = out / f"{short(model)}-{task.name}"
-                cells.append(one_cell(model, task, folder=folder, setup=setup, listeners=listeners, said=heard))
+                cells.append(one_cell(model, task, folder=folder, setup=setup, listeners=listeners, said=said))
                 if processes.is_main:
                     write_cells(out, cells)
     return cells
@@ -142,7 +143,7 @@ def tasks_named(names: Sequence[str]) -> list[Task]:
 
 
 def write_cells(out: Path, cells: Sequence[Cell]) -> None:
-    write_record(out / STUDY_FILE, {"cells": [cell.to_json() for cell in cells]})
+    write_json(out / STUDY_FILE, {"cells": [cell.to_json() for cell in cells]})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 from vitruvian.catalog import resolve
 from vitruvian.config import ResNetConfig, ViTConfig
-from vitruvian.data.sources import open_dataset
 from vitruvian.errors import TrainingError
+from vitruvian.training.given import DataRef
 from vitruvian.training.model import without_shape
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.recipes import changed, read_recipe
@@ -21,7 +21,7 @@ SIZE = {"layers", "width", "mlp_width", "heads", "stem"}
 
 
 def chosen_recipe(
-    data: str | Path,
+    data: object,
     recipe: str | Path | Recipe | None = None,
     *,
     model: str | None = None,
@@ -31,7 +31,9 @@ def chosen_recipe(
     """The recipe of a run."""
     if model and weights:
         raise TrainingError("give a model to start from scratch, or weights to start from, not both")
-    found = recipe if isinstance(recipe, Recipe) else read_recipe(recipe or fitting_name(data, weights))
+    found = (
+        recipe if isinstance(recipe, Recipe) else read_recipe(recipe or fitting_name(DataRef.of(data), model, weights))
+    )
     if model:
         found = found.replace(model=model, weights="", architecture=kept_architecture(found, model))
     if weights:
@@ -51,16 +53,17 @@ def kept_architecture(recipe: Recipe, model: str) -> dict[str, Any]:
     return kept
 
 
-def fitting_name(data: str | Path, weights: str | Path | None) -> str:
+def fitting_name(data: DataRef, model: str | None, weights: str | Path | None) -> str:
     """The name of a recipe that suits the data."""
     if weights:
         return "photos"
-    if str(data) == "digits":
+    if data.name == "digits":
         return "digits"
-    source = open_dataset(data)
-    if source.name.lower().startswith("cifar"):
+    if data.dataset.name.lower().startswith("cifar"):
         return "cifar10"
+    if model:
+        return "scratch"
     raise TrainingError(
-        f"{data}: give weights to start from (--from), which is best for images of one's own, "
-        "or a recipe (--recipe; `vit train --recipes` lists them)"
+        f"{data.name or 'data='}: give weights= to start from, which is best for images of one's own, or model= to "
+        "train from scratch, or recipe= (`vit train --recipes` lists them)"
     )

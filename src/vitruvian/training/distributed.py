@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vitruvian.errors import ConfigError, TrainingError
+from vitruvian.errors import ConfigError, TrainingError, VitruvianError
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.training.recipe import Parallel
@@ -22,6 +22,8 @@ TIMEOUT = timedelta(minutes=10)
 """How long a process waits for the others before the job ends."""
 
 CPU = torch.device("cpu")
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +50,7 @@ class Processes:
         return values
 
     def broadcast(self, value: Any) -> Any:
-        """What the first process says, in each of them."""
+        """What the main process says, in each of them."""
         if not self.is_distributed:
             return value
         box = [value]
@@ -56,7 +58,7 @@ class Processes:
         return box[0]
 
     def all_reduce_max(self, value: int) -> int:
-        """The all_reduce_max value of any process, in each of them."""
+        """The greatest value of any process, in each of them."""
         if not self.is_distributed:
             return value
         box = torch.tensor(value, device=self.device)
@@ -70,6 +72,21 @@ class Processes:
         found: list[dict[str, str]] = [{} for _ in range(self.world_size)]
         dist.all_gather_object(found, entries)
         return {key: value for part in found for key, value in part.items()}
+
+    def on_main(self, work: Callable[[], Result]) -> Result:
+        """What the main process gets from this work, in each of them; where it fails, all fail."""
+        result, problem = None, None
+        if self.is_main:
+            try:
+                result = work()
+            except VitruvianError as error:
+                if not self.is_distributed:
+                    raise
+                problem = str(error)
+        result, problem = self.broadcast((result, problem))
+        if problem is not None:
+            raise TrainingError(problem)
+        return result
 
     def barrier(self) -> None:
         """Until all are here."""

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
+from typing import cast
 
 import numpy as np
 
 from vitruvian.config import ModelConfig, Preprocess, Size, ViTConfig
 from vitruvian.cost import TRAINING_PASSES, multiply_adds
-from vitruvian.data.augment import Augment, require_packages, training_view
+from vitruvian.data.augment import Augment, training_view
 from vitruvian.data.loader import Batch, Loader
-from vitruvian.data.sources import Dataset, Source, hold_out, open_dataset
+from vitruvian.data.sources import Dataset, Source, hold_out
 from vitruvian.data.sources.index import CHUNK, piece
 from vitruvian.data.sources.subset import Concat, first_of_each
-from vitruvian.data.view import EvaluationView
+from vitruvian.data.view import Transform, as_view
 from vitruvian.errors import ConfigError
 from vitruvian.training.distributed import Processes
+from vitruvian.training.given import DataRef
 from vitruvian.training.recipe import Recipe
 
 SHOWN_CLASSES = 3
@@ -43,14 +44,13 @@ class Images:
         return self.train.classes
 
 
-def images_for(data: str | Path, recipe: Recipe) -> Images:
+def images_for(data: object, recipe: Recipe) -> Images:
     """The images to train on and to validate with.
 
     The split `val`, or else `test`, or else a share of each class held out. A run that chooses its weights by
     validation never does so on `test`.
     """
-    require_packages()  # before the data are looked through
-    found = open_dataset(data)
+    found = DataRef.of(data).dataset
     images = protocol_images(found, recipe) if recipe.validation != "auto" else usual_images(found, recipe)
     if recipe.objective == "labels":
         images = replace(images, notes=(*images.notes, *unlearnt(images)))
@@ -127,9 +127,12 @@ def protocol_images(found: Dataset, recipe: Recipe) -> Images:
 class TrainingBatches:
     """The batches of a run in order, at the resolution that the recipe has for each step."""
 
-    def __init__(self, source: Source, recipe: Recipe, augment: Augment, processes: Processes) -> None:
+    def __init__(
+        self, source: Source, recipe: Recipe, augment: Augment, processes: Processes, *, view: Transform | None = None
+    ) -> None:
+        """`view` takes the place of the recipe's."""
         self.source, self.recipe, self.augment, self.processes = source, recipe, augment, processes
-        self._size: Size | None = None
+        self._view, self._size = view, cast(Size | None, None)
         self._loader = self.loader(augment.image_size)
         self.per_epoch = self._loader.steps_per_epoch
         """Steps of an epoch."""
@@ -146,7 +149,7 @@ class TrainingBatches:
             recipe, processes = self.recipe, self.processes
             self._loader = Loader(
                 self.source,
-                view=training_view(self.augment.replace(image_size=size)),
+                view=as_view(self._view) if self._view else training_view(self.augment.replace(image_size=size)),
                 batch_size=recipe.batch_size,
                 training=True,
                 seed=recipe.seed,
@@ -181,10 +184,10 @@ class TrainingBatches:
             self._loader.close()
 
 
-def validation_loader(source: Source, recipe: Recipe, preprocess: Preprocess, processes: Processes) -> Loader:
+def validation_loader(source: Source, recipe: Recipe, view: Preprocess | Transform, processes: Processes) -> Loader:
     return Loader(
         source,
-        view=EvaluationView(preprocess),
+        view=as_view(view),
         batch_size=recipe.eval_batch_size or recipe.batch_size,
         training=False,
         workers=recipe.workers,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from vitruvian.errors import MissingExtraError, TrainingError, require
+from vitruvian.progress import tell
 
 Line = dict[str, Any]
 
@@ -118,7 +119,7 @@ class TensorBoard(Listener):
     its last checkpoint. Without the package `tensorboard`, one line through `say`, and the run goes on.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None] = tell) -> None:
         self.say = say
         self._writer: Any = None
 

@@ -14,6 +14,7 @@ from vitruvian.cost import multiply_adds, parameters
 from vitruvian.text import duration, size
 from vitruvian.training.choose import chosen_recipe
 from vitruvian.training.distributed import process_group
+from vitruvian.training.given import DataRef
 from vitruvian.training.images import (
     fitting_batch_size,
     images_for,
@@ -76,7 +77,7 @@ class Plan:
 
 
 def plan(
-    data: str | Path,
+    data: object,
     *,
     recipe: str | Path | Recipe | None = None,
     model: str | None = None,
@@ -88,9 +89,10 @@ def plan(
 
     Takes real steps on real images for about so many seconds, but at least two of them.
     """
-    chosen = chosen_recipe(data, recipe, model=model, weights=weights, settings=settings)
+    ref = DataRef.of(data)
+    chosen = chosen_recipe(ref, recipe, model=model, weights=weights, settings=settings)
     with process_group(chosen.device) as processes:
-        images = images_for(data, chosen)
+        images = images_for(ref, chosen)
         chosen = chosen.replace(batch_size=fitting_batch_size(chosen, len(images.train), processes.world_size))
         trainer = Trainer.build(chosen, images, processes)
         with closing(trainer.batches):

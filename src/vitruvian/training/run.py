@@ -12,6 +12,8 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,17 +25,21 @@ import torch
 from vitruvian import __version__
 from vitruvian.data.sources import BUILT_IN
 from vitruvian.errors import TrainingError
+from vitruvian.files import Lock, is_unfinished, write_json, write_text
 from vitruvian.model.build import Model
 from vitruvian.training.journal import METRICS_FILE, Line, read_journal
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.recipes import read_recipe, to_toml
 from vitruvian.weights.load import RUN_FILE, load
-from vitruvian.weights.store import sync
 
 RUNS = Path("runs")
 """Where runs, sweeps and studies go that are given no folder."""
 
-RunState = Literal["waiting", "begun", "done"]
+FAILED_FILE = "failed.json"
+"""In the folder of a run that diverged and is one of many: why."""
+LOCK_FILE = ".lock"
+
+RunState = Literal["waiting", "begun", "done", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,8 @@ class Run:
         """Told by what is in the folder, so that it is right whenever a process was killed."""
         if not (self.folder / RUN_FILE).is_file():
             return "waiting"
+        if (self.folder / FAILED_FILE).is_file():
+            return "failed"
         return "done" if self.finished else "begun"
 
     def result(self, *keys: str) -> dict[str, float]:
@@ -105,37 +113,75 @@ class Run:
 
 
 def create(folder: Path, recipe: Recipe, facts: dict[str, Any]) -> Run:
-    """The folder of a new run; refused where there is one, or anything else."""
-    if (folder / RUN_FILE).exists():
-        raise TrainingError(
-            f"{folder}: there is already a run; continue it with `vit train --resume {folder}`, or choose another --out"
-        )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise TrainingError(f"{folder}: exists and is not empty; choose another --out")
+    """Write the settings and the facts of a new run into its folder, the facts last: then it is a run."""
     try:
         Run(folder).checkpoints.mkdir(parents=True, exist_ok=True)
-        (folder / "recipe.toml").write_text(to_toml(recipe.to_json()), encoding="utf-8")
-        write_whole(folder / RUN_FILE, facts)
     except OSError as error:
         raise TrainingError(f"{folder}: cannot be written: {error.strerror}") from error
+    write_text(folder / "recipe.toml", to_toml(recipe.to_json()))
+    write_json(folder / RUN_FILE, facts)
     return Run(folder)
 
 
-def write_record(path: Path, content: Any) -> None:
-    """As `write_whole`, in a folder that is made if needed; TrainingError where that is not possible."""
+@contextmanager
+def claimed(out: str | Path | None, name: str) -> Iterator[Path]:
+    """The folder of a new run, which no other process can take or train in: `out`, or a new one in `runs/`.
+
+    Refused where there is a run, or anything else. If nothing comes of it, the folder is gone afterwards.
+    """
+    folder = new_folder(name) if out is None else Path(out).expanduser()
+    if (folder / RUN_FILE).exists():
+        raise TrainingError(
+            f"{folder}: there is already a run; continue it with `vit train --resume {folder}`, or choose another out="
+        )
+    if folder.exists() and (not folder.is_dir() or not is_free(folder)):
+        raise TrainingError(f"{folder}: exists and is not empty; choose another out=")
+    was_there = folder.is_dir() and out is not None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, content)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise TrainingError(f"{path.parent}: cannot be written: {error.strerror}") from error
+        raise TrainingError(f"{folder}: cannot be written: {error.strerror}") from error
+    try:
+        with owned(folder):
+            if not is_free(folder):  # another process came first, and has ended
+                raise TrainingError(f"{folder}: there is already a run; choose another out=")
+            yield folder
+    finally:
+        if not was_there and not (folder / RUN_FILE).exists() and is_free(folder):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_whole(path: Path, content: Any) -> None:
-    """Write JSON so that the file is either the old or the new one."""
-    staged = path.with_name(f".{path.name}.tmp")
-    staged.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    sync(staged)
-    os.replace(staged, path)
+def is_free(folder: Path) -> bool:
+    """Whether nothing is in the folder but what a start leaves that ends before there is a run."""
+    mine = {LOCK_FILE, "recipe.toml", "checkpoints"}
+    left = [path for path in folder.iterdir() if path.name not in mine and not is_unfinished(path)]
+    return not left and not (folder / RUN_FILE).exists() and not any(folder.glob("checkpoints/*"))
+
+
+def new_folder(name: str) -> Path:
+    """A folder in `runs/` that this process has made."""
+    number = 1
+    while True:
+        folder = RUNS / f"{name}-{number}"
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise TrainingError(f"{folder}: cannot be written: {error.strerror}; choose another out=") from error
+
+
+@contextmanager
+def owned(folder: Path) -> Iterator[None]:
+    """A context in which no other process trains in the folder; refused while another does."""
+    lock = Lock(folder / LOCK_FILE)
+    if not lock.acquire(wait=False):
+        raise TrainingError(f"{folder}: {lock.holder()} is training in it; wait for its end, or choose another out=")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def lasting_path(name: str | Path) -> str:

@@ -64,7 +64,9 @@ class Stepper:
     def prepared(self, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """Normalized and perhaps mixed pixels, targets, and how much each image counts, on the device."""
         device = self.processes.device
-        pixels = normalize(batch.pixels.to(device, non_blocking=True), self.augment)
+        pixels = batch.pixels.to(device, non_blocking=True)
+        if not pixels.is_floating_point():  # as a view of the caller is
+            pixels = normalize(pixels, self.augment)
         targets = self.objective.targets(batch, step).to(device, non_blocking=True)
         own = batch.weights.to(device, non_blocking=True)
         if self.augment.mixes:

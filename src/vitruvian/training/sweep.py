@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from vitruvian.errors import TrainingError
-from vitruvian.report.html import flat
+from vitruvian.files import write_json
 from vitruvian.tasks import SEEDS, Metric
 from vitruvian.training.recipe import DESCRIPTION, HARMLESS, Recipe
 from vitruvian.training.recipes import recipe_from
-from vitruvian.training.run import Run, RunState, write_record
+from vitruvian.training.run import FAILED_FILE, Run, RunState
+from vitruvian.weights.description import fingerprint
 
 SWEEP_FILE = "sweep.json"
-FAILED_FILE = "failed.json"
-"""In a trial's folder, why it came to nothing."""
 
 Kind = Literal["dev", "test"]
-State = RunState | Literal["failed"]
 
 CHANGEABLE = {"lr", "lrs", "seed", "validation"} | DESCRIPTION | HARMLESS
 """Settings in which two sweeps may differ and share their trials."""
@@ -41,9 +39,20 @@ class Trial:
         return self.folder.name
 
     @property
-    def state(self) -> State:
-        """Told by what is in the folder, as a run's."""
-        return "failed" if (self.folder / FAILED_FILE).is_file() else Run(self.folder).state
+    def title(self) -> str:
+        """What it is, in a line."""
+        if self.kind == "dev":
+            return f"lr {self.lr:g}, to choose the learning rate"
+        return f"lr {self.lr:g}, seed {self.seed}, for the result"
+
+    @property
+    def state(self) -> RunState:
+        return Run(self.folder).state
+
+    @property
+    def why(self) -> str:
+        """Why it came to nothing."""
+        return f"in {self.name}: {self.to_json().get('why', 'for a reason that is not on record')}"
 
     @property
     def measures(self) -> dict[str, float]:
@@ -76,7 +85,7 @@ class Protocol:
 
     def __post_init__(self) -> None:
         if not self.recipe.weights:
-            raise TrainingError("fine-tuning starts from weights; give --from")
+            raise TrainingError("fine-tuning starts from weights; give weights=")
         if not self.lrs or min(self.lrs) <= 0:
             raise TrainingError(f"lrs {list(self.lrs)} are not one or more numbers above 0")
         if self.seeds < 1:
@@ -88,10 +97,16 @@ class Protocol:
         lr = self.recipe.lr if self.recipe.lr in self.lrs else self.lrs[0]
         return Protocol(data=self.data, recipe=self.recipe, lrs=(lr,), seeds=1, metric=self.metric)
 
-    def identity(self) -> dict[str, str]:
-        """What must be equal for trials to be shared, each setting by its full name, in words."""
+    def settings(self) -> dict[str, Any]:
+        """What must be equal for trials to be shared, as JSON has it."""
         settings = {key: value for key, value in self.recipe.to_json().items() if key not in CHANGEABLE}
-        return dict(flat({"data": self.data, **settings}))
+        found: dict[str, Any] = json.loads(json.dumps({"data": self.data, **settings}))
+        return found
+
+    @property
+    def identity(self) -> str:
+        """A digest of these settings."""
+        return fingerprint(self.settings())
 
     def dev_trials(self, folder: Path) -> list[Trial]:
         """One for each learning rate, where there is a choice."""
@@ -150,17 +165,24 @@ class Sweep:
         return [trial.measures[measure or self.measured] for trial in self.test if trial.state == "done"]
 
     @property
+    def measured_on(self) -> str:
+        """What the result was measured on, in words; empty before the first trial for it."""
+        return next((str(Run(t.folder).facts.get("validation", "")) for t in self.test if t.state != "waiting"), "")
+
+    @property
     def finished(self) -> bool:
         return bool(self.test) and all(trial.state in ("done", "failed") for trial in self.test)
 
     def to_json(self) -> dict[str, Any]:
         return {
+            "identity": self.protocol.identity,
             "data": self.protocol.data,
             "weights": self.protocol.recipe.weights,
             "metric": self.protocol.metric,
             "lrs": list(self.protocol.lrs),
             "seeds": self.protocol.seeds,
             "chosen_lr": self.chosen_lr,
+            "measured_on": self.measured_on,
             "finished": self.finished,
             "top1": mean_and_std(self.values("top1")),
             "mean_per_class": mean_and_std(self.values("mean_per_class")),
@@ -170,7 +192,7 @@ class Sweep:
 
     def write(self) -> None:
         """Write sweep.json, whole or not at all."""
-        write_record(self.folder / SWEEP_FILE, self.to_json())
+        write_json(self.folder / SWEEP_FILE, self.to_json())
 
 
 def mean_and_std(values: Iterable[float]) -> dict[str, float | int | None]:
@@ -191,6 +213,13 @@ def differences(folder: Path, protocol: Protocol) -> list[str]:
         was = Protocol(data=content["data"], recipe=recipe, lrs=tuple(content["lrs"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TrainingError(f"{folder / SWEEP_FILE}: not the record of a sweep: {error}") from error
-    before, now = was.identity(), protocol.identity()
-    names = dict.fromkeys([*now, *before])
-    return [f"{n}={before.get(n)}, not {now.get(n)}" for n in names if before.get(n) != now.get(n)]
+    return [] if was.identity == protocol.identity else list(differing(was.settings(), protocol.settings()))
+
+
+def differing(before: Any, now: Any, name: str = "") -> Iterator[str]:
+    """Each value in which two JSON objects differ, by its full name."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in dict.fromkeys([*now, *before]):
+            yield from differing(before.get(key), now.get(key), f"{name}.{key}" if name else key)
+    elif before != now:
+        yield f"{name}={before}, not {now}"

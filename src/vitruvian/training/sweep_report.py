@@ -23,15 +23,17 @@ def write_sweep_report(sweep: Sweep) -> Path:
 def sections(title: str, sweep: Sweep) -> Iterator[Html]:
     yield heading(title, progress(sweep))
     if sweep.values():
-        yield tiles({f"{METRICS[key]}, test split": stated(sweep, key) for key in METRICS} | lr_tile(sweep))
+        yield tiles({METRICS[key]: stated(sweep, key) for key in METRICS} | lr_tile(sweep))
     failed = [trial.name for trial in sweep.trials if trial.state == "failed"]
     if failed:
         yield notice(f"Training diverged in {', '.join(failed)}; these trials do not count.")
     if sweep.dev:
-        note = "Trained without the dev split, measured on it; the learning rate of the best one is taken."
+        note = "Measured on images that are neither trained on nor in the result; the best learning rate is taken."
         yield section("Choosing the learning rate", trial_table(sweep, sweep.dev), note=note)
     if sweep.test:
-        note = "Trained on everything but the test split, measured on it once, at the end."
+        note = (
+            f"Trained on everything else, and measured once, at the end, on {sweep.measured_on or 'held-out images'}."
+        )
         yield section("Result", trial_table(sweep, sweep.test), note=note)
     yield section("Settings", facts(sweep.protocol.recipe.to_json()))
 

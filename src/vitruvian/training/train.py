@@ -4,30 +4,40 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vitruvian.catalog import resolve
 from vitruvian.cost import parameters
+from vitruvian.data.view import Transform
 from vitruvian.errors import TrainingError
 from vitruvian.model.build import Model
 from vitruvian.text import brief
 from vitruvian.training.checkpoint import Checkpoints, Position, read_position, read_tensors
 from vitruvian.training.choose import chosen_recipe
 from vitruvian.training.distributed import Processes, process_group
+from vitruvian.training.given import NO_VIEWS, DataRef, Views, fitting_workers, given_again
 from vitruvian.training.head import fit_head, is_fresh
 from vitruvian.training.images import Images, fitting_batch_size, images_for
 from vitruvian.training.journal import Listener
 from vitruvian.training.model import model_again, model_for
+from vitruvian.training.progress import ShownProgress
 from vitruvian.training.recipe import HARMLESS, Recipe
 from vitruvian.training.recipes import changed, keys_of
-from vitruvian.training.run import RUNS, Run, create, environment, lasting_data
+from vitruvian.training.run import Run, claimed, create, environment, owned
 from vitruvian.training.trainer import Trainer
 from vitruvian.weights.description import Description
 
+FEW_IMAGES = 50_000
+"""Below which a model that starts from scratch lags far behind one that starts from weights."""
+PHOTO_PIXELS = 64
+"""Side from which images are taken for photos."""
+
 
 def train(
-    data: str | Path,
+    data: object,
     *,
     recipe: str | Path | Recipe | None = None,
     model: str | None = None,
@@ -35,36 +45,40 @@ def train(
     out: str | Path | None = None,
     settings: Sequence[str] = (),
     listeners: Sequence[Listener] = (),
+    view: Transform | None = None,
+    train_view: Transform | None = None,
+    progress: bool = True,
 ) -> Run:
     """Train on the images in `data` and give back the finished run.
 
-    `recipe` is a name, a TOML file or a Recipe; without one it is chosen from the data. `model` is a name in the
-    catalog, `weights` a file, folder or published name to start from. `settings` are changes such as
-    "epochs=20". The folder `out` must be new; without it, there is one in `runs/`. Under torchrun, all processes
-    call this.
+    `data` is whatever `open_dataset` takes: a path, an address or a name, or an object such as a map-style
+    `torch.utils.data.Dataset`. `recipe` is a name, a TOML file or a Recipe; without one it is chosen from the data.
+    `model` is a name in the catalog, `weights` a file, folder or published name to start from. `settings` are changes
+    such as "epochs=20". The folder `out` must be new; without it, there is one in `runs/`.
+
+    `train_view` and `view` take the place of the recipe's training and evaluation views: callables that make a
+    normalized float tensor (channels, rows, columns) of a PIL image. `listeners` hear each step, line of metrics and
+    note; `progress` shows them on stderr. Under torchrun, all processes call this.
     """
-    plan = chosen_recipe(data, recipe, model=model, weights=weights, settings=settings)
-    with process_group(plan.device) as processes:
-        plan, images = fitted(plan, images_for(data, plan), processes)
-        folder = Path(processes.broadcast(str(out or free_folder(data)))).expanduser()
-        start = starting_model(plan, images, processes=processes, listeners=listeners)
-        trainer = Trainer.build(plan, images, processes, start)
-        problem = ""
-        if processes.is_main:
-            try:
-                create(folder, plan, facts_of(data, images, trainer))
-            except TrainingError as error:
-                problem = str(error)
-        problem = processes.broadcast(problem)
-        if problem:
-            raise TrainingError(problem)
-        return trainer.fit(folder, position=Position(), listeners=listeners)
+    ref, views = DataRef.of(data), Views(view, train_view)
+    plan = chosen_recipe(ref, recipe, model=model, weights=weights, settings=settings)
+    return begin(ref, plan, out=out, views=views, listeners=with_progress(listeners, progress))
 
 
-def resume(run: str | Path | Run, *, settings: Sequence[str] = (), listeners: Sequence[Listener] = ()) -> Run:
+def resume(
+    run: str | Path | Run,
+    *,
+    data: object = None,
+    settings: Sequence[str] = (),
+    listeners: Sequence[Listener] = (),
+    view: Transform | None = None,
+    train_view: Transform | None = None,
+    progress: bool = True,
+) -> Run:
     """Continue a run from its last checkpoint, in the middle of an epoch if need be; a finished one is left alone.
 
-    `settings` may change only what the result does not depend on, such as "workers=4".
+    What was given as an object, the data or a view, must be given again. `settings` may change only what the result
+    does not depend on, such as "workers=4".
     """
     opened = run if isinstance(run, Run) else Run.open(run)
     if opened.finished:
@@ -74,21 +88,61 @@ def resume(run: str | Path | Run, *, settings: Sequence[str] = (), listeners: Se
             raise TrainingError(
                 f"{change!r} cannot be set for a run that goes on, only {', '.join(sorted(HARMLESS))}; start a new run"
             )
-    facts, plan = opened.facts, changed(opened.recipe, settings)
-    with process_group(plan.device) as processes:
-        images = images_for(facts["data"], plan)
-        check_same(facts, images)
-        found = Checkpoints(opened.checkpoints, processes).all()
-        if found:  # what the run started from may be gone
-            model = model_again(Description.from_json(facts.get("model"), f"{opened.folder}/run.json"), plan)
-        else:
-            model = starting_model(plan, images, processes=processes, listeners=listeners)
-        trainer, position = Trainer.build(plan, images, processes, model), Position()
-        if found:
-            position = Position.from_json(read_position(found[-1]))
-            read_tensors(found[-1], trainer.state.tensors(), processes)
-            trainer.state.restore(position)
-        return trainer.fit(opened.folder, position=position, listeners=listeners)
+    plan = changed(opened.recipe, settings)
+    ref, views = DataRef.of(given_again(opened, data)), Views(view, train_view)
+    views.check_again(opened)
+    heard = with_progress(listeners, progress)
+    with process_group(plan.device) as processes, ExitStack() as stack:
+        processes.on_main(lambda: stack.enter_context(owned(opened.folder)))
+        plan, notes = fitting_workers(plan)
+        images = images_for(ref, plan)
+        check_same(opened.facts, images)
+        images = replace(images, notes=(*images.notes, *notes))
+        return go_on(opened, plan, images, processes=processes, views=views, listeners=heard)
+
+
+def begin(
+    data: DataRef,
+    recipe: Recipe,
+    *,
+    out: str | Path | None,
+    views: Views = NO_VIEWS,
+    listeners: Sequence[Listener] = (),
+) -> Run:
+    """Train by a recipe in a new folder."""
+    views.check(recipe)
+    with process_group(recipe.device) as processes, ExitStack() as stack:
+        plan, notes = fitting_workers(recipe)
+        plan, images = fitted(plan, images_for(data, plan), processes)
+        images = replace(images, notes=(*images.notes, *views.notes(), *notes, *honest_notes(plan, images)))
+        folder = Path(processes.on_main(lambda: str(stack.enter_context(claimed(out, data.short_name)))))
+        start = starting_model(plan, images, processes=processes, listeners=listeners)
+        trainer = Trainer.build(plan, images, processes, start, views=views)
+        facts = {"data": data.name, "views": views.given(), **facts_of(images, trainer)}
+        processes.on_main(lambda: create(folder, plan, facts) and None)
+        return trainer.fit(folder, position=Position(), listeners=listeners)
+
+
+def go_on(
+    run: Run, plan: Recipe, images: Images, *, processes: Processes, views: Views, listeners: Sequence[Listener]
+) -> Run:
+    """Train on from the last checkpoint, or from the start where there is none."""
+    checkpoints = Checkpoints(run.checkpoints, processes)
+    found = checkpoints.all()
+    if found:  # what the run started from may be gone
+        model = model_again(Description.from_json(run.facts.get("model"), f"{run.folder}/run.json"), plan)
+    else:
+        model = starting_model(plan, images, processes=processes, listeners=listeners)
+    trainer, position = Trainer.build(plan, images, processes, model, views=views), Position()
+    if found:
+        position = Position.from_json(read_position(found[-1]))
+        read_tensors(found[-1], trainer.state.tensors(), processes)
+        trainer.state.restore(position)
+    return trainer.fit(run.folder, position=position, listeners=listeners)
+
+
+def with_progress(listeners: Sequence[Listener], progress: bool) -> tuple[Listener, ...]:
+    return (ShownProgress(), *listeners) if progress else tuple(listeners)
 
 
 def starting_model(recipe: Recipe, images: Images, *, processes: Processes, listeners: Sequence[Listener]) -> Model:
@@ -113,10 +167,18 @@ def fitted(recipe: Recipe, images: Images, processes: Processes) -> tuple[Recipe
     return recipe.replace(batch_size=size), replace(images, notes=(*images.notes, note))
 
 
-def facts_of(data: str | Path, images: Images, trainer: Trainer) -> dict[str, Any]:
-    """What run.json says."""
+def honest_notes(recipe: Recipe, images: Images) -> list[str]:
+    """What to expect of few photos from scratch."""
+    count = len(images.train)
+    side = recipe.image_size or resolve(recipe.model).image_size[0]
+    if recipe.weights or recipe.objective != "labels" or count >= FEW_IMAGES or side < PHOTO_PIXELS:
+        return []
+    return [f"from scratch, {count:,} images give a poor model; weights= to start from do far better"]
+
+
+def facts_of(images: Images, trainer: Trainer) -> dict[str, Any]:
+    """What run.json says of the images and the model."""
     return {
-        "data": lasting_data(data),
         "classes": list(images.classes),
         "training_images": len(images.train),
         "validation_images": len(images.validation),
@@ -138,20 +200,12 @@ def check_same(facts: dict[str, Any], images: Images) -> None:
         "training images": len(images.train),
         "validation images": len(images.validation),
     }
+    where = facts.get("data") or "data="
     for name, now in found.items():
         was = facts.get(name.replace(" ", "_"))
         if was != now:
             was, now = (value if isinstance(value, list) else [value] for value in (was, now))
             raise TrainingError(
-                f"{facts.get('data')}: the data have changed since the run began, the {name} were {brief(was)} "
+                f"{where}: the data have changed since the run began, the {name} were {brief(was)} "
                 f"and are {brief(now)}; put them back, or start a new run"
             )
-
-
-def free_folder(data: str | Path) -> Path:
-    """A new folder in `runs/`, named after the data."""
-    name = Path(str(data).rstrip("/*")).stem or "run"
-    number = 1
-    while (folder := RUNS / f"{name}-{number}").exists():
-        number += 1
-    return folder

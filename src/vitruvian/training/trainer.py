@@ -7,10 +7,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitruvian.files import write_json
 from vitruvian.model.build import Model
 from vitruvian.training.average import average_for
 from vitruvian.training.checkpoint import Checkpoints, Position, State
 from vitruvian.training.distributed import Processes, fully_shard, wrap_ddp
+from vitruvian.training.given import NO_VIEWS, Views
 from vitruvian.training.images import Images, TrainingBatches, validation_loader
 from vitruvian.training.journal import METRICS_FILE, Journal, Listener
 from vitruvian.training.loop import Loop
@@ -19,7 +21,7 @@ from vitruvian.training.objective import balanced_weights
 from vitruvian.training.optimizer import optimizer_for
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.report import Outcome, write_report
-from vitruvian.training.run import Run, write_whole
+from vitruvian.training.run import Run
 from vitruvian.training.signals import StopRequest, stop_requests
 from vitruvian.training.step import Stepper
 
@@ -34,12 +36,15 @@ class Trainer:
     state: State
     stepper: Stepper
     batches: TrainingBatches
+    views: Views
 
     @classmethod
-    def build(cls, recipe: Recipe, images: Images, processes: Processes, model: Model | None = None) -> Trainer:
+    def build(
+        cls, recipe: Recipe, images: Images, processes: Processes, model: Model | None = None, views: Views = NO_VIEWS
+    ) -> Trainer:
         """The optimizer and the batches of a run around its model, by default that of the recipe."""
         model = (model or model_for(recipe, images.classes)).to(processes.device)
-        batches = TrainingBatches(images.train, recipe, augment_of(recipe, model), processes)
+        batches = TrainingBatches(images.train, recipe, augment_of(recipe, model), processes, view=views.train_view)
         fully_shard(model, processes, recipe.parallel)
         if recipe.compile:
             model.compile()
@@ -54,7 +59,9 @@ class Trainer:
             class_weights=balanced_weights(images.train) if recipe.class_weights == "balanced" else None,
         )
         state = State(model, optimizer, stepper.scaler, stepper.average, recipe)
-        return cls(recipe=recipe, images=images, model=model, state=state, stepper=stepper, batches=batches)
+        return cls(
+            recipe=recipe, images=images, model=model, state=state, stepper=stepper, batches=batches, views=views
+        )
 
     def fit(self, folder: Path, *, position: Position, listeners: Sequence[Listener]) -> Run:
         """Run the loop from a position to the end, and save the model."""
@@ -65,7 +72,9 @@ class Trainer:
         with ExitStack() as stack:
             stack.callback(self.batches.close)
             validation = stack.enter_context(
-                validation_loader(self.images.validation, self.recipe, self.model.preprocess, processes)
+                validation_loader(
+                    self.images.validation, self.recipe, self.views.view or self.model.preprocess, processes
+                )
             )
             journal = None
             if processes.is_main:
@@ -95,7 +104,7 @@ def finish(loop: Loop, images: Images) -> None:
     """Write what is left when a run is over: the skipped images, the report, and last the model."""
     unreadable = loop.processes.all_gather(loop.position.unreadable)
     if loop.processes.is_main and unreadable:
-        write_whole(loop.folder / "unreadable.json", unreadable)
+        write_json(loop.folder / "unreadable.json", unreadable)
     with loop.averaged():
         if loop.recipe.final == "best" and loop.position.best_step != loop.position.step:
             loop.take_best()

@@ -1,0 +1,134 @@
+"""Data and views of the caller: datasets and transforms of PyTorch, exactly resumed; scripts without a guard."""
+
+import multiprocessing
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from runs import TINY, identical, lines, weights
+from test_resume import StopAt
+
+from vitruvian.errors import ConfigError, TrainingError
+from vitruvian.files import Lock
+from vitruvian.training import Interrupted, resume, train
+
+SETTINGS = (*TINY, "steps=6", "batch_size=8", "image_size=8", "architecture.channels=1", "workers=0")
+
+
+class Noise(torch.utils.data.Dataset):
+    """Two classes of noise, one brighter; a random transform of its own."""
+
+    classes = ("dark", "bright")
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        pixels = np.random.default_rng(index).integers(0, 120, (8, 8), np.uint8) + 130 * (index % 2)
+        return Image.fromarray(np.roll(pixels.astype(np.uint8), int(torch.randint(8, ())), axis=0)), index % 2
+
+
+def with_noise(image):
+    """A transform that draws from PyTorch's global generator."""
+    pixels = torch.from_numpy(np.array(image.convert("L"), np.float32)) / 255
+    return (pixels + 0.1 * torch.randn(pixels.shape))[None]
+
+
+def plain(image):
+    return torch.from_numpy(np.array(image.convert("L"), np.float32))[None] / 255
+
+
+def begun(folder, **views):
+    return train(Noise(), recipe="digits", out=folder, settings=SETTINGS, progress=False, **views)
+
+
+@pytest.mark.parametrize("views", [{}, {"train_view": with_noise, "view": plain}])
+def test_a_dataset_object_is_trained_on_and_continued_exactly(tmp_path, views):
+    expected = begun(tmp_path / "whole", **views)
+    with pytest.raises(Interrupted):
+        begun(tmp_path / "run", listeners=[StopAt(3)], **views)
+    with pytest.raises(TrainingError, match=r"the run began with a dataset object; give it again, resume\(run, data="):
+        resume(tmp_path / "run", progress=False)
+    if views:
+        with pytest.raises(TrainingError, match="the run began with view=, train_view=; give the same to resume"):
+            resume(tmp_path / "run", data=Noise(), progress=False)
+    run = resume(tmp_path / "run", data=Noise(), progress=False, **views)
+    assert identical(weights(run.folder), weights(expected.folder))
+    assert lines(run.folder) == lines(expected.folder)
+
+
+def test_the_views_of_the_caller_are_what_is_trained_and_measured_with(tmp_path):
+    usual, own = begun(tmp_path / "usual"), begun(tmp_path / "own", train_view=with_noise, view=plain)
+    assert lines(usual.folder)[-1]["loss"] != lines(own.folder)[-1]["loss"]
+    assert "the saved model's preprocess is the recipe's" in str(own.facts["notes"])
+
+
+def test_a_run_that_knows_its_data_takes_no_other(tmp_path):
+    with pytest.raises(Interrupted):
+        train("digits", out=tmp_path / "run", settings=TINY, listeners=[StopAt(2)], progress=False)
+    with pytest.raises(TrainingError, match="the run knows its data, digits; resume it without data="):
+        resume(tmp_path / "run", data=Noise())
+
+
+SCRIPT = """
+    import vitruvian.training as training
+    def main():
+        training.train("digits", out="run", settings=["steps=2", "batch_size=8", "workers=2", "image_size=8"])
+"""
+
+
+@pytest.mark.parametrize(("ending", "noted"), [("main()", True), ('if __name__ == "__main__":\n    main()', False)])
+def test_a_script_without_a_guard_trains_without_workers_and_says_so_in_a_line(tmp_path, ending, noted):
+    (tmp_path / "mine.py").write_text(textwrap.dedent(SCRIPT) + ending + "\n")
+    done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "model").is_dir()
+    assert "Traceback" not in done.stderr
+    assert ("workers=0: line 5 of" in done.stderr and 'outside `if __name__ == "__main__":`' in done.stderr) == noted
+
+
+def test_train_shows_its_progress_unless_asked_not_to(tmp_path, capsys):
+    train("digits", out=tmp_path / "shown", settings=[*TINY, "steps=2"])
+    assert "step 0 of 2" in capsys.readouterr().err
+    train("digits", out=tmp_path / "silent", settings=[*TINY, "steps=2"], progress=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_folder_in_use_names_who_uses_it_and_loses_nothing(tmp_path):
+    with pytest.raises(Interrupted):
+        train("digits", out=tmp_path / "run", settings=TINY, listeners=[StopAt(2)], progress=False)
+    holder = multiprocessing.get_context("spawn").Process(target=hold, args=(tmp_path,))
+    holder.start()
+    while not (tmp_path / "held").exists():
+        pass
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(TrainingError, match=rf"run: process {holder.pid} on .* is training in it; wait for its end"):
+        resume(tmp_path / "run", progress=False)
+    assert sorted(tmp_path.rglob("*")) == before
+    (tmp_path / "end").touch()
+    holder.join()
+    assert resume(tmp_path / "run", progress=False).finished
+
+
+def hold(folder):
+    lock = Lock(folder / "run" / ".lock")
+    assert lock.acquire(wait=False)
+    (folder / "held").touch()
+    while not (folder / "end").exists():
+        pass
+
+
+def test_starts_without_a_folder_never_share_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = [train("digits", settings=[*TINY, "steps=1"], progress=False) for _ in range(2)]
+    assert [str(run.folder) for run in runs] == ["runs/digits-1", "runs/digits-2"]
+
+
+def test_a_start_that_comes_to_nothing_leaves_nothing(tmp_path):
+    with pytest.raises(ConfigError, match="warmup and cooldown"):
+        train("digits", out=tmp_path / "run", settings=[*TINY, "warmup=500"], progress=False)
+    assert list(tmp_path.iterdir()) == []
