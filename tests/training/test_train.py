@@ -294,7 +294,7 @@ def test_images_of_ones_own_are_trained_from_scratch_with_an_honest_note(tmp_pat
 
 
 def test_an_existing_folder_is_refused_before_the_head_is_fitted(tmp_path, monkeypatch):
-    monkeypatch.setattr("vitruvian.training.train.fit_head", None)
+    monkeypatch.setitem(train.__globals__, "fit_head", None)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").write_text("mine")
     data = folder_of(tmp_path / "images", cat=3, dog=3)

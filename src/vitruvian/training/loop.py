@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 
 import torch
 from torch import Tensor
@@ -17,7 +20,6 @@ from vitruvian.training.distributed import reshard
 from vitruvian.training.journal import Clock, Journal, Line
 from vitruvian.training.masked import MaskedViT
 from vitruvian.training.objective import Measured, Place
-from vitruvian.training.signals import StopRequest
 from vitruvian.training.step import Stepper
 from vitruvian.weights.description import Description
 from vitruvian.weights.load import assemble
@@ -229,3 +231,31 @@ class Diverged(TrainingError):
 
 class EvaluationCut(Exception):
     """An evaluation that a signal has cut short."""
+
+
+class StopRequest:
+    """The signal that asked, or 0."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def receive(self, number: int, _: FrameType | None) -> None:
+        if self.number:  # asked twice: now
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.number = number
+
+
+@contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """SIGTERM and SIGINT become a request while the context lasts; only a main thread can have it so."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before = {number: signal.signal(number, request.receive) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -13,6 +13,8 @@ from vitruvian.data.sources.subset import class_sizes
 from vitruvian.evaluation.measuring.metrics import Measures
 from vitruvian.evaluation.pages.sections import measure_sections, measure_tiles, unreadable_parts
 from vitruvian.files import write_text
+from vitruvian.report.chart import Chart
+from vitruvian.report.chart import Line as Curve
 from vitruvian.report.html import (
     PAGE,
     Html,
@@ -27,7 +29,6 @@ from vitruvian.report.html import (
     tiles,
 )
 from vitruvian.text import duration
-from vitruvian.training.curves import curves
 from vitruvian.training.journal import Line
 from vitruvian.training.masked import ColorMeasures
 from vitruvian.training.masked_report import color_sections, color_tiles
@@ -110,3 +111,33 @@ def data_problems(train: Source, unreadable: dict[str, str], notes: Iterable[str
             found.append(Html(f"<p>{text(finding.text)} ({text(examples)})<br>{advice}</p>"))
     found += unreadable_parts(unreadable)
     yield from found or [paragraph("Every image could be read, and no class is small or far from the others.")]
+
+
+CHARTS = (
+    ("loss", "Loss"),
+    ("top1", "Top-1 accuracy, %"),
+    ("lr", "Learning rate"),
+    ("images_per_second", "Images per second"),
+)
+"""What is drawn, and its title; a number that no line has is left out."""
+
+
+def curves(lines: Iterable[Line]) -> Iterator[Html]:
+    """A chart for each number, with a line for each split."""
+    recorded = list(lines)
+    splits = list(dict.fromkeys(str(line.get("split", "")) for line in recorded))
+    for name, title in CHARTS:
+        drawn = [Curve(split or "run", points(recorded, split, name)) for split in splits]
+        drawn = [curve for curve in drawn if curve.points]
+        if drawn:
+            yield Chart(title=title, lines=drawn, x_label="step", y_from=0.0 if name != "top1" else None).svg()
+
+
+def points(lines: Iterable[Line], split: str, name: str) -> list[tuple[float, float]]:
+    """Step and value, in the order of steps; of lines with the same step, the last counts."""
+    found = {
+        float(line["step"]): float(line[name])
+        for line in lines
+        if str(line.get("split", "")) == split and isinstance(line.get(name), int | float)
+    }
+    return sorted(found.items())

@@ -21,9 +21,8 @@ from vitruvian.training.distributed import Processes, process_group
 from vitruvian.training.given import NO_VIEWS, DataRef, Views, fitting_workers, given_again
 from vitruvian.training.head import fit_head, is_fresh
 from vitruvian.training.images import Images, fitting_batch_size, images_for
-from vitruvian.training.journal import Listener
+from vitruvian.training.journal import Listener, ShownProgress
 from vitruvian.training.model import model_again, model_for
-from vitruvian.training.progress import ShownProgress
 from vitruvian.training.recipe import HARMLESS, Recipe
 from vitruvian.training.recipes import changed, keys_of
 from vitruvian.training.run import Run, claimed, create, environment, owned

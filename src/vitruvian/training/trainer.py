@@ -15,14 +15,13 @@ from vitruvian.training.distributed import Processes, fully_shard, wrap_ddp
 from vitruvian.training.given import NO_VIEWS, Views
 from vitruvian.training.images import Images, TrainingBatches, validation_loader
 from vitruvian.training.journal import METRICS_FILE, Journal, Listener
-from vitruvian.training.loop import Loop
+from vitruvian.training.loop import Loop, StopRequest, stop_requests
 from vitruvian.training.model import augment_of, model_for, objective_for
 from vitruvian.training.objective import balanced_weights
 from vitruvian.training.optimizer import optimizer_for
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.report import Outcome, write_report
 from vitruvian.training.run import Run
-from vitruvian.training.signals import StopRequest, stop_requests
 from vitruvian.training.step import Stepper
 
 
