@@ -6,30 +6,30 @@ import pytest
 
 
 def test_people_get_the_answer_and_the_files_of_each_image(vit, weights, photos, tmp_path):
-    code, out, err = vit("explain", photos, "--model", weights, "--out", tmp_path / "out", "--occlusion")
+    code, out, err = vit("explain", photos, "--model", weights, "--out", tmp_path / "out", "--deletion")
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0].startswith(f"{photos / 'a.png'}: ")
     assert [line.split(":")[0] for line in lines[1:4]] == [
-        "  class map",
+        "  gradient-weighted attention",
         "  attention rollout, all layers",
         "  attention of layer 0, mean of heads",
     ]
-    assert f"{tmp_path / 'out' / '1-a-rollout.png'} (occlusion 0." in lines[2]
+    assert f"{tmp_path / 'out' / '1-a-rollout.png'} (deletion 0." in lines[2]
     assert lines[-1] == f"page: {tmp_path / 'out' / 'explain.html'}"
-    assert (tmp_path / "out" / "2-b-class.png").exists()
+    assert (tmp_path / "out" / "2-b-gradient.png").exists()
 
 
 def test_json_is_one_object_a_image_with_exactly_these_keys(vit, weights, photos, tmp_path):
     (photos / "c.jpg").touch()
-    arguments = ("--map", "class", "--map", "rollout", "--class", "light", "--json")
+    arguments = ("--map", "gradient", "--map", "rollout", "--class", "light", "--json")
     code, out, err = vit("explain", photos, "--model", weights, "--out", tmp_path / "out", *arguments)
     assert code == 1
     assert err == "1 of 3 images could not be read\n"
     first, _, last = map(json.loads, out.splitlines())
-    assert list(first) == ["path", "answers", "maps", "arrays", "occlusion"]
-    assert [(each["map"], each["class"]) for each in first["maps"]] == [("class", 2), ("rollout", None)]
-    assert first["maps"][0]["file"] == str(tmp_path / "out" / "1-a-class.png")
+    assert list(first) == ["path", "answers", "maps", "arrays", "deletion"]
+    assert [(each["map"], each["class"]) for each in first["maps"]] == [("gradient", 2), ("rollout", None)]
+    assert first["maps"][0]["file"] == str(tmp_path / "out" / "1-a-gradient.png")
     assert last == {"path": str(photos / "c.jpg"), "error": f"{photos / 'c.jpg'}: the file is empty"}
 
 

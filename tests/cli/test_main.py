@@ -52,7 +52,7 @@ OPTIONS = {
     "probe": "--model -m --only --shots --neighbors --json --out --batch --heads --image-size --device",
     "evaluate": "--model -m --split --real --wordnet-ids --mappings --calibrated --seed --json --out --batch --heads "
     "--image-size --device",
-    "explain": "--model -m --out --map --class --top --layer --head --patch --occlusion --figures --count --json "
+    "explain": "--model -m --out --map --class --top --layer --head --patch --deletion --figures --count --json "
     "--heads --image-size --device",
     "study table5": "--models --tasks --out --quick --recipe --seeds --set --data-root --json",
     "study vtab": "--models --out --quick --recipe --seeds --set --data-root --json",

@@ -6,7 +6,7 @@ from reference import SHAPES, TOLERANCE, forward, random_model, random_pixels
 
 from vitruvian.config import ResNetConfig
 from vitruvian.errors import ConfigError
-from vitruvian.explain import attention_map, rollout
+from vitruvian.explain import attention_map, attention_rollout
 from vitruvian.explain.attention import readout, roll, token_shares
 from vitruvian.model.build import build
 
@@ -30,7 +30,7 @@ def reference_readout(model, attentions):
 def test_rollout_is_that_of_a_slow_reference(changes):
     model = random_model(**changes)
     pixels = random_pixels(model)
-    found = rollout(model, pixels)
+    found = attention_rollout(model, pixels)
     assert found.shape == (2, *model.config.grid)
     for image, values in zip(pixels, found):
         attentions, _ = forward(model, image)
@@ -77,7 +77,7 @@ def test_rollout_of_uniform_attention_is_uniform():
         for block in model.blocks:
             block.attention.qkv.weight.zero_()  # equal queries and keys: every key gets the same
             block.attention.qkv.bias.zero_()
-    values = rollout(model, random_pixels(model))
+    values = attention_rollout(model, random_pixels(model))
     N, share = 7, 1 - 0.5**3  # the class token keeps half of itself in each of three layers
     torch.testing.assert_close(values, torch.full((2, 2, 3), share / N))
 
@@ -101,7 +101,7 @@ def test_the_mean_over_heads_is_the_mean_of_the_heads_maps():
 def test_maps_follow_another_input_size():
     model = random_model()
     pixels = torch.randn(1, 3, 32, 40, generator=torch.Generator().manual_seed(0))
-    assert rollout(model, pixels).shape == attention_map(model, pixels, patch=(3, 4)).shape == (1, 4, 5)
+    assert attention_rollout(model, pixels).shape == attention_map(model, pixels, patch=(3, 4)).shape == (1, 4, 5)
 
 
 def test_shares_of_tokens_are_those_of_the_pooling():
@@ -112,9 +112,9 @@ def test_shares_of_tokens_are_those_of_the_pooling():
 
 def test_a_model_in_training_is_explained_without_dropout_and_left_in_training():
     model = random_model(dropout=0.5)
-    still = rollout(model, random_pixels(model))
+    still = attention_rollout(model, random_pixels(model))
     model.train()
-    torch.testing.assert_close(rollout(model, random_pixels(model)), still)
+    torch.testing.assert_close(attention_rollout(model, random_pixels(model)), still)
     assert model.training
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -143,4 +143,4 @@ def test_a_layer_of_a_model_read_by_a_probe_needs_a_patch():
 def test_a_resnet_is_refused():
     model = build(ResNetConfig(image_size=32, stages=(1,), width=32, classes=2))
     with pytest.raises(ConfigError, match="this model is a BiT ResNet, which has no attention to explain"):
-        rollout(model, torch.zeros(1, 3, 32, 32))
+        attention_rollout(model, torch.zeros(1, 3, 32, 32))

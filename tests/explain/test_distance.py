@@ -8,7 +8,7 @@ from reference import forward, random_model, random_pixels
 
 from vitruvian.errors import DataError
 from vitruvian.explain import attention_distance
-from vitruvian.explain.distance import distances, patch_distances
+from vitruvian.explain.analysis import distances, patch_distances
 
 
 def test_attention_to_oneself_has_no_distance():

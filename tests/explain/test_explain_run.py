@@ -11,10 +11,16 @@ from reference import random_model
 from vitruvian.config import ResNetConfig
 from vitruvian.data.preprocess import view
 from vitruvian.errors import ConfigError, UnknownNameError
-from vitruvian.explain import Explainer, Looks, attention_map, class_map, explain_images, rollout
+from vitruvian.explain import (
+    Explainer,
+    MapSettings,
+    attention_map,
+    attention_rollout,
+    explain_images,
+    gradient_attention,
+)
 from vitruvian.explain.figures import filters_figure, positions_figure
-from vitruvian.explain.files import file_name
-from vitruvian.explain.run import evenly
+from vitruvian.explain.run import evenly, file_name
 from vitruvian.model.build import build
 from vitruvian.weights.load import load
 
@@ -41,35 +47,35 @@ def test_maps_are_those_of_the_functions_for_the_models_own_answer():
     best = explained.answers[0]
     assert best.index == int(model(pixels).argmax())
     maps = {each.name: each for each in explained.maps}
-    assert list(maps) == ["class", "rollout", "attention"]
-    np.testing.assert_array_equal(maps["class"].values, class_map(model, pixels, [best.index])[0].numpy())
-    np.testing.assert_array_equal(maps["rollout"].values, rollout(model, pixels)[0].numpy())
-    assert maps["class"].title == f"class map: {best.label} ({best.probability:.1%})"
+    assert list(maps) == ["gradient", "rollout", "attention"]
+    np.testing.assert_array_equal(maps["gradient"].values, gradient_attention(model, pixels, [best.index])[0].numpy())
+    np.testing.assert_array_equal(maps["rollout"].values, attention_rollout(model, pixels)[0].numpy())
+    assert maps["gradient"].title == f"gradient-weighted attention: {best.label} ({best.probability:.1%})"
     assert maps["attention"].title == "attention of layer 2, mean of heads"
 
 
 @pytest.mark.parametrize("target", ["dog", "3"])
 def test_a_class_can_be_asked_for_by_label_or_number(target):
-    explained = Explainer(named(), Looks(methods=("class",), target=target)).explain(make_image())
+    explained = Explainer(named(), MapSettings(methods=("gradient",), target=target)).explain(make_image())
     assert [each.index for each in explained.maps] == [3]
 
 
 def test_several_answers_get_a_class_map_each():
-    explained = Explainer(named(), Looks(methods=("class",), top=2)).explain(make_image())
-    assert [each.name for each in explained.maps] == ["class", "class-2"]
+    explained = Explainer(named(), MapSettings(methods=("gradient",), top=2)).explain(make_image())
+    assert [each.name for each in explained.maps] == ["gradient", "gradient-2"]
     assert [each.index for each in explained.maps] == [answer.index for answer in explained.answers[:2]]
 
 
 @pytest.mark.parametrize(
     ("changes", "looks", "title"),
     [
-        ({}, Looks(methods=("attention",), layer=-2, head=1), "attention of layer 1, head 1"),
+        ({}, MapSettings(methods=("attention",), layer=-2, head=1), "attention of layer 1, head 1"),
         (
             {"pool": "map", "class_token": False},
-            Looks(methods=("attention",)),
+            MapSettings(methods=("attention",)),
             "attention of the pooling probe, mean of heads",
         ),
-        ({}, Looks(methods=("attention",), patch=(1, 2)), "attention of layer 2, mean of heads, from patch 1,2"),
+        ({}, MapSettings(methods=("attention",), patch=(1, 2)), "attention of layer 2, mean of heads, from patch 1,2"),
     ],
 )
 def test_attention_says_where_it_was_taken(changes, looks, title):
@@ -81,7 +87,7 @@ def test_a_model_without_head_still_shows_its_attention():
     explained = Explainer(random_model(classes=0)).explain(make_image())
     assert explained.answers == ()
     assert [each.name for each in explained.maps] == ["rollout", "attention"]
-    for looks in (Looks(methods=("class",)), Looks(occlusion=True), Looks(target="1")):
+    for looks in (MapSettings(methods=("gradient",)), MapSettings(deletion=True), MapSettings(target="1")):
         with pytest.raises(ConfigError, match="this model has no head, so no class to explain"):
             Explainer(random_model(classes=0), looks)
 
@@ -90,20 +96,20 @@ def test_what_cannot_be_explained_is_said_before_any_image_is_read():
     with pytest.raises(ConfigError, match="this model is a BiT ResNet"):
         Explainer(build(ResNetConfig(image_size=32, stages=(1,), width=32, classes=2)))
     with pytest.raises(UnknownNameError, match="unknown class 'doge'; did you mean Dog"):
-        Explainer(named(), Looks(target="doge"))
+        Explainer(named(), MapSettings(target="doge"))
     with pytest.raises(ConfigError, match="class 5 does not exist: the model has classes 0 to 4"):
-        Explainer(named(), Looks(target="5"))
+        Explainer(named(), MapSettings(target="5"))
     with pytest.raises(ConfigError, match="layer 7 does not exist"):
-        Explainer(named(), Looks(layer=7))
+        Explainer(named(), MapSettings(layer=7))
     with pytest.raises(ConfigError, match="class 'bee' is asked for, so the best 2 answers have no meaning"):
-        Looks(target="bee", top=2)
-    with pytest.raises(ConfigError, match="method='gradcam' is not one of class, rollout, attention"):
-        Looks(methods=("gradcam",))
+        MapSettings(target="bee", top=2)
+    with pytest.raises(ConfigError, match="method='gradcam' is not one of gradient, rollout, attention"):
+        MapSettings(methods=("gradcam",))
 
 
-def test_the_occlusion_check_scores_what_is_about_the_answer():
-    explained = Explainer(named(), Looks(top=2, occlusion=True)).explain(make_image())
-    assert list(explained.curves) == ["class", "rollout", "attention", "random"]
+def test_the_deletion_check_scores_what_is_about_the_answer():
+    explained = Explainer(named(), MapSettings(top=2, deletion=True)).explain(make_image())
+    assert list(explained.curves) == ["gradient", "rollout", "attention", "random"]
 
 
 def test_an_answer_that_is_not_a_number_is_an_error():
@@ -119,18 +125,18 @@ def test_a_run_writes_overlays_arrays_and_a_page(tmp_path):
     broken = tmp_path / "broken.jpg"
     broken.write_text("hello")
     out = tmp_path / "new" / "folder"
-    first, second = explain_images(Explainer(named(), Looks(occlusion=True)), [source, broken], out)
+    first, second = explain_images(Explainer(named(), MapSettings(deletion=True)), [source, broken], out)
     stem = "1-wide-b-image"
     names = sorted(path.name for path in out.iterdir())
     assert names == sorted([*(f"{stem}-{k}.png" for k in first.images), f"{stem}.npz", "explain.html"])
-    assert list(first.images) == ["image", "class", "rollout", "attention"]
-    with Image.open(first.images["class"]) as shown:
+    assert list(first.images) == ["image", "gradient", "rollout", "attention"]
+    with Image.open(first.images["gradient"]) as shown:
         assert shown.size == (270, 90)  # three times as wide as high, as the image
     with np.load(first.arrays, allow_pickle=False) as arrays:
-        assert arrays["class"].shape == arrays["rollout"].shape == (2, 3)
+        assert arrays["gradient"].shape == arrays["rollout"].shape == (2, 3)
         assert arrays["size"].tolist() == [30, 90]
-        assert arrays["class_index"] == first.explained.answers[0].index
-        np.testing.assert_array_equal(arrays["occlusion_class"], first.explained.curves["class"].probability)
+        assert arrays["gradient_index"] == first.explained.answers[0].index
+        np.testing.assert_array_equal(arrays["deletion_gradient"], first.explained.curves["gradient"].probability)
     assert second.images == {}
     page = (out / "explain.html").read_text(encoding="utf-8")
     assert "wide &lt;b&gt; image.png" in page
@@ -142,7 +148,7 @@ def test_a_run_writes_overlays_arrays_and_a_page(tmp_path):
 def test_the_page_shows_the_first_images_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("vitruvian.explain.run.MOST_ON_PAGE", 2)
     monkeypatch.setattr("vitruvian.explain.page.MOST_ON_PAGE", 2)
-    explainer = Explainer(named(), Looks(methods=("rollout",)))
+    explainer = Explainer(named(), MapSettings(methods=("rollout",)))
     assert len(list(explain_images(explainer, [make_image(seed=i) for i in range(3)], tmp_path))) == 3
     page = (tmp_path / "explain.html").read_text(encoding="utf-8")
     assert "The first 2 are on this page; the files beside it are of all 3." in page
@@ -164,8 +170,8 @@ def test_images_for_a_mean_are_chosen_evenly():
 def test_weights_of_every_family_are_explained(name):
     model = load(next(path for path in WEIGHTS if path.name == name), heads=4, grid=GRIDS.get(name))
     pixels = torch.randn(1, 3, *model.config.image_size, generator=torch.Generator().manual_seed(0))
-    maps = [rollout(model, pixels), attention_map(model, pixels)]
-    maps += [class_map(model, pixels)] if model.config.classes else []
+    maps = [attention_rollout(model, pixels), attention_map(model, pixels)]
+    maps += [gradient_attention(model, pixels)] if model.config.classes else []
     for values in maps:
         assert values.shape == (1, *model.config.grid)
         assert values.isfinite().all()

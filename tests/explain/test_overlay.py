@@ -6,7 +6,7 @@ from PIL import Image
 
 from vitruvian.config import Preprocess
 from vitruvian.explain import image_with_crop, overlay, seen_box
-from vitruvian.explain.draw import grid_of_grids, tiled
+from vitruvian.explain.figures import grid_of_grids, tiled
 from vitruvian.explain.overlay import stretched
 from vitruvian.report.color import color_map, colored
 

@@ -17,14 +17,14 @@ from vitruvian.cli.start import quick_imports, quiet_pillow
 from vitruvian.progress import track
 
 if TYPE_CHECKING:
-    from vitruvian.explain import Looks, Written
+    from vitruvian.explain import MapSettings, Written
     from vitruvian.model.build import Model
 
 
 class MapKind(StrEnum):
     """A map to make, as typer takes several."""
 
-    CLASS = "class"
+    GRADIENT = "gradient"
     ROLLOUT = "rollout"
     ATTENTION = "attention"
 
@@ -71,12 +71,14 @@ def explain(
     out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write into.")] = Path("explained"),
     maps: Maps = None,
     target: Target = "",
-    top: Annotated[int, typer.Option(min=1, metavar="N", help="Class maps of the N best answers.")] = 1,
+    top: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Gradient-weighted attention of the N best answers.")
+    ] = 1,
     layer: Layer = None,
     head: Head = None,
     patch: FromPatch = None,
-    occlusion: Annotated[
-        bool, typer.Option("--occlusion", help="Score the maps by removing their top patches.")
+    deletion: Annotated[
+        bool, typer.Option("--deletion", help="Score the maps by deletion curves: remove their top patches.")
     ] = False,
     figures: Figures = False,
     count: Annotated[int, typer.Option(min=1, metavar="N", help="Images for the attention distance.")] = 128,
@@ -92,24 +94,26 @@ def explain(
     """
     if not paths and not figures:
         raise typer.BadParameter("give images to explain, or --figures for the model itself", param_hint="IMAGES")
-    if figures and (maps or target or occlusion or any(v is not None for v in (layer, head, patch))):
-        about_images = "--map, --class, --layer, --head, --patch and --occlusion"
+    if figures and (maps or target or deletion or any(v is not None for v in (layer, head, patch))):
+        about_images = "--map, --class, --layer, --head, --patch and --deletion"
         raise typer.BadParameter(f"this is about the model, and {about_images} about images", param_hint="--figures")
     with quick_imports():
         from vitruvian.data.sources.formats.folder import find_images
-        from vitruvian.explain import Looks
+        from vitruvian.explain import MapSettings
         from vitruvian.explain.explainer import METHODS
         from vitruvian.weights.load import load
 
     quiet_pillow()
     images = find_images(paths or [])
     methods = tuple(method for method in METHODS if not maps or method in maps)
-    looks = Looks(methods=methods, layer=layer, head=head, patch=patch, target=target, top=top, occlusion=occlusion)
+    settings = MapSettings(
+        methods=methods, layer=layer, head=head, patch=patch, target=target, top=top, deletion=deletion
+    )
     loaded = load(model, heads=heads, image_size=image_size)
     if figures:
         show_figures(loaded, images, out, count=count, device=device, as_json=as_json)
     else:
-        show_images(loaded, looks, images, out, device=device, as_json=as_json)
+        show_images(loaded, settings, images, out, device=device, as_json=as_json)
 
 
 def show_figures(model: Model, images: list[str], out: Path, *, count: int, device: str, as_json: bool) -> None:
@@ -132,12 +136,14 @@ def show_figures(model: Model, images: list[str], out: Path, *, count: int, devi
         raise typer.Exit(1)
 
 
-def show_images(model: Model, looks: Looks, images: list[str], out: Path, *, device: str, as_json: bool) -> None:
+def show_images(
+    model: Model, settings: MapSettings, images: list[str], out: Path, *, device: str, as_json: bool
+) -> None:
     """Explain the images and tell of each what was answered and where its files are."""
     from vitruvian.explain.explainer import Explainer
     from vitruvian.explain.run import PAGE, explain_images
 
-    explainer = Explainer(model, looks, device=device)
+    explainer = Explainer(model, settings, device=device)
     failed = 0
     for written in track(explain_images(explainer, images, out), len(images), "images"):
         failed += bool(written.explained.error)
@@ -164,7 +170,7 @@ def show(written: Written, *, as_json: bool) -> None:
         print(f"{printable(explained.path)}{answer}")
         for each in explained.maps:
             curve = explained.curves.get(each.name)
-            score = f" (occlusion {curve.area:.3f}, random {explained.curves['random'].area:.3f})" if curve else ""
+            score = f" (deletion {curve.area:.3f}, random {explained.curves['random'].area:.3f})" if curve else ""
             print(f"  {printable(each.title)}: {printable(str(written.images[each.name]))}{score}", flush=True)
 
 
@@ -181,5 +187,5 @@ def as_object(written: Written) -> dict[str, object]:
             for each in explained.maps
         ],
         "arrays": str(written.arrays),
-        "occlusion": {name: curve.area for name, curve in explained.curves.items()},
+        "deletion": {name: curve.area for name, curve in explained.curves.items()},
     }

@@ -1,13 +1,11 @@
-"""What a Vision Transformer looks at: attention, rollout, class maps, an occlusion check, the paper's figures."""
+"""What a Vision Transformer looks at: attention, rollout and gradient-weighted maps, deletion curves, figures."""
 
-from vitruvian.explain.attention import attention_map, rollout
-from vitruvian.explain.distance import attention_distance
-from vitruvian.explain.embedding import filter_components, position_similarity
-from vitruvian.explain.explainer import Explained, Explainer, Looks, Map
+from vitruvian.explain.analysis import attention_distance, filter_components, position_similarity
+from vitruvian.explain.attention import attention_map, attention_rollout, gradient_attention
+from vitruvian.explain.deletion import Curve, deletion_curves
+from vitruvian.explain.explainer import Explained, Explainer, Map, MapSettings
 from vitruvian.explain.figures import Figure, figures
-from vitruvian.explain.occlusion import Curve, occlusion_curves
 from vitruvian.explain.overlay import image_with_crop, overlay, seen_box
-from vitruvian.explain.relevance import class_map
 from vitruvian.explain.run import Written, draw_figures, explain_images
 
 __all__ = [
@@ -15,20 +13,20 @@ __all__ = [
     "Explained",
     "Explainer",
     "Figure",
-    "Looks",
     "Map",
+    "MapSettings",
     "Written",
     "attention_distance",
     "attention_map",
-    "class_map",
+    "attention_rollout",
+    "deletion_curves",
     "draw_figures",
     "explain_images",
     "figures",
     "filter_components",
+    "gradient_attention",
     "image_with_crop",
-    "occlusion_curves",
     "overlay",
     "position_similarity",
-    "rollout",
     "seen_box",
 ]

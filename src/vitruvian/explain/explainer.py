@@ -16,21 +16,20 @@ from vitruvian.config import check_choice, check_range
 from vitruvian.data.decode import ImageInput, decode, name_of
 from vitruvian.data.preprocess import view
 from vitruvian.errors import ConfigError, ImageError, UnknownNameError
-from vitruvian.explain.attention import attention_map, check_head, require_vit, rollout
-from vitruvian.explain.occlusion import Curve, occlusion_curves
-from vitruvian.explain.relevance import class_map
+from vitruvian.explain.attention import attention_map, attention_rollout, check_head, gradient_attention, require_vit
+from vitruvian.explain.deletion import Curve, deletion_curves
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Answer, Classifier, Encoder
 
-Method = Literal["class", "rollout", "attention"]
+Method = Literal["gradient", "rollout", "attention"]
 METHODS: tuple[Method, ...] = get_args(Method)
 ANSWERS = 5
 """Answers that are told of each image."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Looks:
+class MapSettings:
     """Which maps are made of each image."""
 
     methods: tuple[Method, ...] = METHODS
@@ -43,8 +42,8 @@ class Looks:
     target: str = ""
     """The class to explain, by label or number; empty for each image's own answers."""
     top: int = 1
-    """How many of an image's answers get a class map."""
-    occlusion: bool = False
+    """How many of an image's answers get a map of gradient-weighted attention."""
+    deletion: bool = False
     """Score the maps by taking away the patches they rank highest."""
 
     def __post_init__(self) -> None:
@@ -80,26 +79,26 @@ class Explained:
     answers: tuple[Answer, ...] = ()
     maps: tuple[Map, ...] = ()
     curves: dict[str, Curve] = field(default_factory=dict)
-    """The occlusion check by name of map, and of random orders; empty if not asked for."""
+    """The deletion curves by name of map, and of random orders; empty if not asked for."""
     error: str = ""
 
 
 class Explainer:
     """A Vision Transformer and the maps to make of what it answers."""
 
-    def __init__(self, model: Model, looks: Looks | None = None, *, device: str = "cpu") -> None:
+    def __init__(self, model: Model, settings: MapSettings | None = None, *, device: str = "cpu") -> None:
         self.vit: ViT = require_vit(model)
-        self.looks = looks or Looks()
+        self.settings = settings or MapSettings()
         self.classifier = Classifier(model, device=device) if self.vit.config.classes else None
         if self.classifier is None:
-            if self.looks.occlusion or self.looks.target or self.looks.methods == ("class",):
+            if self.settings.deletion or self.settings.target or self.settings.methods == ("gradient",):
                 raise ConfigError("this model has no head, so no class to explain; choose rollout or attention")
             Encoder(model, device=device)  # checks channels and device, and moves the model there
         self.device = device
-        check_head(self.vit, self.looks.head)
-        if self.looks.layer is not None:
-            self.vit.layer(self.looks.layer)
-        self.target = self.class_index(self.looks.target) if self.looks.target else None
+        check_head(self.vit, self.settings.head)
+        if self.settings.layer is not None:
+            self.vit.layer(self.settings.layer)
+        self.target = self.class_index(self.settings.target) if self.settings.target else None
 
     def class_index(self, name: str) -> int:
         """A class by its label, however its letters are written, or by its number."""
@@ -130,44 +129,48 @@ class Explainer:
                 return Explained(path=path, error=f"{name_of(source)}: the model's answer is not a finite number")
             answers = ranked[:ANSWERS]
             targets = [a for a in ranked if a.index == self.target] if self.target is not None else []
-            targets = targets or list(ranked[: self.looks.top])
+            targets = targets or list(ranked[: self.settings.top])
         maps = self.maps(pixels, targets)
-        curves = self.curves(pixels, maps, targets[0].index) if self.looks.occlusion and maps else {}
+        curves = self.curves(pixels, maps, targets[0].index) if self.settings.deletion and maps else {}
         return Explained(path=path, image=image, answers=answers, maps=maps, curves=curves)
 
     def maps(self, pixels: Tensor, targets: list[Answer]) -> tuple[Map, ...]:
         batch = pixels[None].to(self.device)
         found = []
-        for method in self.looks.methods:
-            if method == "class":
-                found += [self.class_map(batch, answer, number) for number, answer in enumerate(targets, 1)]
+        for method in self.settings.methods:
+            if method == "gradient":
+                found += [self.gradient_attention(batch, answer, number) for number, answer in enumerate(targets, 1)]
             elif method == "rollout":
-                values = rollout(self.vit, batch)[0].numpy()
+                values = attention_rollout(self.vit, batch)[0].numpy()
                 found.append(Map(name="rollout", title="attention rollout, all layers", values=values))
             else:
                 found.append(self.attention(batch))
         return tuple(found)
 
-    def class_map(self, batch: Tensor, answer: Answer, number: int) -> Map:
+    def gradient_attention(self, batch: Tensor, answer: Answer, number: int) -> Map:
         return Map(
-            name="class" if number == 1 else f"class-{number}",
-            title=f"class map: {answer.label} ({answer.probability:.1%})",
-            values=class_map(self.vit, batch, [answer.index])[0].numpy(),
+            name="gradient" if number == 1 else f"gradient-{number}",
+            title=f"gradient-weighted attention: {answer.label} ({answer.probability:.1%})",
+            values=gradient_attention(self.vit, batch, [answer.index])[0].numpy(),
             index=answer.index,
         )
 
     def attention(self, batch: Tensor) -> Map:
-        looks = self.looks
-        values = attention_map(self.vit, batch, layer=looks.layer, head=looks.head, patch=looks.patch)[0].numpy()
-        layer = f"layer {self.vit.layer(-1 if looks.layer is None else looks.layer)}"
-        if self.vit.attn_pool is not None and looks.patch is None:
+        settings = self.settings
+        values = attention_map(self.vit, batch, layer=settings.layer, head=settings.head, patch=settings.patch)[
+            0
+        ].numpy()
+        layer = f"layer {self.vit.layer(-1 if settings.layer is None else settings.layer)}"
+        if self.vit.attn_pool is not None and settings.patch is None:
             layer = "the pooling probe"
-        heads = "mean of heads" if looks.head is None else f"head {looks.head}"
-        origin = "" if looks.patch is None else f", from patch {looks.patch[0]},{looks.patch[1]}"
-        return Map(name="attention", title=f"attention of {layer}, {heads}{origin}", values=values, patch=looks.patch)
+        heads = "mean of heads" if settings.head is None else f"head {settings.head}"
+        origin = "" if settings.patch is None else f", from patch {settings.patch[0]},{settings.patch[1]}"
+        return Map(
+            name="attention", title=f"attention of {layer}, {heads}{origin}", values=values, patch=settings.patch
+        )
 
     def curves(self, pixels: Tensor, maps: tuple[Map, ...], index: int) -> dict[str, Curve]:
-        """The occlusion check of the maps that are about this class, or about none."""
+        """The deletion curves of the maps that are about this class, or about none."""
         assert self.classifier is not None
         values = {m.name: torch.from_numpy(m.values) for m in maps if m.index in (None, index)}
-        return occlusion_curves(self.classifier, pixels, values, index)
+        return deletion_curves(self.classifier, pixels, values, index)

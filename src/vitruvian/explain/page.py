@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from PIL import Image
 
+from vitruvian.explain.deletion import Curve
 from vitruvian.explain.explainer import Explained
 from vitruvian.explain.figures import Figure
-from vitruvian.explain.occlusion import Curve
 from vitruvian.report.chart import Chart, Line
 from vitruvian.report.color import color_bar
 from vitruvian.report.html import (
@@ -35,9 +35,9 @@ PAGE_SIDE = 420
 
 READING = (
     "Colors go from the map's least value (violet) to its greatest (yellow), in each image anew. The model sees "
-    "what is inside the frame. Class map: the patches whose attention raises this class's logit. Rollout: what "
-    "reaches the answer if attention alone moved information; it does not depend on the class. Attention: one layer's, "
-    "as it is."
+    "what is inside the frame. Gradient-weighted attention: the patches whose attention raises this class's logit. "
+    "Rollout: what reaches the answer if attention alone moved information; it does not depend on the class. "
+    "Attention: one layer's, as it is."
 )
 
 
@@ -59,7 +59,7 @@ def page_parts(about: str, parts: list[Html], *, images: int, unread: int) -> It
 
 
 def image_section(explained: Explained, images: Mapping[str, Image.Image]) -> Html:
-    """One image: itself and its overlays by title, its answers, and the occlusion check."""
+    """One image: itself and its overlays by title, its answers, and the deletion curves."""
     if explained.error:
         return section(explained.path, notice(explained.error))
     shown = [figure(image, title) for title, image in images.items()]
@@ -69,7 +69,7 @@ def image_section(explained: Explained, images: Mapping[str, Image.Image]) -> Ht
         rows = [(answer.label, percent_bar(100 * answer.probability)) for answer in explained.answers]
         below.append(table(["answer", "probability"], rows))
     if explained.curves:
-        below.append(occlusion_chart(explained.curves))
+        below.append(deletion_chart(explained.curves))
     return section(explained.path, row, *([columns(*below)] if below else []))
 
 
@@ -79,13 +79,13 @@ def figure(image: Image.Image, caption: str) -> Html:
     return Html(f"<figure>{embedded(small, caption, kind='whole')}<figcaption>{text(caption)}</figcaption></figure>")
 
 
-def occlusion_chart(curves: Mapping[str, Curve]) -> Html:
+def deletion_chart(curves: Mapping[str, Curve]) -> Html:
     """How the probability falls; the legend has the area under each curve."""
     lines = [
         Line(f"{name} ({curve.area:.3f})", [(100 * x, y) for x, y in zip(curve.removed, curve.probability)])
         for name, curve in curves.items()
     ]
-    chart = Chart(title="Occlusion check: probability", lines=lines, x_label="patches removed, in %", y_from=0.0)
+    chart = Chart(title="Deletion curve: probability", lines=lines, x_label="patches removed, in %", y_from=0.0)
     note = "Highest ranked patches first. In brackets the area under the curve: the smaller, the better the map."
     return Html(f'<div>{chart.svg()}<p class="soft small" style="margin-top:.5rem">{text(note)}</p></div>')
 

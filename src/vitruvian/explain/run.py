@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,21 +22,22 @@ from vitruvian.errors import ImageError
 from vitruvian.explain.attention import require_vit
 from vitruvian.explain.explainer import Explained, Explainer
 from vitruvian.explain.figures import Figure, figures
-from vitruvian.explain.files import file_name, write_arrays, write_image
 from vitruvian.explain.overlay import image_with_crop, overlay, seen_box
 from vitruvian.explain.page import MOST_ON_PAGE, explanation_page, figures_page, image_section
-from vitruvian.files import write_text
+from vitruvian.files import write_text, writing
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Encoder
 from vitruvian.progress import Track, untracked
 from vitruvian.report.html import Html
+from vitruvian.report.images import write_image
 
 PAGE = "explain.html"
 FIGURES_PAGE = "figures.html"
 DISTANCE_IMAGES = 128
 """Images over which the paper averages the attention distance."""
 DISTANCE_BATCH = 4
+LONGEST_NAME = 60
 
 
 def about(vit: ViT) -> str:
@@ -98,7 +100,7 @@ def write_explained(
     arrays |= {"size": np.array(size), "seen_box": np.array(seen_box(size, preprocess))}
     arrays |= {f"{each.name}_index": np.array(each.index) for each in explained.maps if each.index is not None}
     for name, curve in explained.curves.items():
-        arrays |= {"occlusion_removed": curve.removed, f"occlusion_{name}": curve.probability}
+        arrays |= {"deletion_removed": curve.removed, f"deletion_{name}": curve.probability}
     return Written(explained=explained, images=images, arrays=write_arrays(Path(f"{start}.npz"), arrays))
 
 
@@ -142,7 +144,7 @@ def evenly(images: Sequence[ImageInput], count: int) -> list[ImageInput]:
 
 def built_in(count: int) -> list[ImageInput]:
     digits = DigitsSource()
-    return [Image.fromarray(digits.read(index)) for index in range(min(count, len(digits)))]  # type: ignore[arg-type]
+    return [digits.read(index) for index in range(min(count, len(digits)))]
 
 
 def batches(vit: ViT, images: Sequence[ImageInput], *, unread: list[str], follow: Track) -> Iterator[Tensor]:
@@ -159,3 +161,15 @@ def batches(vit: ViT, images: Sequence[ImageInput], *, unread: list[str], follow
             waiting.clear()
     if waiting:
         yield torch.stack(waiting).to(device)
+
+
+def write_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> Path:
+    """An npz file that loads without pickle."""
+    with writing(path) as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    return path
+
+
+def file_name(text: str) -> str:
+    """The text in characters that every file system takes."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:LONGEST_NAME] or "image"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterable
+from pathlib import Path
 
 from PIL import Image
 
+from vitruvian.files import writing
 from vitruvian.report.html import Html, joined, text
 
 THUMBNAIL_SIDE = 240
@@ -47,3 +49,10 @@ def figure(image: Html, caption: Html) -> Html:
 def gallery(figures: Iterable[tuple[Html, Html]]) -> Html:
     """Images with the lines below them, as many in a row as the screen has room for."""
     return Html(f'<div class="gallery">\n{joined(figure(image, caption) for image, caption in figures)}\n</div>')
+
+
+def write_image(path: Path, image: Image.Image) -> Path:
+    """Write a PNG that is whole or not there."""
+    with writing(path) as file:
+        image.save(file, "PNG", optimize=True)
+    return path

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from vitruvian.explain.files import write_image
 from vitruvian.files import write_text
 from vitruvian.report.chart import Chart, Line
 from vitruvian.report.html import PAGE, Html, heading, page, section, table
+from vitruvian.report.images import write_image
 from vitruvian.study.growth import Cell, Study
 from vitruvian.text import duration
 

@@ -44,7 +44,7 @@ class Curve:
         return float(np.trapezoid(self.probability, self.removed))
 
 
-def occlusion_curves(
+def deletion_curves(
     classifier: Classifier, pixels: Tensor, maps: Mapping[str, Tensor], index: int, *, steps: int = STEPS, seed: int = 0
 ) -> dict[str, Curve]:
     """The curve of each map (R, C) for the class `index` on one view (channels, rows, columns), and of `random`."""

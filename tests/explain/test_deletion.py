@@ -1,4 +1,4 @@
-"""The occlusion check: what is removed, what is measured, and that class maps beat chance on real images."""
+"""Deletion curves: what is removed, what is measured, and that gradient-weighted attention beats chance."""
 
 import numpy as np
 import pytest
@@ -8,8 +8,8 @@ from reference import random_model, random_pixels
 from vitruvian.data.decode import decode
 from vitruvian.data.preprocess import view
 from vitruvian.errors import ConfigError
-from vitruvian.explain import Curve, class_map, occlusion_curves
-from vitruvian.explain.occlusion import by_rank, covered
+from vitruvian.explain import Curve, deletion_curves, gradient_attention
+from vitruvian.explain.deletion import by_rank, covered
 from vitruvian.predict import Classifier
 
 
@@ -37,7 +37,7 @@ def test_curves_start_at_the_answer_and_end_where_nothing_is_left():
     classifier = Classifier(model)
     pixels = random_pixels(model)[0]
     maps = {"up": torch.arange(6.0).view(2, 3), "down": -torch.arange(6.0).view(2, 3)}
-    curves = occlusion_curves(classifier, pixels, maps, 3)
+    curves = deletion_curves(classifier, pixels, maps, 3)
     assert list(curves) == ["up", "down", "random"]
     blank = pixels.mean(dim=(1, 2), keepdim=True).expand_as(pixels)
     ends = classifier.logits(torch.stack([pixels, blank])).softmax(dim=-1)[:, 3].tolist()
@@ -51,7 +51,7 @@ def test_curves_start_at_the_answer_and_end_where_nothing_is_left():
 def test_random_orders_depend_on_the_seed_alone():
     model = random_model()
     pixels, maps = random_pixels(model)[0], {"map": torch.rand(2, 3)}
-    areas = [occlusion_curves(Classifier(model), pixels, maps, 0, seed=seed)["random"].area for seed in (0, 0, 1)]
+    areas = [deletion_curves(Classifier(model), pixels, maps, 0, seed=seed)["random"].area for seed in (0, 0, 1)]
     assert areas[0] == areas[1] != areas[2]
 
 
@@ -59,20 +59,20 @@ def test_maps_of_different_grids_are_refused():
     model = random_model()
     maps = {"a": torch.zeros(2, 3), "b": torch.zeros(3, 2)}
     with pytest.raises(ConfigError, match="maps of one image have one shape"):
-        occlusion_curves(Classifier(model), random_pixels(model)[0], maps, 0)
+        deletion_curves(Classifier(model), random_pixels(model)[0], maps, 0)
 
 
 @pytest.mark.slow
-def test_class_maps_beat_random_occlusion_on_imagenet_by_the_stated_margin(shared):
+def test_class_maps_beat_random_deletion_on_imagenet_by_the_stated_margin(shared):
     classifier = Classifier(shared / "weights" / "vit_ti16_imagenet1k.safetensors")
     folders = sorted((shared / "data" / "imagenet-val-1000").iterdir())[::17]
     areas = []
     for folder in folders[::2]:
         pixels = view(decode(next(folder.iterdir())), classifier.model.preprocess)
         index = int(classifier.logits(pixels[None]).argmax())
-        maps = {"class": class_map(classifier.model, pixels[None], [index])[0]}
-        curves = occlusion_curves(classifier, pixels, maps, index, steps=5)
-        areas.append((curves["class"].area, curves["random"].area))
+        maps = {"gradient": gradient_attention(classifier.model, pixels[None], [index])[0]}
+        curves = deletion_curves(classifier, pixels, maps, index, steps=5)
+        areas.append((curves["gradient"].area, curves["random"].area))
     found, random = np.mean(areas, axis=0)
     assert len(areas) == 30
     assert random - found > 0.15

@@ -1,4 +1,4 @@
-"""The class map: a slow reference in float64, and the laws of gradients behind it."""
+"""Gradient-weighted attention: a slow reference in float64, and the laws of gradients behind it."""
 
 import subprocess
 import sys
@@ -9,14 +9,14 @@ from reference import SHAPES, TOLERANCE, forward, random_model, random_pixels
 from test_attention_maps import reference_readout
 
 from vitruvian.errors import ConfigError
-from vitruvian.explain import class_map
+from vitruvian.explain import gradient_attention
 
 
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
 def test_it_is_that_of_a_slow_reference_with_the_whole_graph_at_once(changes):
     model = random_model(**changes)
     pixels = random_pixels(model)
-    found = class_map(model, pixels, [3, 0])
+    found = gradient_attention(model, pixels, [3, 0])
     for image, index, values in zip(pixels, [3, 0], found):
         attentions, logits = forward(model, image)
         slopes = torch.autograd.grad(logits[index], attentions)
@@ -34,7 +34,7 @@ def test_it_is_that_of_a_slow_reference_with_the_whole_graph_at_once(changes):
 def test_it_changes_with_the_class_and_is_not_negative(changes):
     model = random_model(**changes)
     pixels = random_pixels(model)
-    one, other = class_map(model, pixels, [0, 0]), class_map(model, pixels, [1, 1])
+    one, other = gradient_attention(model, pixels, [0, 0]), gradient_attention(model, pixels, [1, 1])
     assert (one - other).abs().amax(dim=(1, 2)).min() > 1e-4
     assert min(one.min(), other.min()) >= 0
 
@@ -58,16 +58,16 @@ def test_without_classes_it_explains_each_images_own_answer():
     pixels = random_pixels(model, batch=4)
     with torch.no_grad():
         answers = model(pixels).argmax(dim=1)
-    torch.testing.assert_close(class_map(model, pixels), class_map(model, pixels, answers))
+    torch.testing.assert_close(gradient_attention(model, pixels), gradient_attention(model, pixels, answers))
 
 
 def test_it_leaves_no_gradients_behind_and_works_on_frozen_models_without_gradients():
     model = random_model()
-    wanted = class_map(model, random_pixels(model), [1, 2])
+    wanted = gradient_attention(model, random_pixels(model), [1, 2])
     assert all(parameter.grad is None for parameter in model.parameters())
     model.requires_grad_(False)
     with torch.no_grad():
-        torch.testing.assert_close(class_map(model, random_pixels(model), [1, 2]), wanted)
+        torch.testing.assert_close(gradient_attention(model, random_pixels(model), [1, 2]), wanted)
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,13 @@ def test_it_leaves_no_gradients_behind_and_works_on_frozen_models_without_gradie
 def test_classes_that_do_not_fit_are_named(classes, text):
     model = random_model()
     with pytest.raises(ConfigError, match=text):
-        class_map(model, random_pixels(model), classes)
+        gradient_attention(model, random_pixels(model), classes)
 
 
 def test_a_model_without_head_has_no_class_to_explain():
     model = random_model(classes=0)
     with pytest.raises(ConfigError, match="this model has no head, so there is no class to explain"):
-        class_map(model, random_pixels(model))
+        gradient_attention(model, random_pixels(model))
 
 
 @pytest.mark.slow
@@ -92,11 +92,11 @@ def test_vit_l16_at_384_stays_under_four_gigabytes():
         import resource
         import torch
         from vitruvian import create_model
-        from vitruvian.explain import class_map, rollout
+        from vitruvian.explain import attention_rollout, gradient_attention
         model = create_model("ViT-L/16", image_size=384).eval()
         torch.nn.init.normal_(model.head.weight, std=0.02)
         pixels = torch.randn(1, 3, 384, 384)
-        for maps in (rollout(model, pixels), class_map(model, pixels, [7])):
+        for maps in (attention_rollout(model, pixels), gradient_attention(model, pixels, [7])):
             assert maps.shape == (1, 24, 24) and maps.isfinite().all()
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         """
