@@ -16,7 +16,7 @@ from vitruvian.cli.pack import pack as pack_command
 from vitruvian.data.decode import decode
 from vitruvian.data.jpeg import read_header
 from vitruvian.data.pack import PackSettings, encode, pack
-from vitruvian.data.pack.shard import label_texts, sample_name
+from vitruvian.data.pack.shards import label_texts, sample_name
 from vitruvian.data.sources import open_dataset
 from vitruvian.errors import ConfigError, DataError
 

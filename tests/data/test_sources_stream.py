@@ -77,9 +77,7 @@ def test_a_shard_is_fetched_once_for_all_readers(shards, monkeypatch):
     url, _ = shards
     fetched = []
     original = remote.download
-    monkeypatch.setattr(
-        "vitruvian.data.sources.remote.cache.download", lambda u, t: (fetched.append(u), original(u, t))
-    )
+    monkeypatch.setattr("vitruvian.data.sources.remote.download", lambda u, t: (fetched.append(u), original(u, t)))
     train = open_dataset(url).train
     copy = pickle.loads(pickle.dumps(train))
     assert train.read(0) == copy.read(0)

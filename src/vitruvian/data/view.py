@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitruvian.config import Preprocess
 from vitruvian.data.decode import ImageInput, RawImage, decode
-from vitruvian.data.preprocess import view
+from vitruvian.data.preprocess import preprocess_image
 from vitruvian.errors import ConfigError
 
 View = Callable[[RawImage, np.random.Generator], Tensor]
@@ -42,7 +42,7 @@ class EvaluationView:
     preprocess: Preprocess
 
     def __call__(self, image: ImageInput, rng: np.random.Generator) -> Tensor:
-        return view(decode(image), self.preprocess)
+        return preprocess_image(image, self.preprocess)
 
 
 @dataclass(frozen=True, slots=True)

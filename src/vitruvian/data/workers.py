@@ -17,13 +17,11 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Generic, TypeVar
-
-import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
 
 from vitruvian.errors import DataError, VitruvianError
 from vitruvian.text import one_line
@@ -55,7 +53,7 @@ class Failure:
         return error
 
 
-class Calls(Dataset[Any]):
+class Calls:
     """A function as a dataset whose items are its results."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
@@ -68,7 +66,7 @@ class Calls(Dataset[Any]):
             return Failure(error)
 
 
-class Items(Sampler[Any]):
+class Items:
     """The items to call the function with: other ones each time."""
 
     def __init__(self) -> None:
@@ -82,12 +80,15 @@ class Workers(Generic[Item, Result]):
     """One or more processes that live until `close`, or until this object or this process ends."""
 
     def __init__(self, function: Callable[[Item], Result], count: int) -> None:
+        import torch  # which takes seconds, and is not needed without workers
+        from torch.utils.data import DataLoader
+
         context = start_method()
         self._items = Items()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", TOO_MANY)
-            self._loader: DataLoader[Any] | None = DataLoader(
-                Calls(function),
+            self._loader: Iterable[Any] | None = DataLoader(
+                Calls(function),  # type: ignore[arg-type]
                 sampler=self._items,
                 batch_size=None,
                 num_workers=count,
@@ -112,8 +113,8 @@ class Workers(Generic[Item, Result]):
                 if isinstance(result, Failure):
                     raise result.error()
                 yield result
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
+        except (RuntimeError, ConnectionError, EOFError) as error:  # a result's memory is fetched from its worker
+            if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
                 raise
             self.close()
             raise DataError(
@@ -140,7 +141,7 @@ def start_method() -> BaseContext:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload(["torch.utils.data", __name__])
     forkserver.ensure_running()
     return context
 
@@ -186,3 +187,12 @@ def unguarded_script() -> str:
         if guards and node.lineno <= frame.f_lineno <= (node.end_lineno or 0):  # type: ignore[attr-defined]
             return ""
     return f"line {frame.f_lineno} of {path}"
+
+
+def in_order(function: Callable[[Item], Result], items: Iterable[Item], *, workers: int) -> Iterator[Result]:
+    """`function(item)` of each item, in the order of the items; 0 workers: in this process."""
+    if workers == 0:
+        yield from map(function, items)
+        return
+    with closing(Workers(function, workers)) as processes:
+        yield from processes.results(items)

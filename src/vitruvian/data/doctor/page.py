@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vitruvian.data.decode import decode
 from vitruvian.data.doctor.findings import HEADINGS, MARKS, Diagnosis, Example, Finding, ImageRef, heading, verdict
-from vitruvian.data.sources.base import Dataset
-from vitruvian.data.thumbnail import thumbnail_of
+from vitruvian.data.sources.base import Dataset, Source
+from vitruvian.errors import VitruvianError
 from vitruvian.report import html
 from vitruvian.report.html import Html, joined, remark, text
-from vitruvian.report.images import figure
+from vitruvian.report.images import figure, thumbnail
 
 
 def page(diagnosis: Diagnosis, data: Dataset) -> str:
@@ -47,3 +48,11 @@ def example_html(example: Example, data: Dataset) -> Html:
 def image_html(image: ImageRef, data: Dataset) -> Html:
     caption = Html(f"{text(image.key)}<br>{text(image.split)}, {text(image.label)}")
     return figure(thumbnail_of(data.splits[image.split], image.index), caption)
+
+
+def thumbnail_of(source: Source, index: int) -> Html:
+    """A small version of an example, or words in its place where it cannot be read any more."""
+    try:
+        return thumbnail(decode(source.read(index)), source.key(index))
+    except (VitruvianError, OSError):
+        return Html("no image")

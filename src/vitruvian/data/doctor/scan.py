@@ -16,8 +16,8 @@ from PIL import Image
 
 from vitruvian.data.decode import Reduced, open_reduced, orientation, reason
 from vitruvian.data.doctor.sketch import SKETCH_BYTES, Bytes, sketch
-from vitruvian.data.parallel import in_order
 from vitruvian.data.sources.base import Source
+from vitruvian.data.workers import in_order
 from vitruvian.progress import Track
 
 CHUNK = 32

@@ -8,13 +8,22 @@ from itertools import chain, groupby
 from pathlib import Path
 
 from vitruvian.data.pack.encode import PackFormat, PackSettings, chosen, encode_some
-from vitruvian.data.pack.shard import Filling, Shard, Skipped, label_texts, write_shard
-from vitruvian.data.pack.state import PackState, SplitState, fresh_state, resumed_state
-from vitruvian.data.parallel import in_order
+from vitruvian.data.pack.shards import (
+    Filling,
+    PackState,
+    Shard,
+    Skipped,
+    SplitState,
+    fresh_state,
+    label_texts,
+    resumed_state,
+    write_shard,
+)
 from vitruvian.data.sources import open_dataset
 from vitruvian.data.sources.base import Dataset
 from vitruvian.data.sources.names import split_name
 from vitruvian.data.sources.remote.stream import SIZES_FILE
+from vitruvian.data.workers import in_order
 from vitruvian.errors import DataError, FileError
 from vitruvian.files import write_json
 from vitruvian.progress import Track, untracked

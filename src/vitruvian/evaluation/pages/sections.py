@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from vitruvian.data.doctor.page import thumbnail_of
 from vitruvian.data.sources.base import Source
-from vitruvian.data.thumbnail import thumbnail_of
 from vitruvian.evaluation.measuring.metrics import MEASURE_NAMES, Measures, Mistake
 from vitruvian.evaluation.pages.confusion import MOST_IN_TABLE, confusion_view
 from vitruvian.report.html import Html, paragraph, percent_bar, section, table, text

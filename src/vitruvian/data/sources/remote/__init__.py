@@ -1,16 +1,29 @@
-"""Files behind a URL, through fsspec: found, read and copied here."""
+"""Files behind a URL, through fsspec: found, read, and copied to a cache on the local disk that all processes share."""
 
 from __future__ import annotations
 
+import os
+import queue
+import shutil
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from vitruvian.data.decode import RawImage
+from vitruvian.data.sources.formats.tar import image_of, samples
+from vitruvian.data.sources.index import OpenFile, class_numbers
 from vitruvian.data.sources.names import expanded
 from vitruvian.errors import DataError, FileError, MissingExtraError, VitruvianError, require
-from vitruvian.files import writing
+from vitruvian.files import locked, short_hash, staged, writing
+from vitruvian.text import one_line
 
 Result = TypeVar("Result")
 
@@ -107,3 +120,132 @@ def download(url: str, target: Path) -> None:
         wanted, found = remote_size(url), here.tell()
         if wanted is not None and wanted != found:
             raise DataError(f"{url}: {found} of {wanted} bytes arrived")
+
+
+THREADS = 4
+"""Shards fetched at a time by one process."""
+
+
+class LocalShard:
+    """A shard on the local disk and where its labeled images lie; it stays readable when it is evicted."""
+
+    def __init__(self, folder: Path) -> None:
+        with np.load(folder / "index.npz", allow_pickle=False) as content:
+            self.labels: NDArray[np.int32] = content["labels"]
+            self._offsets, self._sizes, self._members = content["offsets"], content["sizes"], content["members"]
+            self.weights: NDArray[np.float32] = content["weights"]
+            self._name = str(content["name"])
+        self._file = OpenFile(folder / "shard.tar")
+        self._file.read(0, 0)  # opened now
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def key(self, index: int) -> str:
+        return f"{self._name}:{os.fsdecode(self._members[index])}"
+
+    def read(self, index: int) -> RawImage:
+        size = int(self._sizes[index])
+        return image_of(self._file.read(int(self._offsets[index]), size), size, self.key(index))
+
+
+class ShardCache:
+    """The shards of one dataset by number, fetched when they are needed or announced."""
+
+    def __init__(self, urls: tuple[str, ...], classes: tuple[str, ...], *, folder: Path, bytes_kept: int, kept: int):
+        """At most about `bytes_kept` bytes stay on the disk, and `kept` shards stay open in a process."""
+        self.urls, self.classes = urls, classes
+        self.folder, self.bytes_kept, self.kept = folder, bytes_kept, kept
+        self._begin_empty()
+
+    def _begin_empty(self) -> None:
+        self._futures: OrderedDict[int, Future[LocalShard]] = OrderedDict()
+        self._waiting: queue.SimpleQueue[tuple[int, Future[LocalShard]]] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin_empty()
+
+    def shard(self, number: int) -> LocalShard:
+        """The shard, once it is here."""
+        future = self.begin(number)
+        try:
+            return future.result()
+        except BaseException:
+            with self._lock:
+                self._futures.pop(number, None)  # so that the next call tries again
+            raise
+
+    def begin(self, number: int) -> Future[LocalShard]:
+        """Fetch a shard in the background, unless it is here or on its way."""
+        with self._lock:
+            if number not in self._futures:
+                self._futures[number] = Future()
+                self._waiting.put((number, self._futures[number]))
+                if len(self._threads) < THREADS:
+                    thread = threading.Thread(target=self._work, daemon=True)  # an exit does not wait for it
+                    self._threads.append(thread)
+                    thread.start()
+            self._futures.move_to_end(number)
+            future = self._futures[number]
+            while len(self._futures) > self.kept and next(iter(self._futures.values())).done():
+                self._futures.popitem(last=False)
+            return future
+
+    def _work(self) -> None:
+        while True:
+            number, future = self._waiting.get()
+            try:
+                future.set_result(self._fetched(self.urls[number]))
+            except BaseException as error:
+                future.set_exception(error)
+
+    def _fetched(self, url: str) -> LocalShard:
+        target = self.folder / short_hash([url, remote_size(url), self.classes])
+        try:
+            return self._copied(url, target)
+        except (OSError, FileError) as error:  # it must not pass for an image that cannot be read
+            raise DataError(f"{url}: no copy of it in {self.folder}: {one_line(error)}") from error
+
+    def _copied(self, url: str, target: Path) -> LocalShard:
+        with locked(target.with_suffix(".lock")):  # other processes wait for this copy instead of making their own
+            if not target.is_dir():
+                with staged(target) as new:
+                    new.mkdir()
+                    download(url, new / "shard.tar")
+                    write_table(new, url.rpartition("/")[2], self.classes)
+                self._evict(target)
+            os.utime(target)
+            return LocalShard(target)
+
+    def _evict(self, newest: Path) -> None:
+        """Remove the shards that were opened longest ago until the rest fits."""
+        with locked(self.folder / "eviction.lock"):
+            folders = [path.parent for path in self.folder.glob("[!.]*/shard.tar")]
+            sizes = {folder: (folder / "shard.tar").stat().st_size for folder in folders}
+            excess = sum(sizes.values()) - self.bytes_kept
+            for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime):
+                if excess > 0 and folder != newest:
+                    with locked(folder.with_suffix(".lock"), wait=False) as free:
+                        if free:  # no process is about to open it
+                            shutil.rmtree(folder, ignore_errors=True)
+                            excess -= sizes[folder]
+
+
+def write_table(folder: Path, name: str, classes: tuple[str, ...]) -> None:
+    """Write down where the labeled images of a shard lie."""
+    found = [sample for sample in samples(folder / "shard.tar", name) if sample.member and sample.label is not None]
+    np.savez(
+        folder / "index.npz",
+        labels=class_numbers([sample.label or "" for sample in found], classes),
+        offsets=np.array([sample.offset for sample in found], np.int64),
+        weights=np.array([sample.weight for sample in found], np.float32),
+        sizes=np.array([sample.size for sample in found], np.int64),
+        members=np.array([os.fsencode(sample.member) for sample in found], np.bytes_),
+        name=np.array(name),
+    )

@@ -17,8 +17,7 @@ from vitruvian.data.order import Blocks, IndexArray
 from vitruvian.data.sources.base import Dataset, Source, make_dataset
 from vitruvian.data.sources.formats.tar import open_tar
 from vitruvian.data.sources.names import CLASS_FILES, natural, parse_classes, split_of_file
-from vitruvian.data.sources.remote import download, remote_files, remote_size, remote_text
-from vitruvian.data.sources.remote.cache import LocalShard, ShardCache
+from vitruvian.data.sources.remote import LocalShard, ShardCache, download, remote_files, remote_size, remote_text
 from vitruvian.errors import DataError
 from vitruvian.files import cache_folder, parse_json, short_hash
 
