@@ -75,13 +75,17 @@ def test_a_quick_sweep_ends_with_a_number_and_a_model(vit, images, weights, tmp_
     code, out, err = vit("finetune", *arguments, *changes)
     assert code == 0, err
     assert "test-lr-0.0003-seed-0" in out
-    assert "on the test split (one run)" in out
+    assert "(one run)\nmeasured on the split 'test'" in out
+    assert "test split" not in err
     code, out, err = vit("finetune", *arguments, *changes, "--json")
     assert json.loads(out)["top1"]["count"] == 1
     assert "(done before)" in err
     model = tmp_path / "sweep" / "test-lr-0.0003-seed-0"
     assert json.loads((model / "model" / "config.json").read_text())["preprocess"]["image_size"] == [32, 32]
-    assert vit("predict", images / "test" / "dark" / "0.png", "--model", model).code == 0
+    code, out, err = vit("predict", images / "test" / "dark" / "0.png", "--model", tmp_path / "sweep")
+    assert code == 0
+    assert "has 1 finished trial; this is test-lr-0.0003-seed-0" in err
+    assert out == vit("predict", images / "test" / "dark" / "0.png", "--model", model).out
 
 
 def test_broken_images_and_empty_folders_are_said(vit, images, weights, tmp_path):

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from vitruvian.catalog import resolve
+from vitruvian.config import Preprocess
 from vitruvian.data.sources.base import Source
 from vitruvian.errors import FileError, ImageError, TrainingError
 from vitruvian.evaluation.measuring.metrics import Tally
@@ -15,6 +17,9 @@ from vitruvian.training.journal import FOLDER, TensorBoard
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.report import Outcome, write_report
 from vitruvian.training.run import create
+from vitruvian.weights.description import Description
+
+MODEL = Description(config=resolve("ViT-Ti/16"), preprocess=Preprocess()).to_json()
 
 
 class Squares(Source):
@@ -53,7 +58,7 @@ def lines(folder, *steps, split="train", **values):
 
 @pytest.fixture
 def run(tmp_path):
-    facts = {"data": "/photos/<pets>", "notes": ["left out: 3 <files>"], "environment": {"threads": 77}}
+    facts = {"data": "/photos/<pets>", "notes": ["left out: 3 <files>"], "environment": {"threads": 77}, "model": MODEL}
     return create(tmp_path / "run", Recipe(epochs=3, model="ViT-Ti/16", about="<i>"), facts)
 
 
@@ -89,6 +94,23 @@ def test_a_report_has_every_part_and_nothing_that_is_interpreted(run):
     assert "<b>.jpg" not in page
 
 
+@pytest.mark.parametrize(
+    ("config", "weights", "title"),
+    [
+        (resolve("ViT-Ti/16").replace(classes=3), "", "ViT-Ti/16 on"),
+        (resolve("ViT-Ti/16").replace(layers=4, width=96), "", "ViT of depth 4, width 96, patch 16 on"),
+        (resolve("ViT-B/32"), "/weights/mine.npz", "ViT-B/32 from mine.npz on"),
+    ],
+)
+def test_a_title_names_the_model_that_it_is(tmp_path, config, weights, title):
+    facts = {"data": "pets", "model": Description(config=config, preprocess=Preprocess()).to_json()}
+    made = create(tmp_path / "run", Recipe(epochs=3, weights=weights, eval_every=0), facts)
+    page = write_report(made, Outcome(train=Squares([0, 1, 1, 1]))).read_text()
+    assert f"<h1>{title} pets</h1>" in page
+    assert "ViT-S/16" not in page
+    assert "1000000000" not in page
+
+
 def test_mistakes_are_shown_worst_first_with_label_prediction_and_probability(run):
     squares = Squares([0, 1, 1, 1])
     page = write_report(run, Outcome(train=squares, held_out=squares, measures=measures())).read_text()
@@ -100,7 +122,7 @@ def test_mistakes_are_shown_worst_first_with_label_prediction_and_probability(ru
 
 
 def test_a_run_without_lines_or_held_out_images_still_has_a_report(tmp_path):
-    run = create(tmp_path / "run", Recipe(epochs=1), {})
+    run = create(tmp_path / "run", Recipe(epochs=1), {"model": MODEL})
     page = write_report(run, Outcome(train=Squares([0, 1] * 30), stopped="the <disk> is full")).read_text()
     assert "no step is on record" in page
     assert "its accuracy is not known" in page

@@ -301,3 +301,20 @@ def test_an_existing_folder_is_refused_before_the_head_is_fitted(tmp_path, monke
     with pytest.raises(TrainingError, match="run: exists and is not empty; choose another out="):
         train(data, weights=tiny_weights(tmp_path / "weights"), out=tmp_path / "run", settings=["workers=0"])
     assert (tmp_path / "run" / "mine.txt").read_text() == "mine"
+
+
+def test_weights_are_read_once(tmp_path, monkeypatch):
+    from vitruvian.weights import files
+
+    read, seen = files.read, []
+    monkeypatch.setattr(files, "read", lambda path: seen.append(path) or read(path))
+    data = folder_of(tmp_path / "images", cat=3, dog=3)
+    start = tiny_weights(tmp_path / "weights")
+    seen.clear()
+    train(data, weights=start, out=tmp_path / "run", settings=["workers=0", "steps=1", "batch_size=2", "enlarge=2"])
+    assert len(seen) == 1
+
+
+def test_a_run_that_evaluates_at_the_end_alone_says_so_by_0(tmp_path):
+    run = tiny_run(tmp_path, "eval_every=0")
+    assert [line["step"] for line in run.metrics("val")] == [12]

@@ -20,9 +20,10 @@ from vitruvian.training.recipe import Recipe
 from vitruvian.training.recipes import changed, keys_of, read_recipe
 from vitruvian.training.run import RUNS, lasting_data, lasting_path
 from vitruvian.training.series import Series
-from vitruvian.training.sweep import SWEEP_FILE, Protocol, Sweep, Trial, differences
+from vitruvian.training.sweep import Protocol, Sweep, Trial, differences
 from vitruvian.training.sweep_report import write_sweep_report
 from vitruvian.training.train import with_progress
+from vitruvian.weights.load import SWEEP_FILE
 
 SMALL_RECIPE = "finetune-small"
 """For data that is not a task of the paper."""

@@ -138,7 +138,7 @@ class TrainingBatches:
         """Steps of an epoch."""
         self.total = recipe.steps or max(1, round(recipe.epochs * self.per_epoch))
         """Steps of the whole run."""
-        self.per_evaluation = max(1, round(recipe.eval_every * self.per_epoch))
+        self.per_evaluation = max(1, round(recipe.eval_every * self.per_epoch)) if recipe.eval_every else self.total
         """Steps from one evaluation to the next."""
         self.stages = stages_of(recipe, augment.image_size, self.total)
 

@@ -192,7 +192,8 @@ class ShownProgress(Listener):
 
 def described(line: Line) -> str:
     """A line of metrics in words."""
-    text = f"epoch {line['epoch']:.2f}  {line['split']} loss {line['loss']:.4f}  top-1 {line['top1']:.2f}%"
+    what = "train" if line["split"] == "train" else "held-out"
+    text = f"epoch {line['epoch']:.2f}  {what} loss {line['loss']:.4f}  top-1 {line['top1']:.2f}%"
     if "lr" in line:
         text += f"  lr {line['lr']:.2e}  {line['images_per_second']:.0f} img/s"
     return text

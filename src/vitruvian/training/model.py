@@ -19,8 +19,10 @@ from vitruvian.training.masked import Colors, MaskedViT
 from vitruvian.training.objective import Labels, Objective
 from vitruvian.training.optimizer import freeze
 from vitruvian.training.recipe import Recipe
+from vitruvian.weights.adapt import Changes
 from vitruvian.weights.description import Description
-from vitruvian.weights.load import load
+from vitruvian.weights.load import locate, open_model, published_name
+from vitruvian.weights.parse import LoadHints
 
 MMAP_THRESHOLD = -3
 """glibc's M_MMAP_THRESHOLD: larger blocks go back to the system as soon as they are freed."""
@@ -86,29 +88,31 @@ def from_scratch(recipe: Recipe, labels: Sequence[str]) -> Model:
 
 def from_weights(recipe: Recipe, labels: Sequence[str]) -> Model:
     """The weights, with their own head where it is for the same classes, else with a fresh one."""
-    model = load(recipe.weights)
-    size = measured_size(recipe, model.config)
-    if size != model.config.image_size:
-        model = load(recipe.weights, image_size=size)
-    origin = model.origin
-    if not labels:
-        model = load(recipe.weights, image_size=size, classes=0)
-    elif model.labels != tuple(labels):
-        model = load(recipe.weights, image_size=size, classes=len(labels), head="new")
-        start_head(model, recipe.head_bias)
     others = set(recipe.architecture).difference(REGULARISERS)
     if others:
         raise ConfigError(
             f"architecture.{min(others)} cannot change what weights already have; "
             f"with weights, only {', '.join(sorted(REGULARISERS))} can"
         )
+
+    def changes(found: Description) -> Changes:
+        size: Size | None = measured_size(recipe, found.config)
+        size = None if size == found.config.image_size else size
+        if found.labels == tuple(labels):
+            return Changes(image_size=size)
+        return Changes(image_size=size, classes=len(labels), head="new" if labels else "keep")
+
+    hints = LoadHints(name=published_name(recipe.weights))
+    model, _ = open_model(locate(recipe.weights), hints, changes)
+    if model.labels is None:
+        start_head(model, recipe.head_bias)
     if recipe.architecture and isinstance(model.config, ViTConfig):  # regularizers say nothing about a ResNet
-        preprocess = model.preprocess
+        preprocess, origin = model.preprocess, model.origin
         changed = empty(changed_config(model.config, recipe.architecture))
         changed.load_state_dict(model.state_dict(), assign=True)
         model = changed.requires_grad_(True)
-        model.preprocess = preprocess
-    model.origin = f"trained from {recipe.weights}" + (f" ({origin})" if origin else "")
+        model.preprocess, model.origin = preprocess, origin
+    model.origin = f"trained from {recipe.weights}" + (f" ({model.origin})" if model.origin else "")
     return model
 
 

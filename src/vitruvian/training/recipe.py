@@ -150,7 +150,7 @@ class Recipe(Settings):
     """Pairs of a share of the run and the side in pixels from there on; before and without them, `image_size`."""
 
     eval_every: float = 1.0
-    """In epochs; the last step is always evaluated."""
+    """In epochs; 0 for the last step alone, which is always evaluated."""
     eval_batch_size: int = 0
     """0: as in training."""
     monitor: Monitor = "top1"
@@ -190,7 +190,7 @@ class Recipe(Settings):
             check_range(name, getattr(self, name), 0.1, 10.0)
         for name in ("ema_decay", "layer_decay"):
             check_range(name, getattr(self, name), 1e-6, 1.0)
-        for name, least, most in (("patch_drop", 0.0, 0.95), ("val_fraction", 0.001, 0.9), ("eval_every", 1e-6, 1e9)):
+        for name, least, most in (("patch_drop", 0.0, 0.95), ("val_fraction", 0.001, 0.9), ("eval_every", 0.0, 1e9)):
             check_range(name, getattr(self, name), least, most)
         for name, values in (("lr", (self.lr,)), ("lrs", self.lrs)):
             for value in values:
@@ -206,6 +206,11 @@ class Recipe(Settings):
             raise ConfigError(f"decouple_lr=true is for optimizer='adamw', not for {self.optimizer!r}")
         if [share for share, _ in self.resolutions] != sorted({share for share, _ in self.resolutions}):
             raise ConfigError(f"resolutions={self.resolutions} do not begin one after the other")
+
+    def shown(self) -> dict[str, Any]:
+        """The settings that hold, for people: without the model, which weights and `architecture` overrule."""
+        left_out = DESCRIPTION | {"model"} | ({"weights"} if not self.weights else set())
+        return {key: value for key, value in self.to_json().items() if key not in left_out}
 
     def check_masked(self) -> None:
         """Refuse what has no meaning where no labels are learnt."""

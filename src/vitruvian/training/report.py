@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitruvian.catalog import title_of
 from vitruvian.config import ViTConfig
 from vitruvian.data.doctor.classes import small_classes, uneven_classes
 from vitruvian.data.sources.base import Source
@@ -52,9 +53,14 @@ class Outcome:
 
 def write_report(run: Run, outcome: Outcome) -> Path:
     """Write `report.html` into the run's folder and give its path; an older one stays until the new is complete."""
-    start = Path(run.recipe.weights).name or run.recipe.model
-    title = f"{start} on {Path(str(run.facts.get('data', 'unnamed data'))).name}"
+    title = f"{name_of(run)} on {Path(str(run.facts.get('data', 'unnamed data'))).name}"
     return write_text(run.folder / PAGE, page(title, sections(title, run, outcome)))
+
+
+def name_of(run: Run) -> str:
+    """What to call the model: what it is, and the weights that it started from."""
+    model = title_of(Description.from_json(run.facts.get("model"), f"{run.folder}/run.json").config)
+    return f"{model} from {Path(run.recipe.weights).name}" if run.recipe.weights else model
 
 
 def sections(title: str, run: Run, outcome: Outcome) -> Iterator[Html]:
@@ -78,7 +84,7 @@ def sections(title: str, run: Run, outcome: Outcome) -> Iterator[Html]:
         assert isinstance(model.config, ViTConfig)
         yield from color_sections(outcome.measures, model.preprocess, model.config.patch_size, outcome.held_out)
     yield section("Data", *data_problems(outcome.train, run.unreadable, recorded.get("notes", ())))
-    yield section("Settings", facts(run.recipe.to_json()))
+    yield section("Settings", facts({"model": name_of(run)} | run.recipe.shown()))
     yield section("Environment", facts(environment() | recorded.get("environment", {})))
 
 

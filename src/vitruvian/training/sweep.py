@@ -16,8 +16,7 @@ from vitruvian.training.recipe import DESCRIPTION, HARMLESS, Recipe
 from vitruvian.training.recipes import recipe_from
 from vitruvian.training.run import FAILED_FILE, Run, RunState
 from vitruvian.weights.description import fingerprint
-
-SWEEP_FILE = "sweep.json"
+from vitruvian.weights.load import SWEEP_FILE
 
 Kind = Literal["dev", "test"]
 
@@ -123,7 +122,7 @@ class Protocol:
         """The settings of one trial; the test split is measured once, at the end."""
         changes: dict[str, Any] = {"lr": trial.lr, "seed": trial.seed, "validation": trial.kind}
         if trial.kind == "test":
-            changes["eval_every"] = 1e9
+            changes["eval_every"] = 0
         return self.recipe.replace(**changes)
 
 

@@ -35,7 +35,7 @@ def sections(title: str, sweep: Sweep) -> Iterator[Html]:
             f"Trained on everything else, and measured once, at the end, on {sweep.measured_on or 'held-out images'}."
         )
         yield section("Result", trial_table(sweep, sweep.test), note=note)
-    yield section("Settings", facts(sweep.protocol.recipe.to_json()))
+    yield section("Settings", facts(sweep.protocol.recipe.shown()))
 
 
 def progress(sweep: Sweep) -> str:

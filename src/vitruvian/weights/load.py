@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from vitruvian.config import ModelConfig, Preprocess, Size
 from vitruvian.errors import CheckpointError, ConfigError
+from vitruvian.files import read_object
 from vitruvian.model.build import Model, empty
+from vitruvian.progress import tell
+from vitruvian.text import counted
 from vitruvian.weights import files
 from vitruvian.weights.adapt import Changes, Head, adapt
 from vitruvian.weights.description import Description
@@ -17,6 +20,8 @@ from vitruvian.weights.parse import LoadHints, parse_checkpoint
 
 RUN_FILE = "run.json"
 """What tells the folder of a training run from other folders."""
+SWEEP_FILE = "sweep.json"
+"""What tells the folder of a fine-tuning."""
 
 
 def load(
@@ -60,11 +65,15 @@ def load(
 
 
 def open_model(
-    path: Path, hints: LoadHints, changes: Changes, labels: Sequence[str] | None = None
+    path: Path,
+    hints: LoadHints,
+    changes: Changes | Callable[[Description], Changes],
+    labels: Sequence[str] | None = None,
 ) -> tuple[Model, str]:
-    """A model from a path, and the name of its family."""
+    """A model from a path, and the name of its family; changes may depend on what is found there."""
     try:
         family, description, model, state = parse_checkpoint(files.read(path), hints)
+        changes = changes(description) if callable(changes) else changes
         config, state = adapt(description.config, state, changes)
         if config != description.config:
             model = empty(config)
@@ -81,12 +90,14 @@ def open_model(
 
 
 def locate(source: str | Path) -> Path:
-    """The path that a source means: itself, the model of a training run, or where published weights were put."""
+    """The path that a source means: itself, the model of a run or of a sweep's best trial, or of a published name."""
     if not str(source).strip():
         raise CheckpointError("the name of the weights is empty; give a file, a folder or a published name")
     path = Path(source).expanduser()
     if (path / RUN_FILE).is_file():
         return trained(path)
+    if (path / SWEEP_FILE).is_file():
+        return trained(best_trial(path))
     if path.exists():
         return path
     if isinstance(source, Path) or path.is_absolute() or source.startswith((".", "~")):
@@ -106,6 +117,20 @@ def trained(run: Path) -> Path:
     if (run / "model").is_dir():
         return run / "model"
     raise CheckpointError(f"{run}: this run has not finished; continue it with `vit train --resume {run}`")
+
+
+def best_trial(sweep: Path) -> Path:
+    """The run of a fine-tuning whose result is best; said on stderr."""
+    record = read_object(sweep / SWEEP_FILE, raises=CheckpointError)
+    metric = "mean_per_class" if record.get("metric") == "mean_per_class" else "top1"
+    trials = record.get("trials")
+    found = [t for t in trials if isinstance(t, dict)] if isinstance(trials, list) else []
+    done = {str(t.get("folder")): t[metric] for t in found if t.get("kind") == "test" and t.get("state") == "done"}
+    if not done:
+        raise CheckpointError(f"{sweep}: no trial of this fine-tuning has finished; the same `vit finetune` goes on")
+    best = max(done, key=done.__getitem__)
+    tell(f"note: {sweep} has {counted(len(done), 'finished trial')}; this is {best}, {done[best]:.2f}% right")
+    return sweep / Path(best).name
 
 
 def fitting_labels(
