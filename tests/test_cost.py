@@ -6,7 +6,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitruvian.catalog import VARIANTS, resolve
-from vitruvian.config import ViTConfig
+from vitruvian.config import RopeConfig, ViTConfig
 from vitruvian.cost import multiply_adds, parameters
 from vitruvian.model.build import build, empty
 
@@ -53,8 +53,13 @@ ODD_ONES = {
     "no positions": {"positions": "none"},
     "gated": {"mlp": "swiglu", "qkv_bias": False, "registers": 2},
     "distilled": {"distillation": True, "layer_scale": True, "class_position": False},
-    "hidden": {"representation_size": 7, "pool": "token_mean"},
+    "pre-logits": {"representation_size": 7, "pool": "token_mean"},
     "headless": {"classes": 0},
+    "mixed rotary": {"rope": RopeConfig(kind="mixed"), "qk_norm": True, "attention_norm": True, "mlp_norm": True},
+    "relative bias": {"positions": "relative_bias", "norm": "rms", "dense_bias": False},
+    "parallel": {"block": "parallel", "layer_scale": True, "pre_norm": True, "patch_bias": False, "final_norm": False},
+    "map beside a class token": {"pool": "map", "pool_heads": 2, "pool_mlp_width": 8, "norm": "rms"},
+    "projection": {"representation_size": 7, "projection": True},
     "gray": {"channels": 1},
 }
 

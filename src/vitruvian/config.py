@@ -23,10 +23,13 @@ BATCH = 16
 """Images that a model answers at a time, unless told."""
 
 Pool = Literal["token", "mean", "map", "token_mean"]
-Positions = Literal["none", "learned", "learned_2d", "relative", "sincos"]
+Positions = Literal["none", "learned", "learned_2d", "relative", "relative_bias", "sincos"]
 PositionResize = Literal["zoom", "bicubic", "bicubic_antialias", "bicubic_aligned", "dino"]
-Gelu = Literal["erf", "tanh"]
+Gelu = Literal["erf", "tanh", "quick"]
 Mlp = Literal["gelu", "swiglu"]
+Norm = Literal["layer", "rms"]
+BlockOrder = Literal["pre_norm", "res_post_norm", "parallel"]
+Rope = Literal["axial", "normalized", "mixed"]
 ConvStyle = Literal["hybrid", "timm", "bit"]
 Fit = Literal["squash", "crop"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "area", "lanczos"]
@@ -94,6 +97,8 @@ LIMITS: dict[str, Size] = {
     "width": (1, 65_536),
     "mlp_width": (1, 262_144),
     "heads": (1, 4096),
+    "pool_heads": (0, 4096),
+    "pool_mlp_width": (0, 262_144),
     "classes": (0, 1_000_000),
     "registers": (0, 4096),
     "representation_size": (0, 65_536),
@@ -112,7 +117,8 @@ class Numerics(Settings):
     """The choices that differ between families of weights and change the numbers."""
 
     gelu: Gelu = "tanh"
-    """Exact (`erf`) or the `tanh` approximation; they differ by up to 4.7e-4 an element."""
+    """Exact (`erf`), the `tanh` approximation (they differ by up to 4.7e-4 an element) or CLIP's x sigmoid(1.702 x)
+    (`quick`, up to 0.02)."""
     norm_eps: float = 1e-6
     """Epsilon of every LayerNorm."""
     position_resize: PositionResize = "zoom"
@@ -150,6 +156,31 @@ class StemConfig(Settings):
         return self.width * 4 * 2 ** (len(self.stages) - 1) if self.stages else self.width
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RopeConfig(Settings):
+    """Rotary positions: how patches' queries and keys are turned."""
+
+    kind: Rope = "axial"
+    """`axial`: by row and by column, in patches; `normalized`: the same in shares of the image from -1 to 1 (DINOv3);
+    `mixed`: by learned mixtures of both, for each layer and head."""
+    temperature: float = 10_000.0
+    """Longest wavelength, in units of 2 pi."""
+    reference_grid: Size | None = None
+    """Places are scaled to this grid (EVA-02), so that another image size spans the same angles."""
+    offset: float = 0.0
+    """Place of the first row and column."""
+    columns_first: bool = False
+    """The first half of the channels turns by column, the second by row."""
+    half: bool = False
+    """Channel i turns with channel i + K / 2; else neighbors turn together."""
+
+    def __post_init__(self) -> None:
+        check_choice("rope kind", self.kind, Rope)
+        check_range("rope temperature", self.temperature, 1e-3, 1e9)
+        if self.reference_grid is not None:
+            object.__setattr__(self, "reference_grid", as_size(self.reference_grid, "reference_grid"))
+
+
 REGULARISERS = ("dropout", "attention_dropout", "drop_path")
 """Settings of a ViT that act in training alone: they change neither its weights nor its answers."""
 
@@ -180,13 +211,40 @@ class ViTConfig(Settings):
     registers: int = 0
     """Extra tokens without position that no head reads."""
     positions: Positions = "learned"
+    """Added to the tokens (`learned`, `learned_2d`, `sincos`), or inside attention: the paper's `relative` offsets or
+    BEiT's `relative_bias`."""
+    rope: RopeConfig | None = None
+    """Rotary positions, alone or beside others."""
     class_position: bool = True
     """The class and distillation tokens have positions of their own."""
     representation_size: int = 0
     """Width of the pre-logits layer (linear, tanh) before the head; 0 for none."""
+    projection: bool = False
+    """The pre-logits layer is CLIP's projection: without bias and tanh."""
+    block: BlockOrder = "pre_norm"
+    """`pre_norm`: the paper's; `res_post_norm`: norms after the branches; `parallel`: both branches read one norm."""
+    norm: Norm = "layer"
+    pre_norm: bool = False
+    """A norm of the embedded tokens before the first block (CLIP)."""
+    final_norm: bool = True
+    qk_norm: bool = False
+    """Queries and keys are normalized, each head by itself."""
+    attention_norm: bool = False
+    """A norm between attention's heads and its output layer (EVA-02)."""
     mlp: Mlp = "gelu"
+    mlp_norm: bool = False
+    """A norm before the MLP's second layer (EVA-02)."""
+    patch_bias: bool = True
     qkv_bias: bool = True
+    dense_bias: bool = True
+    """Of attention's output layer and of the MLP."""
     layer_scale: bool = False
+    pool_heads: int = 0
+    """Heads of the MAP head; 0 for as many as elsewhere."""
+    pool_mlp_width: int = 0
+    """Width of the MAP head's MLP; 0 for that of the blocks."""
+    pool_prefix: bool = False
+    """The MAP head reads the tokens before the patches too."""
     dropout: float = 0.0
     """After the position sum and every dense layer except qkv, while training."""
     attention_dropout: float = 0.0
@@ -203,6 +261,16 @@ class ViTConfig(Settings):
         check_choice("pool", self.pool, Pool)
         check_choice("positions", self.positions, Positions)
         check_choice("mlp", self.mlp, Mlp)
+        check_choice("block", self.block, BlockOrder)
+        check_choice("norm", self.norm, Norm)
+        if self.rope is not None and self.width // self.heads % 4:
+            raise ConfigError(f"rotary positions need 4 channels a head or a multiple, not {self.width // self.heads}")
+        if self.width % (self.pool_heads or 1):
+            raise ConfigError(f"width={self.width} is not divisible by pool_heads={self.pool_heads}")
+        if self.positions == "relative_bias" and (self.prefix_tokens != 1 or not self.class_token or self.rope):
+            raise ConfigError("positions='relative_bias' needs a class token, no other token and no rope")
+        if self.positions == "relative" and self.rope:
+            raise ConfigError("positions='relative' has no meaning beside rope")
         if self.width % self.heads:
             raise ConfigError(f"width={self.width} is not divisible by heads={self.heads}")
         if self.positions == "sincos" and (self.width % 4 or self.width < 8):

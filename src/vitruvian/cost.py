@@ -20,14 +20,16 @@ def parameters(config: ModelConfig) -> int:
     count = config.prefix_tokens * D + config.prefix_positions * D
     count += {"learned": patches * D, "learned_2d": sum(config.grid) * (D // 2)}.get(config.positions, 0)
     channels = config.stem.out_channels if config.stem else config.channels
-    count += _dense(channels * config.patch_size**2, D)
+    count += _dense(channels * config.patch_size**2, D, config.patch_bias)
     if config.stem:
         count += sum(k * k * i * o + 2 * o for k, i, o, _ in _stem_convs(config))
-    count += config.layers * _block_parameters(config, patches + config.prefix_tokens) + 2 * D
+    count += config.layers * _block_parameters(config, patches + config.prefix_tokens)
+    count += (config.pre_norm + config.final_norm) * _norm(config, D)
     if config.pool == "map":
-        count += D + 4 * _dense(D, D) + 2 * D + _dense(D, config.mlp_width) + _dense(config.mlp_width, D)
+        M = config.pool_mlp_width or config.mlp_width
+        count += D + 4 * _dense(D, D) + _norm(config, D) + _dense(D, M) + _dense(M, D)
     if config.representation_size:
-        count += _dense(config.pooled_width, config.representation_size)
+        count += _dense(config.pooled_width, config.representation_size, not config.projection)
     return count + (1 + config.distillation) * _dense(config.feature_width, config.classes)
 
 
@@ -49,24 +51,37 @@ def multiply_adds(config: ModelConfig, image_size: int | Size | None = None) -> 
     block = tokens * (4 * D * D + mlp) + 2 * tokens * tokens * D
     if config.positions == "relative":
         block += tokens * (2 * tokens - 1) * D
+    if config.rope is not None and config.rope.kind == "mixed":
+        block += patches * D
     count += config.layers * block
     if config.pool == "map":
-        count += 2 * tokens * D * D + 2 * tokens * D + 2 * D * D + 2 * D * config.mlp_width
+        read = tokens if config.pool_prefix else patches
+        M = config.pool_mlp_width or config.mlp_width
+        count += 2 * read * D * D + 2 * read * D + 2 * D * D + 2 * D * M
     count += config.pooled_width * config.representation_size
     return count + (1 + config.distillation) * config.feature_width * config.classes
 
 
-def _dense(inputs: int, outputs: int) -> int:
-    return (inputs + 1) * outputs
+def _dense(inputs: int, outputs: int, bias: bool = True) -> int:
+    return (inputs + bias) * outputs
+
+
+def _norm(config: ViTConfig, width: int) -> int:
+    return width if config.norm == "rms" else 2 * width
 
 
 def _block_parameters(config: ViTConfig, tokens: int) -> int:
-    D, M = config.width, config.mlp_width
-    count = 4 * D  # two norms
-    count += 3 * D * D + (3 * D if config.qkv_bias else 0) + _dense(D, D)
-    count += _dense(D, 2 * M if config.mlp == "swiglu" else M) + _dense(M, D)
-    count += 2 * D if config.layer_scale else 0
-    return count + ((2 * tokens - 1) * (D // config.heads) if config.positions == "relative" else 0)
+    D, M, K = config.width, config.mlp_width, config.width // config.heads
+    branches = 1 if config.block == "parallel" else 2  # that have a norm and a scale of their own
+    count = (branches + config.attention_norm) * _norm(config, D) + branches * D * config.layer_scale
+    count += 2 * config.qk_norm * _norm(config, K) + config.mlp_norm * _norm(config, M)
+    count += _dense(D, 3 * D, config.qkv_bias) + _dense(D, D, config.dense_bias)
+    count += _dense(D, 2 * M if config.mlp == "swiglu" else M, config.dense_bias) + _dense(M, D, config.dense_bias)
+    if config.positions == "relative_bias":
+        count += ((2 * config.grid[0] - 1) * (2 * config.grid[1] - 1) + 3) * config.heads
+    if config.rope is not None and config.rope.kind == "mixed":
+        count += config.heads * K
+    return count + ((2 * tokens - 1) * K if config.positions == "relative" else 0)
 
 
 def _units(stages: tuple[int, ...], width: int) -> Iterator[tuple[int, int, int, int]]:

@@ -84,8 +84,8 @@ def block(x: Tensor, w: dict[str, Tensor], config: ViTConfig) -> tuple[Tensor, T
         part = slice(head * K, (head + 1) * K)
         for query in range(N):
             logits = torch.stack([q[query, part] @ k[key, part] for key in range(N)])
-            if "attention.offsets" in w:
-                offsets = w["attention.offsets"]
+            if "attention.position.offsets" in w:
+                offsets = w["attention.position.offsets"]
                 logits = logits + torch.stack([q[query, part] @ offsets[query - key + N - 1] for key in range(N)])
             rows.append(softmax(logits / math.sqrt(K)))
     attention = torch.stack(rows).view(H, N, N).requires_grad_()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vitruvian.config import Numerics, ViTConfig
+from vitruvian.config import Numerics, RopeConfig, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import build
 from vitruvian.model.cores import even_pieces, map_over_cores
@@ -24,6 +24,18 @@ SHAPES = {
     "distilled": {"distillation": True},
     "registers and layer scale": {"registers": 3, "layer_scale": True, "class_position": False},
     "gated": {"mlp": "swiglu", "qkv_bias": False},
+    "rotary": {"positions": "none", "rope": RopeConfig(reference_grid=(2, 2), columns_first=True)},
+    "rotary beside positions": {"registers": 1, "rope": RopeConfig(kind="normalized", temperature=100.0, half=True)},
+    "mixed rotary": {"rope": RopeConfig(kind="mixed")},
+    "relative bias": {"positions": "relative_bias"},
+    "norms of CLIP": {"pre_norm": True, "patch_bias": False, "numerics": Numerics(gelu="quick")},
+    "norms of EVA-02": {"qk_norm": True, "attention_norm": True, "mlp_norm": True, "mlp": "swiglu"},
+    "norms after branches": {"block": "res_post_norm", "layer_scale": True},
+    "parallel": {"block": "parallel", "layer_scale": True},
+    "root mean square": {"norm": "rms", "dense_bias": False, "final_norm": False},
+    "map beside tokens": {"pool": "map", "registers": 2, "pool_heads": 2, "pool_mlp_width": 8},
+    "map of all tokens": {"pool": "map", "pool_prefix": True},
+    "projection": {"representation_size": 12, "projection": True},
     "gray": {"channels": 1},
     "non-square": {"image_size": (16, 40)},
 }
@@ -103,10 +115,10 @@ def test_attention_maps_are_the_attention_that_was_paid(changes):
         x = model.embed(pixels(model))
         for layer, weights in model.attention_maps(pixels(model)):
             block = model.blocks[layer]
-            normed = block.norm1(x)
+            normed = block.attention_input(x)
             torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
             _, _, v = block.attention.project(normed)
-            mixed = block.attention.out((weights @ v).transpose(1, 2).reshape(x.shape))
+            mixed = block.attention.out(block.attention.norm((weights @ v).transpose(1, 2).reshape(x.shape)))
             torch.testing.assert_close(mixed, block.attention(normed), atol=1e-5, rtol=1e-5)
             x = block(x)
 

@@ -25,6 +25,7 @@ COMPONENTS = 28
 NO_POSITIONS = {
     "none": "the model has no positions: it sees its patches as a set",
     "relative": "the model's positions are offsets inside its attention: no patch has an embedding of its own place",
+    "relative_bias": "the model's positions are biases inside its attention: no patch has an embedding of its own",
 }
 
 

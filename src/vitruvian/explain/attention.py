@@ -170,7 +170,7 @@ def gradient_attention(model: Model, pixels: Tensor, classes: Sequence[int] | Te
             row, gradient = answer_gradient(vit, inputs.pop(), classes)
             for block in reversed(vit.blocks):
                 assert isinstance(block, Block)
-                row, gradient = through_block(block, inputs.pop(), row, gradient)
+                row, gradient = through_block(block, inputs.pop(), vit.grid_of(pixels), (row, gradient))
     return on_grid(vit, row, pixels)
 
 
@@ -210,10 +210,11 @@ def chosen_logits(logits: Tensor, classes: Sequence[int] | Tensor | None) -> Ten
     return logits.gather(1, chosen[:, None].long())[:, 0]
 
 
-def through_block(block: Block, x: Tensor, row: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+def through_block(block: Block, x: Tensor, grid: Size, after: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """The row, and the gradient, before a block from those after it."""
     x = x.detach().requires_grad_()
-    y, weights = block.explicit(x)
+    row, gradient = after
+    y, weights = block.explicit(x, grid)
     before, slope = torch.autograd.grad(y, [x, weights], gradient)
     return row + (row[:, None] @ speaking(weights, slope))[:, 0], before
 

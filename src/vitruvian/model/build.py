@@ -57,15 +57,16 @@ def initialize(model: Model, generator: torch.Generator) -> None:
 
 
 def initialize_module(module: nn.Module, generator: torch.Generator) -> None:
-    if isinstance(module, nn.LayerNorm | nn.GroupNorm):
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.GroupNorm):
         nn.init.ones_(module.weight)
     elif isinstance(module, StdConv | nn.Conv2d):
         lecun_normal(module.weight, generator)
     elif isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(module.weight, generator=generator)
     if isinstance(module, Mlp):
-        for layer in (module.fc1, module.fc2):
-            nn.init.normal_(layer.bias, std=1e-6, generator=generator)
+        for bias in (module.fc1.bias, module.fc2.bias):
+            if bias is not None:
+                nn.init.normal_(bias, std=1e-6, generator=generator)
     elif isinstance(module, PostActivationUnit):  # each residual branch starts as nothing
         nn.init.zeros_(module.norm3.weight)
     elif isinstance(module, PreActivationUnit):
@@ -82,9 +83,9 @@ def initialize_vit(model: ViT, generator: torch.Generator) -> None:
     for block in model.blocks:
         assert isinstance(block, Block)
         split_xavier(block.attention.qkv.weight, 3, generator)
-        if block.attention.offsets is not None:
-            nn.init.normal_(block.attention.offsets, std=0.02, generator=generator)
-        for scale in (block.scale1, block.scale2):
+        for parameter in block.attention.position.parameters() if block.attention.position is not None else ():
+            nn.init.normal_(parameter, std=0.02, generator=generator)
+        for scale in (block.scale1, getattr(block, "scale2", None)):
             if scale is not None:
                 nn.init.constant_(scale, 1e-4)
     if isinstance(model.attn_pool, AttentionPool):

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitruvian.config import PositionResize, Size, ViTConfig
+from vitruvian.model.encoder import norm_layer
 from vitruvian.model.resnet import Stem
 
 # B images, R rows and C columns of patches, N = R * C, T tokens before the patches, D width
@@ -22,7 +23,7 @@ class Embedding(nn.Module):
         rows, columns = config.grid
         self.stem = Stem(config.stem, config.channels) if config.stem else None
         channels = config.stem.out_channels if config.stem else config.channels
-        self.patch = nn.Conv2d(channels, D, config.patch_size, config.patch_size)
+        self.patch = nn.Conv2d(channels, D, config.patch_size, config.patch_size, bias=config.patch_bias)
         if config.class_token:
             self.class_token = nn.Parameter(torch.empty(1, 1, D))
         if config.distillation:
@@ -37,6 +38,7 @@ class Embedding(nn.Module):
         if config.prefix_positions:
             self.prefix_positions = nn.Parameter(torch.empty(config.prefix_positions, D))
         self.dropout = nn.Dropout(config.dropout)
+        self.norm = norm_layer(config, D) if config.pre_norm else nn.Identity()
 
     def forward(self, pixels: Tensor) -> Tensor:
         grid = self.config.grid_of((pixels.shape[-2], pixels.shape[-1]))
@@ -50,7 +52,7 @@ class Embedding(nn.Module):
         prefix = self.prefix()
         if prefix is not None:
             patches = torch.cat([prefix.expand(len(patches), -1, -1), patches], dim=1)  # (B, T + N, D)
-        return self.dropout(patches)
+        return self.norm(self.dropout(patches))
 
     def patches(self, pixels: Tensor) -> Tensor:
         """The patch tokens (B, N, D) alone, without positions."""

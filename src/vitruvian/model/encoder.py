@@ -1,100 +1,108 @@
-"""The Transformer encoder's parts: attention, MLP and the pre-norm block around them."""
+"""The Transformer encoder's parts: attention, MLP and the orders of a block around them, chosen by the settings."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitruvian.config import Gelu, ViTConfig
+from vitruvian.config import Numerics, Size, ViTConfig
+from vitruvian.model.positions import attention_position
 
 # B images, N tokens, D width, H heads, K = D // H, M MLP width
 
 
+def norm_layer(config: ViTConfig, width: int) -> nn.Module:
+    kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
+    return kind(width, eps=config.numerics.norm_eps)
+
+
 class Attention(nn.Module):
-    """Multi-head self-attention; with relative positions each query also attends to the offset of its key."""
+    """Multi-head self-attention; positions may turn queries and keys, or add to their products."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        D = config.width
+        D, K = config.width, config.width // config.heads
         self.heads = config.heads
+        self.grid = config.grid
         self.dropout = config.attention_dropout
         self.qkv = nn.Linear(D, 3 * D, bias=config.qkv_bias)
-        self.out = nn.Linear(D, D)
-        self.offsets: nn.Parameter | None = None
-        if config.positions == "relative":
-            tokens = config.prefix_tokens + config.grid[0] * config.grid[1]
-            self.offsets = nn.Parameter(torch.empty(2 * tokens - 1, D // config.heads))
+        self.q_norm = norm_layer(config, K) if config.qk_norm else nn.Identity()
+        self.k_norm = norm_layer(config, K) if config.qk_norm else nn.Identity()
+        self.position = attention_position(config)
+        self.norm = norm_layer(config, D) if config.attention_norm else nn.Identity()
+        self.out = nn.Linear(D, D, bias=config.dense_bias)
 
-    def forward(self, x: Tensor, first: int | None = None) -> Tensor:  # (B, N, D) -> (B, N or first, D)
-        q, k, v = self.project(x)
-        bias = None if self.offsets is None else self.relative_logits(q)
+    def forward(self, x: Tensor, first: int | None = None, grid: Size | None = None) -> Tensor:
+        """(B, N, D) -> (B, N or first, D); `grid` is that of the patches, where it is not the trained one."""
+        q, k, v = self.project(x, grid)
+        bias = None if self.position is None else self.position.bias(q, grid or self.grid)
         if first is not None:  # a slice of everything would still cost a copy in the backward pass
             q, bias = q[:, :, :first], None if bias is None else bias[:, :, :first]
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=self.dropout if self.training else 0.0)
-        return self.out(y.transpose(1, 2).flatten(2))
+        return self.out(self.norm(y.transpose(1, 2).flatten(2)))
 
-    def weights(self, x: Tensor) -> Tensor:
+    def weights(self, x: Tensor, grid: Size | None = None) -> Tensor:
         """The attention each query pays to each key, (B, H, N, N); rows sum to one."""
-        q, k, _ = self.project(x)
-        return self.shares(q, k)
+        q, k, _ = self.project(x, grid)
+        return self.shares(q, k, grid)
 
-    def shares(self, q: Tensor, k: Tensor) -> Tensor:
+    def shares(self, q: Tensor, k: Tensor, grid: Size | None) -> Tensor:
         logits = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
-        if self.offsets is not None:
-            logits = logits + self.relative_logits(q)
-        return logits.softmax(dim=-1)
+        bias = None if self.position is None else self.position.bias(q, grid or self.grid)
+        return (logits if bias is None else logits + bias).softmax(dim=-1)
 
-    def explicit(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def explicit(self, x: Tensor, grid: Size | None = None) -> tuple[Tensor, Tensor]:
         """The output computed from weights that are there to be differentiated, and those weights."""
-        q, k, v = self.project(x)
-        weights = self.shares(q, k)
-        return self.out((weights @ v).transpose(1, 2).flatten(2)), weights
+        q, k, v = self.project(x, grid)
+        weights = self.shares(q, k, grid)
+        return self.out(self.norm((weights @ v).transpose(1, 2).flatten(2))), weights
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, grid: Size | None = None) -> tuple[Tensor, Tensor, Tensor]:
         B, N, D = x.shape
         qkv = self.qkv(x).view(B, N, 3, self.heads, D // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()  # each (B, H, N, K)
+        q, k = self.q_norm(q), self.k_norm(k)
+        if self.position is not None:
+            q, k = self.position.rotate(q, k, grid or self.grid)
         return q, k, v
 
-    def relative_logits(self, q: Tensor) -> Tensor:
-        """The scaled product of each query with the embedding of its offset to each key, (B, H, N, N).
 
-        Offsets are one-dimensional, along the sequence of tokens, as in the paper; another number of
-        tokens interpolates the table.
-        """
-        assert self.offsets is not None
-        N = q.shape[2]
-        table: Tensor = self.offsets
-        if len(table) != 2 * N - 1:
-            table = F.interpolate(table.T[None], 2 * N - 1, mode="linear", align_corners=True)[0].T
-        place = torch.arange(N, device=q.device)
-        index = place[:, None] - place[None] + N - 1  # (N, N)
-        products = q @ table.T * q.shape[-1] ** -0.5  # (B, H, N, 2 N - 1)
-        return products.gather(-1, index.expand(*q.shape[:2], -1, -1))
+def gelu(x: Tensor, approximate: str) -> Tensor:
+    if x.requires_grad:
+        return F.gelu(x, approximate=approximate)
+    return torch.ops.aten.gelu_(x, approximate=approximate)  # a second buffer of this size costs more than the sums
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "erf": lambda x: gelu(x, "none"),
+    "tanh": lambda x: gelu(x, "tanh"),
+    "quick": lambda x: x * torch.sigmoid(1.702 * x),
+}
 
 
 class Mlp(nn.Module):
-    """Two dense layers with GELU between them, or a gated SiLU (`swiglu`)."""
+    """Two dense layers with GELU between them, or a gated SiLU (`swiglu`), optionally a norm before the second."""
 
-    def __init__(self, width: int, mlp_width: int, *, gelu: Gelu, gated: bool = False, dropout: float = 0.0) -> None:
+    def __init__(self, config: ViTConfig, mlp_width: int, *, plain: bool = False) -> None:
         super().__init__()
-        self.approximate = "none" if gelu == "erf" else "tanh"
-        self.gated = gated
-        self.fc1 = nn.Linear(width, 2 * mlp_width if gated else mlp_width)
-        self.fc2 = nn.Linear(mlp_width, width)
-        self.dropout = nn.Dropout(dropout)
+        D, self.gated = config.width, config.mlp == "swiglu" and not plain
+        self.numerics: Numerics = config.numerics
+        self.fc1 = nn.Linear(D, 2 * mlp_width if self.gated else mlp_width, bias=config.dense_bias)
+        self.norm = norm_layer(config, mlp_width) if config.mlp_norm and not plain else nn.Identity()
+        self.fc2 = nn.Linear(mlp_width, D, bias=config.dense_bias)
+        self.dropout = nn.Dropout(0.0 if plain else config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:  # (..., D) -> (..., D)
         hidden = self.fc1(x)
         if self.gated:
             gate, value = hidden.chunk(2, dim=-1)
             hidden = F.silu(gate) * value
-        elif hidden.requires_grad:
-            hidden = F.gelu(hidden, approximate=self.approximate)
-        else:  # in place: a second buffer of this size costs more than the arithmetic
-            hidden = torch.ops.aten.gelu_(hidden, approximate=self.approximate)
-        return self.fc2(self.dropout(hidden))
+        else:
+            hidden = ACTIVATIONS[self.numerics.gelu](hidden)
+        return self.fc2(self.norm(self.dropout(hidden)))
 
 
 class Block(nn.Module):
@@ -102,34 +110,34 @@ class Block(nn.Module):
 
     def __init__(self, config: ViTConfig, *, drop_path: float = 0.0) -> None:
         super().__init__()
-        D, eps = config.width, config.numerics.norm_eps
+        D = config.width
         self.drop_path = drop_path
         """Stochastic depth: chance that a branch is skipped, for one image, while training."""
-        self.norm1 = nn.LayerNorm(D, eps=eps)
+        self.norm1 = norm_layer(config, D)
         self.attention = Attention(config)
-        self.norm2 = nn.LayerNorm(D, eps=eps)
-        self.mlp = Mlp(
-            D,
-            config.mlp_width,
-            gelu=config.numerics.gelu,
-            gated=config.mlp == "swiglu",
-            dropout=config.dropout,
-        )
+        self.norm2 = norm_layer(config, D)
+        self.mlp = Mlp(config, config.mlp_width)
         self.scale1 = nn.Parameter(torch.empty(D)) if config.layer_scale else None
         self.scale2 = nn.Parameter(torch.empty(D)) if config.layer_scale else None
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, first: int | None = None) -> Tensor:
+    def forward(self, x: Tensor, first: int | None = None, grid: Size | None = None) -> Tensor:
         """(B, N, D) -> (B, N, D), or (B, first, D) where only the first tokens are read afterwards."""
-        branch = self.attention(self.norm1(x), first)
-        x = self.add(x if first is None else x[:, :first], branch, self.scale1)
-        return self.add(x, self.mlp(self.norm2(x)), self.scale2)
+        branch = self.attention(self.attention_input(x), first, grid)
+        return self.finish(x if first is None else x[:, :first], branch)
 
-    def explicit(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def explicit(self, x: Tensor, grid: Size | None = None) -> tuple[Tensor, Tensor]:
         """The output and the attention weights (B, H, N, N) that it depends on, for gradients between them."""
-        y, weights = self.attention.explicit(self.norm1(x))
-        x = self.add(x, y, self.scale1)
-        return self.add(x, self.mlp(self.norm2(x)), self.scale2), weights
+        branch, weights = self.attention.explicit(self.attention_input(x), grid)
+        return self.finish(x, branch), weights
+
+    def attention_input(self, x: Tensor) -> Tensor:
+        return self.norm1(x)
+
+    def finish(self, x: Tensor, branch: Tensor) -> Tensor:
+        """The block's output from its input and what attention gave."""
+        x = self.add(x, branch, self.scale1)
+        return self.add(x, self.mlp(self.norm2(x)), self.scale2)
 
     def add(self, x: Tensor, branch: Tensor, scale: Tensor | None) -> Tensor:
         if scale is not None:
@@ -141,6 +149,31 @@ class Block(nn.Module):
         if torch.is_grad_enabled() or branch.dtype != x.dtype:
             return x + branch
         return branch.add_(x)  # nobody else holds the branch; x may be an intermediate somebody keeps
+
+
+class ResPostNormBlock(Block):
+    """z' = LN(MSA(z)) + z; z = LN(MLP(z')) + z': the norms stand after the branches (EVA-CLIP, Swin v2)."""
+
+    def attention_input(self, x: Tensor) -> Tensor:
+        return x
+
+    def finish(self, x: Tensor, branch: Tensor) -> Tensor:
+        x = self.add(x, self.norm1(branch), self.scale1)
+        return self.add(x, self.norm2(self.mlp(x)), self.scale2)
+
+
+class ParallelBlock(Block):
+    """z' = MSA(LN(z)) + MLP(LN(z)) + z, with one norm for both (ViT-22B)."""
+
+    def __init__(self, config: ViTConfig, *, drop_path: float = 0.0) -> None:
+        super().__init__(config, drop_path=drop_path)
+        del self.norm2, self.scale2
+
+    def finish(self, x: Tensor, branch: Tensor) -> Tensor:
+        return self.add(x, branch + self.mlp(self.norm1(x)), self.scale1)
+
+
+BLOCKS = {"pre_norm": Block, "res_post_norm": ResPostNormBlock, "parallel": ParallelBlock}
 
 
 def drop_path_mask(x: Tensor, drop_path: float) -> Tensor:

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitruvian.config import Preprocess, ViTConfig
+from vitruvian.config import Preprocess, Size, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.embed import Embedding
-from vitruvian.model.encoder import Block, Mlp
+from vitruvian.model.encoder import BLOCKS, Block, Mlp, norm_layer
 
 # B images, N tokens (T before the patches), D width, F features the head reads, K classes
 
@@ -42,12 +42,11 @@ class ViT(nn.Module):
         self.embed = Embedding(config)
         last = max(1, config.layers - 1)
         self.blocks = nn.ModuleList(
-            Block(config, drop_path=config.drop_path * layer / last) for layer in range(config.layers)
+            BLOCKS[config.block](config, drop_path=config.drop_path * layer / last) for layer in range(config.layers)
         )
-        self.norm = nn.LayerNorm(config.width, eps=config.numerics.norm_eps)
+        self.norm = norm_layer(config, config.width) if config.final_norm else nn.Identity()
         self.attn_pool = AttentionPool(config) if config.pool == "map" else None
-        size = config.representation_size
-        self.pre_logits = PreLogits(config.pooled_width, size) if size else nn.Identity()
+        self.pre_logits = PreLogits(config) if config.representation_size else nn.Identity()
         self.head = nn.Linear(config.feature_width, config.classes) if config.classes else None
         two_heads = config.distillation and config.classes
         self.distillation_head = nn.Linear(config.feature_width, config.classes) if two_heads else None
@@ -76,26 +75,28 @@ class ViT(nn.Module):
 
         With `first`, only that many tokens; the numbers are the same.
         """
-        return self.forward_blocks(self.embed(pixels), first)
+        return self.forward_blocks(self.embed(pixels), first, self.grid_of(pixels))
 
-    def forward_blocks(self, tokens: Tensor, first: int | None = None) -> Tensor:
+    def grid_of(self, pixels: Tensor) -> Size:
+        """Rows and columns of patches."""
+        return self.config.grid_of((pixels.shape[-2], pixels.shape[-1]))
+
+    def forward_blocks(self, tokens: Tensor, first: int | None = None, grid: Size | None = None) -> Tensor:
         """Embedded tokens (B, N, D) through all blocks and the final norm; the rest of `forward_features`."""
         x = self.drop_patches(tokens) if self.training and self.patch_drop else tokens
         last = len(self.blocks) - 1
         for layer, block in enumerate(self.blocks):
             kept = first if layer == last else None
             if self.training and self.grad_checkpointing:
-                x = checkpoint(block, x, kept, use_reentrant=False)
+                x = checkpoint(block, x, kept, grid, use_reentrant=False)
             else:
-                x = block(x, kept)
+                x = block(x, kept, grid)
         return x if self.config.norm_after_pool else self.norm(x)
 
     def drop_patches(self, tokens: Tensor) -> Tensor:
         """Patch dropout: the tokens before the patches, and of each image's patches a random share 1 - `patch_drop`."""
-        if self.config.positions == "relative":
-            raise ConfigError(
-                "patch_drop has no meaning with relative positions: the sequence of patches is their order"
-            )
+        if self.config.rope or self.config.positions in ("relative", "relative_bias"):
+            raise ConfigError("patch_drop has no meaning with positions inside attention, which need every patch")
         B, N, D = tokens.shape
         T = self.config.prefix_tokens
         kept = max(1, round((N - T) * (1 - self.patch_drop)))
@@ -138,13 +139,13 @@ class ViT(nn.Module):
         """
         self.check(pixels)
         wanted = set(attention)
-        x = self.embed(pixels)
+        x, grid = self.embed(pixels), self.grid_of(pixels)
         yield "embedded", x
         for layer, block in enumerate(self.blocks):
             assert isinstance(block, Block)
             if layer in wanted:
-                yield f"block_{layer}/attention", block.attention.weights(block.norm1(x))
-            x = block(x)
+                yield f"block_{layer}/attention", block.attention.weights(block.attention_input(x), grid)
+            x = block(x, None, grid)
             yield f"block_{layer}", x
         tokens = x if self.config.norm_after_pool else self.norm(x)
         yield "encoded", tokens
@@ -186,44 +187,52 @@ class ViT(nn.Module):
 
 
 class PreLogits(nn.Linear):
-    """The layer between pooling and head that the paper pre-trains with: linear, then tanh."""
+    """The layer between pooling and head: linear and tanh, as the paper pre-trains, or CLIP's bare projection."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__(config.pooled_width, config.representation_size, bias=not config.projection)
+        self.squashed = not config.projection
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).tanh()
+        x = super().forward(x)
+        return x.tanh() if self.squashed else x
 
 
 class AttentionPool(nn.Module):
-    """MAP head (multi-head attention pooling): a learned probe attends to all tokens; LayerNorm and residual MLP."""
+    """MAP head (multi-head attention pooling): a learned probe attends to the tokens; LayerNorm and residual MLP."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         D = config.width
-        self.heads = config.heads
+        self.heads = config.pool_heads or config.heads
+        self.unread = 0 if config.pool_prefix else config.prefix_tokens
         self.probe = nn.Parameter(torch.empty(1, 1, D))
         self.query = nn.Linear(D, D)
         self.key_value = nn.Linear(D, 2 * D)
         self.out = nn.Linear(D, D)
-        self.norm = nn.LayerNorm(D, eps=config.numerics.norm_eps)
-        self.mlp = Mlp(D, config.mlp_width, gelu=config.numerics.gelu)
+        self.norm = norm_layer(config, D)
+        self.mlp = Mlp(config.replace(dense_bias=True), config.pool_mlp_width or config.mlp_width, plain=True)
 
     def forward(self, tokens: Tensor) -> Tensor:  # (B, N, D) -> (B, D)
-        B, _, D = tokens.shape
-        q, k, v = self.project(tokens)
-        x = F.scaled_dot_product_attention(q, k, v)  # (B, H, 1, D // H)
-        x = self.out(x.transpose(1, 2).reshape(B, 1, D))
+        q, k, v = self.project(tokens[:, self.unread :])
+        return self.finish(F.scaled_dot_product_attention(q, k, v))  # (B, H, 1, D // H)
+
+    def finish(self, x: Tensor) -> Tensor:
+        x = self.out(x.transpose(1, 2).flatten(2))  # (B, 1, D)
         return (x + self.mlp(self.norm(x)))[:, 0]
 
     def explicit(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The output and the probe's weights (B, H, 1, N) that it depends on, for gradients between them."""
         weights = self.weights(tokens)
         _, _, v = self.project(tokens)
-        x = self.out((weights @ v).transpose(1, 2).flatten(2))  # (B, 1, D)
-        return (x + self.mlp(self.norm(x)))[:, 0], weights
+        return self.finish(weights @ v), weights
 
     def weights(self, tokens: Tensor) -> Tensor:
         """The attention the probe pays to each token, (B, H, 1, N)."""
         q, k, _ = self.project(tokens)
-        return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(dim=-1)
+        logits = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+        unread = torch.arange(logits.shape[-1], device=logits.device) < self.unread
+        return logits.masked_fill(unread, -torch.inf).softmax(dim=-1)
 
     def project(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         B, N, D = tokens.shape

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from vitruvian.config import LIMITS, ModelConfig, ResNetConfig, Size, ViTConfig, as_size, check_range
 from vitruvian.errors import CheckpointError
 from vitruvian.model.embed import interpolate_positions, resize_patch_kernel
+from vitruvian.model.positions import resize_bias_table
 from vitruvian.weights.families.rules import Tensors
 
 Head = Literal["keep", "new"]
@@ -69,9 +70,11 @@ def change_patches(config: ViTConfig, state: Tensors, changes: Changes) -> tuple
         rows, columns = state["embed.row_positions"][:, None], state["embed.column_positions"][None]
         state["embed.row_positions"] = interpolate_positions(rows, (new.grid[0], 1), method)[:, 0]
         state["embed.column_positions"] = interpolate_positions(columns, (1, new.grid[1]), method)[0]
-    for name in [name for name in state if name.endswith(".attention.offsets")]:
+    for name in [name for name in state if name.endswith(".attention.position.offsets")]:
         length = 2 * (new.prefix_tokens + new.grid[0] * new.grid[1]) - 1
         state[name] = F.interpolate(state[name].T[None], length, mode="linear", align_corners=True)[0].T
+    for name in [name for name in state if name.endswith(".attention.position.table")]:
+        state[name] = resize_bias_table(state[name], config.grid, new.grid)
     return new, state
 
 

@@ -1,0 +1,156 @@
+"""Positions that act inside attention: offsets of tokens, relative biases, rotations of queries and keys."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitruvian.config import RopeConfig, Size, ViTConfig
+
+# B images, N tokens (T before the patches), H heads, K = D // H, R rows and C columns of patches
+
+
+class AttentionPosition(nn.Module):
+    """What an attention layer knows of places: it may turn queries and keys, and add to their products."""
+
+    def rotate(self, q: Tensor, k: Tensor, grid: Size) -> tuple[Tensor, Tensor]:  # each (B, H, N, K)
+        return q, k
+
+    def bias(self, q: Tensor, grid: Size) -> Tensor | None:  # (B, H, N, K) -> (B or 1, H, N, N)
+        return None
+
+
+class Offsets(AttentionPosition):
+    """The paper's relative positions: each query also attends to the embedding of its key's offset.
+
+    Offsets are one-dimensional, along the sequence of tokens; another number of tokens interpolates the table.
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        tokens = config.prefix_tokens + config.grid[0] * config.grid[1]
+        self.offsets = nn.Parameter(torch.empty(2 * tokens - 1, config.width // config.heads))
+
+    def bias(self, q: Tensor, grid: Size) -> Tensor:
+        N = q.shape[2]
+        table: Tensor = self.offsets
+        if len(table) != 2 * N - 1:
+            table = F.interpolate(table.T[None], 2 * N - 1, mode="linear", align_corners=True)[0].T
+        place = torch.arange(N, device=q.device)
+        index = place[:, None] - place[None] + N - 1  # (N, N)
+        products = q @ table.T * q.shape[-1] ** -0.5  # (B, H, N, 2 N - 1)
+        return products.gather(-1, index.expand(*q.shape[:2], -1, -1))
+
+
+class RelativeBias(AttentionPosition):
+    """BEiT's relative position bias: a number a head for each two-dimensional offset, and three for the class token."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.grid = config.grid
+        rows, columns = config.grid
+        self.table = nn.Parameter(torch.empty((2 * rows - 1) * (2 * columns - 1) + 3, config.heads))
+
+    def bias(self, q: Tensor, grid: Size) -> Tensor:
+        table = resize_bias_table(self.table, self.grid, grid)
+        index = relative_index(grid).to(q.device)
+        return table[index].permute(2, 0, 1)[None].to(q.dtype)  # (1, H, N, N)
+
+
+def resize_bias_table(table: Tensor, old: Size, new: Size) -> Tensor:
+    """The biases (offsets + 3, H) for another grid, bicubic; those of the class token stay."""
+    if old == new:
+        return table
+    image = table[:-3].T.reshape(1, -1, 2 * old[0] - 1, 2 * old[1] - 1)
+    image = F.interpolate(image, (2 * new[0] - 1, 2 * new[1] - 1), mode="bicubic", align_corners=False)
+    return torch.cat([image[0].flatten(1).T, table[-3:]])
+
+
+@lru_cache(maxsize=8)
+def relative_index(grid: Size) -> Tensor:
+    """Row of the bias table for each two tokens, the class token first, (N, N)."""
+    rows, columns = grid
+    place = torch.stack(torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")).flatten(1)
+    down, across = place[:, :, None] - place[:, None]
+    offsets = (2 * rows - 1) * (2 * columns - 1)
+    index = torch.empty(rows * columns + 1, rows * columns + 1, dtype=torch.long)
+    index[1:, 1:] = (down + rows - 1) * (2 * columns - 1) + across + columns - 1
+    index[0], index[:, 0], index[0, 0] = offsets, offsets + 1, offsets + 2
+    return index
+
+
+class Rotary(AttentionPosition):
+    """RoPE: patches' queries and keys are turned by angles that grow with row and column; other tokens stay."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        assert config.rope is not None
+        self.rope, self.prefix, self.size = config.rope, config.prefix_tokens, config.width // config.heads
+        self.frequencies: nn.Parameter | None = None
+        if self.rope.kind == "mixed":  # by row and column, for each head
+            self.frequencies = nn.Parameter(torch.empty(2, config.heads, self.size // 2))
+
+    def rotate(self, q: Tensor, k: Tensor, grid: Size) -> tuple[Tensor, Tensor]:
+        sin, cos = (table.to(q) for table in self.tables(grid))
+        return self.turned(q, sin, cos), self.turned(k, sin, cos)
+
+    def turned(self, x: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
+        T = self.prefix
+        patches = x[:, :, T:]
+        patches = patches * cos + (turn_halves if self.rope.half else turn_pairs)(patches) * sin
+        return torch.cat([x[:, :, :T], patches], dim=2) if T else patches
+
+    def tables(self, grid: Size) -> tuple[Tensor, Tensor]:
+        if self.frequencies is None:
+            return axial_tables(self.rope, grid, self.size)
+        place = rope_places(self.rope, grid).to(self.frequencies)
+        angles = torch.einsum("na,ahk->hnk", place, self.frequencies)  # (H, R C, K / 2)
+        return laid_out(angles, half=self.rope.half)
+
+
+@lru_cache(maxsize=16)
+def axial_tables(rope: RopeConfig, grid: Size, size: int) -> tuple[Tensor, Tensor]:
+    """Sine and cosine (R C, K) of angles with frequencies of their own for the rows and for the columns."""
+    bands = 1 / rope.temperature ** (torch.arange(size // 4, dtype=torch.float32) / (size // 4))
+    angles = (rope_places(rope, grid)[:, :, None] * bands).flatten(1)
+    return laid_out(angles, half=rope.half)
+
+
+def rope_places(rope: RopeConfig, grid: Size) -> Tensor:
+    """Row and column (or column and row) of each patch, in the unit of the model's angles, (R C, 2)."""
+    axes = [torch.arange(side, dtype=torch.float32) for side in grid]
+    if rope.kind == "normalized":
+        axes = [2 * math.pi * (2 * (axis + 0.5) / side - 1) for axis, side in zip(axes, grid)]
+    else:
+        axes = [axis + rope.offset for axis in axes]
+        if rope.reference_grid is not None:
+            axes = [axis / side * was for axis, side, was in zip(axes, grid, rope.reference_grid)]
+    place = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 1)
+    return place.flip(-1) if rope.columns_first else place
+
+
+def laid_out(angles: Tensor, *, half: bool) -> tuple[Tensor, Tensor]:
+    """Sine and cosine of angles (..., K / 2) for every channel: halves side by side, or pairs of neighbors."""
+    angles = torch.cat([angles, angles], dim=-1) if half else angles.repeat_interleave(2, dim=-1)
+    return angles.sin(), angles.cos()
+
+
+def turn_halves(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([-second, first], dim=-1)
+
+
+def turn_pairs(x: Tensor) -> Tensor:
+    return torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+
+
+def attention_position(config: ViTConfig) -> AttentionPosition | None:
+    """The part that a model's attention needs for its positions, if any."""
+    if config.rope is not None:
+        return Rotary(config)
+    kinds = {"relative": Offsets, "relative_bias": RelativeBias}
+    return kinds[config.positions](config) if config.positions in kinds else None
