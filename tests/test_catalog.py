@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitruvian.catalog import VARIANTS, canonical, resolve
+from vitruvian.catalog import VARIANTS, canonical, resolve, title_of
 from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError
 
@@ -70,3 +70,11 @@ def test_hybrids_step_over_the_image_as_their_release_does():
 
 def test_baselines_are_resnets():
     assert all(isinstance(VARIANTS[name], ResNetConfig) for name in VARIANTS if name.startswith("BiT"))
+
+
+def test_a_model_is_called_by_its_variant_or_by_its_size():
+    assert title_of(resolve("vit_base_patch16_384").replace(classes=10)) == "ViT-B/16"
+    assert title_of(resolve("R50+ViT-L/32")) == "R50+ViT-L/32"
+    assert title_of(resolve("BiT-R50x3").replace(classes=2)) == "BiT-R50x3"
+    assert title_of(resolve("ViT-Ti/16").replace(layers=4, width=96)) == "ViT of depth 4, width 96, patch 16"
+    assert title_of(resolve("BiT-R50x1").replace(stages=(1, 1))) == "ResNet of 2 units, width 64"
