@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitruvian.config import ModelConfig, Numerics, Preprocess, ResNetConfig, StemConfig, ViTConfig
     from vitruvian.data.preprocess import preprocess_image
-    from vitruvian.errors import VitruvianError
+    from vitruvian.errors import Interrupted, VitruvianError
     from vitruvian.evaluation.measuring.evaluate import evaluate
     from vitruvian.evaluation.probes.probe import probe
+    from vitruvian.explain import Explainer, MapSettings
     from vitruvian.model.build import build, create_model
     from vitruvian.model.resnet import ResNet
     from vitruvian.model.vit import ViT
     from vitruvian.predict import Answer, Classifier, Prediction
+    from vitruvian.training import Listener, Recipe, Run, read_recipe
+    from vitruvian.training.finetune import finetune, protocol_for
+    from vitruvian.training.train import resume, train
     from vitruvian.weights import Certificate, convert, load, save
 
 __version__ = "0.1.0"
@@ -26,12 +30,18 @@ _HOMES = {
     "Answer": "predict",
     "Certificate": "weights",
     "Classifier": "predict",
+    "Explainer": "explain",
+    "Interrupted": "errors",
+    "Listener": "training",
+    "MapSettings": "explain",
     "ModelConfig": "config",
     "Numerics": "config",
     "Prediction": "predict",
     "Preprocess": "config",
+    "Recipe": "training",
     "ResNet": "model.resnet",
     "ResNetConfig": "config",
+    "Run": "training",
     "StemConfig": "config",
     "ViT": "model.vit",
     "ViTConfig": "config",
@@ -40,22 +50,33 @@ _HOMES = {
     "convert": "weights",
     "create_model": "model.build",
     "evaluate": "evaluation.measuring.evaluate",
+    "finetune": "training.finetune",
     "load": "weights",
     "preprocess_image": "data.preprocess",
     "probe": "evaluation.probes.probe",
+    "protocol_for": "training.finetune",
+    "read_recipe": "training",
+    "resume": "training.train",
     "save": "weights",
+    "train": "training.train",
 }
 
 __all__ = [
     "Answer",
     "Certificate",
     "Classifier",
+    "Explainer",
+    "Interrupted",
+    "Listener",
+    "MapSettings",
     "ModelConfig",
     "Numerics",
     "Prediction",
     "Preprocess",
+    "Recipe",
     "ResNet",
     "ResNetConfig",
+    "Run",
     "StemConfig",
     "ViT",
     "ViTConfig",
@@ -64,10 +85,15 @@ __all__ = [
     "convert",
     "create_model",
     "evaluate",
+    "finetune",
     "load",
     "preprocess_image",
     "probe",
+    "protocol_for",
+    "read_recipe",
+    "resume",
     "save",
+    "train",
 ]
 
 

@@ -316,5 +316,5 @@ def how_to_get(task: Task, root: Path) -> str:
     missing = " and ".join(map(in_words, task.missing(root)))
     return (
         f"the task {task.name} has no {missing} in {task.place(root)}; get {task.download} (the folder of all tasks "
-        f"is set with {DATA_VARIABLE} or --data-root)"
+        f"is set with {DATA_VARIABLE})"
     )

@@ -49,7 +49,7 @@ def keys(source):
 
 
 def test_a_recipe_that_learns_no_labels_is_refused(weights):
-    with pytest.raises(ConfigError, match="pre-train with `vit train`, then fine-tune --from its run"):
+    with pytest.raises(ConfigError, match="pre-train with `vit train`, then fine-tune from its run"):
         protocol_for("digits", weights, recipe="masked")
 
 
@@ -224,7 +224,7 @@ def test_without_out_the_same_sweep_is_found_again(protocol, weights, tmp_path, 
 def test_a_setting_of_a_table_is_named_alone(protocol, weights, tmp_path):
     finetune(protocol.quickly(), tmp_path / "sweep")
     other = protocol_for("digits", weights, settings=[*TINY_RECIPE, "augment.hflip=0.5"])
-    with pytest.raises(TrainingError, match=r"there is a sweep with augment\.flip=0\.0, not 0\.5; choose"):
+    with pytest.raises(TrainingError, match=r"there is a sweep with augment\.hflip=0\.0, not 0\.5; choose"):
         finetune(other, tmp_path / "sweep")
 
 
@@ -232,7 +232,7 @@ def test_a_setting_of_a_table_is_named_alone(protocol, weights, tmp_path):
     ("length", "seen", "advice"),
     [
         (["steps=4000"], "128,000", "more than N, --recipe finetune-small is made for such machines"),
-        (["steps=0", "epochs=100"], "143,800", "--set max_train_samples=N trains on no more than N"),
+        (["steps=0", "epochs=100"], "143,800", "max_train_samples=N trains on no more than N"),
     ],
 )
 def test_a_recipe_for_gpus_is_questioned_without_one(weights, tmp_path, length, seen, advice):

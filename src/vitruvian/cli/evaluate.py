@@ -29,9 +29,9 @@ def evaluate(
         str | None, typer.Option(metavar="NAME", help="Which split; else test, or val, or the only one.")
     ] = None,
     real: Annotated[Path | None, typer.Option(metavar="FILE", help="ImageNet-ReaL labels: real.json.")] = None,
-    word_net_ids: Annotated[
+    wordnet_ids: Annotated[
         Path | None,
-        typer.Option("--wordnet-ids", metavar="FILE", help="What each output is, a WordNet id a line (21k models)."),
+        typer.Option(metavar="FILE", help="What each output is, a WordNet id a line (21k models)."),
     ] = None,
     mappings: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="ObjectNet's mappings; found by itself beside its images.")
@@ -64,7 +64,7 @@ def evaluate(
         Classifier(model, heads=heads, image_size=image_size, device=device),
         split=split,
         real=real,
-        wordnet_ids=word_net_ids,
+        wordnet_ids=wordnet_ids,
         mappings=mappings,
         seed=seed,
         batch=batch,

@@ -53,7 +53,7 @@ def protocol_for(
     if found.objective == "masked":
         raise ConfigError(
             "fine-tuning learns labels, and this recipe learns without them (objective='masked'): "
-            "pre-train with `vit train`, then fine-tune --from its run with another recipe"
+            "pre-train with `vit train`, then fine-tune from its run with another recipe"
         )
     found = found.replace(weights=lasting_path(weights), architecture=without_shape(found))
     if task is not None:
@@ -134,10 +134,10 @@ def check(protocol: Protocol, data: DataRef, processes: Processes, said: Callabl
     model_for(recipe, images.classes)
     seen = recipe.steps * recipe.batch_size or round(recipe.epochs * len(images.train))
     if processes.is_main and processes.device.type == "cpu" and seen > MANY_IMAGES:
-        made = f", --recipe {SMALL_RECIPE} is made for such machines" if recipe.steps else ""
+        made = f", the recipe {SMALL_RECIPE} is made for such machines" if recipe.steps else ""
         said(
             f"note: each trial goes through {seen:,} images, and there is no GPU: this may take days; "
-            f"--set max_train_samples=N trains on no more than N{made}"
+            f"max_train_samples=N trains on no more than N{made}"
         )
 
 

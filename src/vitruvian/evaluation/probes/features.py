@@ -173,5 +173,5 @@ def held_numbers(labels: Labels, *, classes: int) -> Labels:
     held = [of[: min(max(1, round(HELD * len(of))), len(of) - 1)] for of in picked if len(of)]
     numbers = np.sort(np.concatenate(held))
     if not len(numbers):
-        raise DataError("no class has two images to learn from, so no setting can be chosen; use --only fewshot")
+        raise DataError("no class has two images to learn from, so no setting can be chosen; use only=fewshot")
     return numbers
