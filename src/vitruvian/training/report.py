@@ -109,14 +109,20 @@ def numbers(outcome: Outcome, lines: list[Line]) -> dict[str, str]:
 def data_problems(train: Source, unreadable: dict[str, str], notes: Iterable[str]) -> Iterator[Html]:
     """What the data set left out, classes that are small or unequal, and files that could not be read."""
     found = [*map(paragraph, notes)]
+    if not train.remote:
+        found += class_problems(train)
+    found += unreadable_parts(unreadable)
+    fine = "" if train.remote else ", and no class is small or far from the others"
+    yield from found or [paragraph(f"Every image could be read{fine}.")]
+
+
+def class_problems(train: Source) -> Iterator[Html]:
     counts = class_sizes(train.labels(), len(train.classes))
     for check in (small_classes, uneven_classes):
         for finding in check(counts, train.classes, "train"):
             examples = ", ".join(example.note for example in finding.examples)
             advice = f'<span class="soft">{text(finding.advice)}</span>'
-            found.append(Html(f"<p>{text(finding.text)} ({text(examples)})<br>{advice}</p>"))
-    found += unreadable_parts(unreadable)
-    yield from found or [paragraph("Every image could be read, and no class is small or far from the others.")]
+            yield Html(f"<p>{text(finding.text)} ({text(examples)})<br>{advice}</p>")
 
 
 CHARTS = (

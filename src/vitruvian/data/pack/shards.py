@@ -71,7 +71,7 @@ def fresh_state(data: Dataset, settings: PackSettings) -> PackState:
 
 def known(source: Source) -> range:
     """The examples about which something can be said without fetching them: none of a remote source."""
-    return range(len(source) if source.blocks is None else 0)
+    return range(0 if source.remote else len(source))
 
 
 def digest_of(source: Source) -> str:

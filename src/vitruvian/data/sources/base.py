@@ -48,6 +48,8 @@ class Source(ABC):
     """What to call the source in messages."""
     blocks: Blocks | None = None
     """Which examples are cheap only when read together; None where all cost the same."""
+    remote: bool = False
+    """Whether labels and keys come only with the images, from far away: asking for all of them fetches everything."""
     draws: bool = False
     """Whether reading draws from the global random generators, which the loader then seeds for each sample."""
 

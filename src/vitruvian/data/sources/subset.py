@@ -24,7 +24,7 @@ class Subset(Source):
         self.source = source
         self.name = name
         self.classes = source.classes
-        self.draws = source.draws
+        self.draws, self.remote = source.draws, source.remote
         self._numbers = Column(numbers, "i8")
 
     def __len__(self) -> int:
@@ -166,6 +166,7 @@ class Concat(Source):
         self.parts, self.name = tuple(parts), name
         self.classes = self.parts[0].classes
         self.draws = any(part.draws for part in self.parts)
+        self.remote = any(part.remote for part in self.parts)
         for part in self.parts:
             if part.classes != self.classes:
                 raise DataError(f"{part.name} and {self.parts[0].name} have different classes and are not put together")

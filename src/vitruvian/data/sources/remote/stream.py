@@ -33,6 +33,8 @@ SIZES_FILE = "sizes.json"
 class StreamSource(Source):
     """The samples of remote shards. Any can be read, but each brings its whole shard here."""
 
+    remote = True
+
     def __init__(self, name: str, cache: ShardCache, sizes: IndexArray, *, lanes: int, small: bool) -> None:
         """`small`: all shards together fit on the local disk."""
         self.name = name

@@ -1,0 +1,136 @@
+"""Training from shards behind a URL: only what is used is fetched, and a killed run goes on to the same bits."""
+
+import contextlib
+import http.server
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from functools import partial
+
+import pytest
+from runs import TINY, changes, command, identical, lines, weights
+
+from vitruvian.data.pack import PackSettings, pack
+from vitruvian.data.sources.remote import stream
+from vitruvian.training import train
+
+pytest.importorskip("fsspec")
+SETTINGS = (*TINY, "workers=0", "steps=4", "eval_every=1")
+
+
+class Server(http.server.SimpleHTTPRequestHandler):
+    """A folder over HTTP, without ranges, that notes which shards are fetched."""
+
+    fetched: list[str] = []  # noqa: RUF012
+
+    def do_GET(self):
+        if self.path.endswith(".tar"):
+            self.fetched.append(self.path.rpartition("/")[2])
+        super().do_GET()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """The digits in three shards to train on, and one to test with."""
+    folder = tmp_path_factory.mktemp("shards")
+    pack("digits", folder, PackSettings(shard_mb=1))
+    assert len(list(folder.glob("train/*.tar"))) == 3
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(shards):
+    """The shards behind an HTTP server, and the names of those that were fetched."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Server, directory=shards)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", Server.fetched
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def bucket(shards):
+    """The shards in a bucket behind an S3 API."""
+    pytest.importorskip("s3fs")
+    moto, boto3 = pytest.importorskip("moto.server"), pytest.importorskip("boto3")
+    server = moto.ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.setenv(name, "testing")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="digits")
+        for path in shards.rglob("*"):
+            if path.is_file():
+                client.upload_file(str(path), "digits", f"v1/{path.relative_to(shards)}")
+        yield "s3://digits/v1"
+    server.stop()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """Nothing is cached before a test."""
+    monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "cache"))
+
+
+def test_only_the_shards_that_are_used_are_fetched(site, tmp_path):
+    url, fetched = site
+    fetched.clear()
+    run = train(url, recipe="digits", out=tmp_path / "run", settings=SETTINGS)
+    assert run.finished
+    assert len([name for name in fetched if name.startswith("train")]) == 2  # of three: four steps need no more
+    assert [name for name in fetched if name.startswith("test")] == ["test-000000.tar"]
+
+
+def test_the_site_gives_the_same_run_as_the_folder(site, shards, tmp_path):
+    runs = [
+        train(data, recipe="digits", out=tmp_path / name, settings=SETTINGS)
+        for name, data in (("a", site[0]), ("b", f"file://{shards}"))
+    ]
+    assert identical(*map(weights, (run.folder for run in runs)))
+
+
+@pytest.mark.parametrize("objective", ["labels", "masked"])
+def test_data_larger_than_the_disk_is_trained_on_and_reported(site, tmp_path, monkeypatch, objective):
+    monkeypatch.setattr(stream, "BYTES_KEPT", 2_000_000)
+    recipe = "masked" if objective == "masked" else "digits"
+    run = train(site[0], recipe=recipe, out=tmp_path / "run", settings=[*SETTINGS, "image_size=8"])
+    assert (run.folder / "model" / "model.safetensors").exists()
+    assert "report.html" in os.listdir(run.folder)
+
+
+def killed_and_resumed(url, folder, settings):
+    """A run that is killed once it has a checkpoint, and then continued."""
+    process = subprocess.Popen(
+        command(url, "--recipe", "digits", "--out", folder, *changes(*settings)), stderr=subprocess.PIPE
+    )
+    while process.poll() is None and not list((folder / "checkpoints").glob("step-*")):
+        time.sleep(0.01)
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGKILL)
+    process.communicate()
+    finished = subprocess.run(command("--resume", folder), capture_output=True, text=True, timeout=200)
+    assert finished.returncode == 0, finished.stderr
+    assert process.returncode == -signal.SIGKILL
+    assert not re.search("step 0 of", finished.stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["site", "bucket"])
+def test_a_killed_run_from_a_url_ends_with_the_bits_of_an_unbroken_one(request, shards, tmp_path, place):
+    url = request.getfixturevalue(place)
+    settings = ("workers=1", "steps=60", "checkpoint_steps=5", "eval_every=0.5")
+    expected = train(
+        f"file://{shards}", recipe="digits", out=tmp_path / "whole", settings=[*TINY, *settings, "workers=0"]
+    )
+    killed_and_resumed(url if isinstance(url, str) else url[0], tmp_path / "run", settings)
+    assert identical(weights(tmp_path / "run"), weights(expected.folder))
+    assert lines(tmp_path / "run") == lines(expected.folder)
