@@ -12,7 +12,7 @@ from PIL import Image
 from runs import TINY, identical, lines, weights
 from test_resume import StopAt
 
-from vitruvian.errors import ConfigError, TrainingError
+from vitruvian.errors import ConfigError, DataError, TrainingError
 from vitruvian.files import Lock
 from vitruvian.training import Interrupted, resume, train
 
@@ -67,11 +67,18 @@ def test_the_views_of_the_caller_are_what_is_trained_and_measured_with(tmp_path)
     assert "the saved model's preprocess is the recipe's" in str(own.facts["notes"])
 
 
-def test_a_run_that_knows_its_data_takes_no_other(tmp_path):
+def test_a_run_goes_on_where_its_files_have_moved_to(tmp_path):
+    images = tmp_path / "images"
+    for index in range(40):
+        image, label = Noise()[index]
+        (images / Noise.classes[label]).mkdir(parents=True, exist_ok=True)
+        image.save(images / Noise.classes[label] / f"{index:02}.png")
     with pytest.raises(Interrupted):
-        train("digits", out=tmp_path / "run", settings=TINY, listeners=[StopAt(2)], progress=False)
-    with pytest.raises(TrainingError, match="the run knows its data, digits; resume it without data="):
-        resume(tmp_path / "run", data=Noise())
+        train(images, recipe="digits", out=tmp_path / "run", settings=SETTINGS, listeners=[StopAt(3)], progress=False)
+    images.rename(tmp_path / "moved")
+    with pytest.raises(DataError, match="images: no such file or folder"):
+        resume(tmp_path / "run", progress=False)
+    assert resume(tmp_path / "run", data=tmp_path / "moved", progress=False).finished
 
 
 SCRIPT = """

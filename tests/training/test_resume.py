@@ -1,6 +1,5 @@
 """A run that is stopped anywhere and continued ends as an unbroken one: weights and metrics, to the bit."""
 
-import json
 import os
 import random
 import resource
@@ -8,11 +7,13 @@ import shutil
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from runs import TINY, changes, command, identical, lines, vit_train, weights
 
+from vitruvian.data.sources import open_dataset
 from vitruvian.errors import TrainingError
 from vitruvian.training import Interrupted, Listener, Run, resume, train
 from vitruvian.training.checkpoint import Checkpoints
@@ -79,7 +80,7 @@ def test_a_signal_during_an_evaluation_does_not_wait_for_its_end(tmp_path, monke
     with pytest.raises(Interrupted, match="after step 9 of 12"):
         train("digits", out=tmp_path / "run", settings=TINY)
     monkeypatch.undo()
-    assert not [line for line in lines(tmp_path / "run") if line["split"] == "validation"]
+    assert not [line for line in lines(tmp_path / "run") if line["split"] == "val"]
     assert lines(resume(tmp_path / "run").folder) == lines(expected.folder)
 
 
@@ -204,10 +205,10 @@ def test_a_finished_run_is_left_alone(tmp_path):
 def test_a_run_does_not_go_on_with_other_data(tmp_path):
     with pytest.raises(Interrupted):
         train("digits", out=tmp_path / "run", settings=TINY, listeners=[StopAt(2)])
-    facts = json.loads((tmp_path / "run" / "run.json").read_text())
-    (tmp_path / "run" / "run.json").write_text(json.dumps(facts | {"training_images": 99}))
-    with pytest.raises(TrainingError, match="the training images were 99 and are 1438; put them back"):
-        resume(tmp_path / "run")
+    other = open_dataset("digits")
+    fewer = replace(other, splits={"train": other.splits["test"], "test": other.splits["test"]})
+    with pytest.raises(TrainingError, match="the training images were 1438 and are 359; put them back"):
+        resume(tmp_path / "run", data=fewer)
 
 
 def test_a_run_goes_on_with_other_workers_but_not_with_another_rate(tmp_path):

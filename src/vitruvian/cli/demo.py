@@ -57,7 +57,7 @@ def indented(text: str) -> str:
 
 def evaluated(run: Run) -> str:
     """The last evaluation of a run in one line."""
-    last = run.metrics("val")[-1]
+    last = run.evaluation
     wrong = round(last["count"] * (1 - last["top1"] / 100))
     return f"{last['top1']:.1f}% right: {wrong} mistakes in {last['count']} digits, after {last['seconds']:.0f} s"
 

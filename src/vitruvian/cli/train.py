@@ -93,7 +93,7 @@ def train(
 
 def show(run: Run) -> None:
     """Where the model is and how good it is, on stdout."""
-    last = run.metrics("val")[-1]
+    last = run.evaluation
     facts = run.facts
     masked = run.recipe.objective == "masked"
     what = f"the colors of {last.get('patches')} hidden patches in {last['count']}" if masked else str(last["count"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import warnings
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +22,19 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 
 from vitruvian.errors import TrainingError
+from vitruvian.files import digest, read_object, sync, write_json
 from vitruvian.model.build import Model
 from vitruvian.training.average import Average, local
 from vitruvian.training.distributed import Processes, full_tensor
+from vitruvian.training.journal import EMPTY
 from vitruvian.training.optimizer import moments, set_steps_taken, steps_taken
 from vitruvian.training.recipe import Recipe
-from vitruvian.weights.store import sync
+from vitruvian.training.run import changed_file, read_sealed, write_sealed
 
 POSITION = "position.json"
 """Where the run stands: all that is not a tensor."""
+DIGESTS = "digests.json"
+"""Of the other files."""
 
 UNFINISHED = ".tmp"
 
@@ -70,7 +76,8 @@ class Checkpoints:
         else:
             save_parts(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(staged), save_distributed=True))
         if self.processes.is_main:
-            (staged / POSITION).write_text(json.dumps(position, indent=1), encoding="utf-8")
+            write_json(staged / POSITION, position)
+            write_digests(staged)
             for path in [*staged.iterdir(), staged]:
                 sync(path)
 
@@ -81,8 +88,31 @@ class Checkpoints:
         return f"{found[-1].name} is whole: once that is cured, continue with `vit train --resume {self.folder.parent}`"
 
     def all(self) -> list[Path]:
-        """The whole checkpoints, oldest first."""
-        return sorted(path for path in self.folder.glob("step-*") if (path / POSITION).is_file())
+        """The checkpoints, oldest first."""
+        return sorted(self.folder.glob("step-*"))
+
+    def newest_whole(self, said: Callable[[str], None]) -> Path | None:
+        """The last checkpoint whose files are as they were written; damaged ones are said, and set aside."""
+        found = self.all()
+        for path in reversed(found):
+            problem = damage(path)
+            if not problem:
+                if path != found[-1]:
+                    said(f"going on from step {int(path.name.removeprefix('step-'))}")
+                return path
+            said(f"the checkpoint {path.name} is damaged: {problem}")
+            os.replace(path, free_name(path.with_name(f"damaged-{path.name}")))
+        if found:
+            said("no checkpoint is whole: starting again from step 0")
+        return None
+
+    def forget_worse(self, best: Path) -> None:
+        """Remove the weights that were the best for none of the checkpoints."""
+        with suppress(TrainingError):  # of a checkpoint that is damaged
+            kept = {read_position(path).best_step for path in self.all()}
+            for path in best.glob("step-*"):
+                if int(path.name.removeprefix("step-")) not in kept:
+                    shutil.rmtree(path, ignore_errors=True)
 
     def clean(self) -> None:
         """Remove what an interrupted write has left."""
@@ -91,15 +121,31 @@ class Checkpoints:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def read_position(checkpoint: Path) -> dict[str, Any]:
-    """Where the run stood."""
+def write_digests(folder: Path) -> None:
+    """Write down what the files of a folder are, so that `damage` can tell."""
+    write_sealed(
+        folder / DIGESTS, {path.name: digest(path) for path in sorted(folder.iterdir()) if path.name != DIGESTS}
+    )
+
+
+def damage(checkpoint: Path) -> str:
+    """In what a checkpoint is not as it was written; empty if in nothing."""
     try:
-        position = json.loads((checkpoint / POSITION).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TrainingError(f"{checkpoint}: not a checkpoint of a run: {error}") from error
-    if not isinstance(position, dict):
-        raise TrainingError(f"{checkpoint}: not a checkpoint of a run: {POSITION} is not a JSON object")
-    return position
+        digests = read_sealed(checkpoint / DIGESTS)
+    except TrainingError as error:
+        return str(error).removeprefix(f"{checkpoint}/").partition(";")[0]
+    return changed_file(checkpoint, digests)
+
+
+def free_name(path: Path) -> Path:
+    """The path, or the first with a number after it that does not exist."""
+    numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return path if not path.exists() else next(other for other in numbered if not other.exists())
+
+
+def read_position(checkpoint: Path) -> Position:
+    """Where the run stood."""
+    return Position.from_json(read_object(checkpoint / POSITION, raises=TrainingError))
 
 
 def read_tensors(checkpoint: Path, tensors: dict[str, Tensor], processes: Processes) -> None:
@@ -148,6 +194,7 @@ class Position:
     seconds: float = 0.0
     """Spent so far, in all sessions."""
     journal_bytes: int = 0
+    journal_digest: str = EMPTY
     updates: int = 0
     """Updates of the optimizer."""
     scaler: dict[str, Any] = field(default_factory=dict)

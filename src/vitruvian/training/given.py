@@ -69,10 +69,8 @@ NO_VIEWS = Views()
 
 
 def given_again(run: Run, data: object) -> object:
-    """The data of a run that goes on: by its name, or the object that is given once more."""
+    """The data of a run that goes on: what is given, or what the run knows by name."""
     name = run.facts.get("data")
-    if name and data is not None and not isinstance(data, DataRef):
-        raise TrainingError(f"{run.folder}: the run knows its data, {name}; resume it without data=")
     if not name and data is None:
         raise TrainingError(f"{run.folder}: the run began with a dataset object; give it again, resume(run, data=...)")
     return name if data is None else data

@@ -7,16 +7,20 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any
 
 from vitruvian.errors import MissingExtraError, TrainingError, require
+from vitruvian.files import parse_object
 from vitruvian.progress import Progress, on_terminal, tell
 
 Line = dict[str, Any]
 
 METRICS_FILE = "metrics.jsonl"
 """In the run's folder."""
+EMPTY = sha256().hexdigest()
+"""The digest of no bytes."""
 
 
 class Listener:
@@ -41,18 +45,26 @@ class Listener:
 class Journal:
     """Appends to metrics.jsonl and tells the listeners; silent in all processes but the first."""
 
-    def __init__(self, path: Path, listeners: Sequence[Listener], *, keep_bytes: int = 0) -> None:
+    def __init__(
+        self, path: Path, listeners: Sequence[Listener], *, keep_bytes: int = 0, keep_digest: str = EMPTY
+    ) -> None:
         """Keeps the first bytes of a file that exists: what came before the checkpoint that a run goes on from."""
         self.path, self.listeners = path, listeners
+        kept = path.read_bytes()[:keep_bytes] if path.is_file() else b""
+        self._hash = sha256(kept)
+        if self.digest() != keep_digest:
+            raise TrainingError(
+                f"{path}: has changed since the checkpoint was written; put it back, or start a new run"
+            )
         self._file: IO[bytes] = open(path, "ab")  # noqa: SIM115  (open as long as the run)
-        if self._file.tell() < keep_bytes:
-            raise TrainingError(f"{path}: shorter than when the checkpoint was written; it has been changed")
         self._file.truncate(keep_bytes)
 
     def record(self, line: Line) -> None:
         try:
-            self._file.write(json.dumps(line).encode() + b"\n")
+            written = json.dumps(line).encode() + b"\n"
+            self._file.write(written)
             self._file.flush()
+            self._hash.update(written)
         except OSError as error:
             raise TrainingError(f"{self.path}: cannot be written: {error.strerror}") from error
         for listener in self.listeners:
@@ -63,6 +75,10 @@ class Journal:
         os.fsync(self._file.fileno())
         return self.path.stat().st_size
 
+    def digest(self) -> str:
+        """Of these bytes."""
+        return self._hash.hexdigest()
+
     def close(self) -> None:
         self._file.close()
 
@@ -70,9 +86,9 @@ class Journal:
 def read_journal(path: Path) -> Iterator[Line]:
     """The lines of metrics.jsonl; one that is cut off, as in a run that is being written, is left out."""
     if path.is_file():
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            if line.endswith("\n"):
-                yield json.loads(line)
+        for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+            if line.endswith(b"\n"):
+                yield parse_object(line, f"{path}, line {number}", raises=TrainingError)
 
 
 class Clock:

@@ -15,11 +15,13 @@ from torch import Tensor
 from vitruvian.data.loader import Batch, Loader
 from vitruvian.errors import Interrupted, NotFiniteError, TrainingError
 from vitruvian.model.build import empty
-from vitruvian.training.checkpoint import Checkpoints, Position, State, gathered, read_tensors
+from vitruvian.training.checkpoint import Checkpoints, Position, State, gathered, read_tensors, write_digests
 from vitruvian.training.distributed import reshard
 from vitruvian.training.journal import Clock, Journal, Line
 from vitruvian.training.masked import MaskedViT
 from vitruvian.training.objective import Measured, Place
+from vitruvian.training.recipe import Recipe
+from vitruvian.training.run import Run
 from vitruvian.training.step import Stepper
 from vitruvian.weights.description import Description
 from vitruvian.weights.load import assemble
@@ -67,6 +69,11 @@ class Loop:
             position.unreadable.update(batch.unreadable)
             self.after_step(stop)
         self.checkpoint()
+
+    def say(self, text: str) -> None:
+        """Tell the listeners."""
+        for listener in self.journal.listeners if self.journal is not None else ():
+            listener.said(text)
 
     def finished(self) -> bool:
         """Whether the run has ended early."""
@@ -144,10 +151,13 @@ class Loop:
         )
 
     def record(self, split: str, **values: float) -> None:
-        step = self.position.step
-        place: Line = {"step": step, "epoch": step / self.batches.per_epoch, "split": split}
         if self.journal is not None:
-            self.journal.record(place | values | {"seconds": round(self.clock.total(), 2)})
+            self.journal.record(self.line(split, self.position.step) | values)
+
+    def line(self, split: str, step: int) -> Line:
+        """What each line of metrics has."""
+        seconds = round(self.clock.total(), 2)
+        return {"step": step, "epoch": step / self.batches.per_epoch, "split": split, "seconds": seconds}
 
     def evaluate(self, stop: StopRequest) -> None:
         """Measure the weights that are used, and keep them if they are the best so far."""
@@ -194,8 +204,11 @@ class Loop:
             position.worse += 1
             return
         position.best, position.best_step, position.worse = value, position.step, 0
-        if self.recipe.final == "best" or self.recipe.patience:
-            self.save_model(self.folder / "best")
+        if keeps_best(self.recipe):
+            folder = Run(self.folder).best(position.step)
+            self.save_model(folder)
+            if self.processes.is_main:
+                write_digests(folder)
 
     def save_model(self, folder: Path) -> None:
         """The model as it now is, gathered from all processes, as a native folder."""
@@ -208,8 +221,9 @@ class Loop:
 
     def take_best(self) -> None:
         """Put the weights of the best evaluation into the model."""
+        best = Run(self.folder).best(self.position.best_step)
         weights = {name: parameter.detach() for name, parameter in self.state.model.named_parameters()}
-        read_tensors(self.folder / "best", weights, self.processes)
+        read_tensors(best, weights, self.processes)
 
     def checkpoint(self) -> None:
         """Keep all that is needed to go on from here, if it is worth keeping."""
@@ -220,9 +234,17 @@ class Loop:
         self.state.describe(self.position)
         self.position.unreadable = self.processes.all_gather(self.position.unreadable)
         self.position.seconds = self.clock.total()
-        self.position.journal_bytes = self.journal.kept_bytes() if self.journal is not None else 0
+        if self.journal is not None:
+            self.position.journal_bytes, self.position.journal_digest = self.journal.kept_bytes(), self.journal.digest()
         self.checkpoints.write(self.position.step, self.state.tensors(), self.position.to_json())
+        if self.processes.is_main:
+            self.checkpoints.forget_worse(Run(self.folder).best(0).parent)
         self.clock.checkpointed()
+
+
+def keeps_best(recipe: Recipe) -> bool:
+    """Whether a run keeps the weights of its best evaluation."""
+    return recipe.final == "best" or recipe.patience > 0
 
 
 class Diverged(TrainingError):

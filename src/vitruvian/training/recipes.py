@@ -218,4 +218,6 @@ def skipped(value: Any) -> bool:
 def toml_value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_value, value))}]"
+    if isinstance(value, str):  # JSON writes a character beyond 16 bits as two, which TOML does not read
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value) if isinstance(value, float) else json.dumps(value)

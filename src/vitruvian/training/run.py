@@ -1,13 +1,12 @@
 """The folder of a run: what is in it, for whoever reads it during or after training.
 
 `run.json` facts · `recipe.toml` the settings as run · `metrics.jsonl` · `checkpoints/` · `best/` the best weights so
-far, where the recipe chooses by validation · `unreadable.json` images that were skipped · `report.html` · `model/`
-the result, which is there when the run is over.
+far, where the recipe chooses by validation · `unreadable.json` images that were skipped · `model/` the
+result · `report.html` · `result.json` the numbers of the model, which is there when the run is over.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -25,11 +24,13 @@ import torch
 from vitruvian import __version__
 from vitruvian.data.sources import BUILT_IN
 from vitruvian.errors import TrainingError
-from vitruvian.files import Lock, is_unfinished, write_json, write_text
+from vitruvian.files import Lock, digest, is_unfinished, read_object, write_json, write_text
 from vitruvian.model.build import Model
+from vitruvian.text import one_line
 from vitruvian.training.journal import METRICS_FILE, Line, read_journal
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.recipes import read_recipe, to_toml
+from vitruvian.weights.description import fingerprint
 from vitruvian.weights.load import RUN_FILE, load
 
 RUNS = Path("runs")
@@ -38,6 +39,8 @@ RUNS = Path("runs")
 FAILED_FILE = "failed.json"
 """In the folder of a run that diverged and is one of many: why."""
 LOCK_FILE = ".lock"
+RESULT_FILE = "result.json"
+"""The numbers of the model, and a digest of each file that makes up the result; the last file of a run."""
 
 RunState = Literal["waiting", "begun", "done", "failed"]
 
@@ -59,13 +62,7 @@ class Run:
     @property
     def facts(self) -> dict[str, Any]:
         """`data`, `classes`, sizes, `steps`, `parameters`, `environment` and so on."""
-        try:
-            facts = json.loads((self.folder / RUN_FILE).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise TrainingError(f"{self.folder / RUN_FILE}: not valid JSON: {error}") from error
-        if not isinstance(facts, dict):
-            raise TrainingError(f"{self.folder / RUN_FILE}: not a JSON object")
-        return facts
+        return read_sealed(self.folder / RUN_FILE)
 
     @property
     def recipe(self) -> Recipe:
@@ -77,7 +74,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        return (self.folder / "model").is_dir()
+        return (self.folder / RESULT_FILE).is_file() and (self.folder / "model").is_dir()
 
     @property
     def state(self) -> RunState:
@@ -88,14 +85,39 @@ class Run:
             return "failed"
         return "done" if self.finished else "begun"
 
+    @property
+    def evaluation(self) -> Line:
+        """The line of metrics of the saved model, once there is one."""
+        line: Line = read_sealed(self.folder / RESULT_FILE)["evaluation"]
+        return line
+
     def result(self, *keys: str) -> dict[str, float]:
-        """These numbers of the last evaluation; none before the run is done."""
-        lines = self.metrics("val") if self.state == "done" else []
-        return {key: lines[-1][key] for key in keys} if lines else {}
+        """These numbers of the saved model; none before the run is done."""
+        return {key: self.evaluation[key] for key in keys} if self.state == "done" else {}
+
+    def seal(self, evaluation: Line) -> None:
+        """Write result.json, which ends a run: the numbers of its model, and what its files are."""
+        files = {name: digest(self.folder / name) for name in self.sealed_files()}
+        write_sealed(self.folder / RESULT_FILE, {"evaluation": evaluation, "files": files})
+
+    def sealed_files(self) -> list[str]:
+        model = sorted(path.name for path in (self.folder / "model").iterdir())
+        return [METRICS_FILE, *(f"model/{name}" for name in model)]
+
+    def damage(self) -> str:
+        """In what the files of a finished run are not what they were; empty if in nothing."""
+        try:
+            return changed_file(self.folder, read_sealed(self.folder / RESULT_FILE)["files"])
+        except TrainingError:
+            return f"{RESULT_FILE} has changed"
 
     @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
+
+    def best(self, step: int) -> Path:
+        """Where the weights are that were the best after so many steps."""
+        return self.folder / "best" / f"step-{step:08d}"
 
     def forget_checkpoints(self) -> None:
         """Remove them: nothing goes on from here."""
@@ -105,7 +127,7 @@ class Run:
     def unreadable(self) -> dict[str, str]:
         """Images that were skipped, and why."""
         path = self.folder / "unreadable.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return read_object(path, raises=TrainingError) if path.is_file() else {}
 
     def model(self) -> Model:
         """The trained model."""
@@ -118,9 +140,36 @@ def create(folder: Path, recipe: Recipe, facts: dict[str, Any]) -> Run:
         Run(folder).checkpoints.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TrainingError(f"{folder}: cannot be written: {error.strerror}") from error
-    write_text(folder / "recipe.toml", to_toml(recipe.to_json()))
-    write_json(folder / RUN_FILE, facts)
+    try:
+        write_text(folder / "recipe.toml", to_toml(recipe.to_json()))
+    except UnicodeEncodeError as error:
+        raise TrainingError(f"{folder}: a name that is not UTF-8 cannot be kept in recipe.toml: {error}") from error
+    write_sealed(folder / RUN_FILE, {**facts, "recipe": recipe.to_json()})
     return Run(folder)
+
+
+def write_sealed(path: Path, content: dict[str, Any]) -> None:
+    """Write JSON with its own digest."""
+    write_json(path, {**content, "digest": fingerprint(content)})
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """What `write_sealed` wrote, if nothing has changed it since."""
+    content = read_object(path, raises=TrainingError)
+    if content.pop("digest", None) != fingerprint(content):
+        raise TrainingError(f"{path}: has changed since it was written; put it back, or start a new run")
+    return content
+
+
+def changed_file(folder: Path, digests: dict[str, str]) -> str:
+    """The first file of a folder that is not what it was, in words; empty where all are."""
+    for name, was in digests.items():
+        try:
+            if digest(folder / name) != was:
+                return f"{name} has changed"
+        except OSError as error:
+            return f"{name}: {one_line(error)}"
+    return ""
 
 
 @contextmanager

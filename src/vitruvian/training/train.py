@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,17 +17,18 @@ from vitruvian.data.view import Transform
 from vitruvian.errors import TrainingError
 from vitruvian.model.build import Model
 from vitruvian.text import brief
-from vitruvian.training.checkpoint import Checkpoints, Position, read_position, read_tensors
+from vitruvian.training.checkpoint import Checkpoints, Position, damage, free_name, read_position, read_tensors
 from vitruvian.training.choose import chosen_recipe
 from vitruvian.training.distributed import Processes, process_group
 from vitruvian.training.given import NO_VIEWS, DataRef, Views, fitting_workers, given_again
 from vitruvian.training.head import fit_head, is_fresh
 from vitruvian.training.images import Images, fitting_batch_size, images_for
 from vitruvian.training.journal import Listener, ShownProgress
+from vitruvian.training.loop import keeps_best
 from vitruvian.training.model import model_again, model_for
-from vitruvian.training.recipe import HARMLESS, Recipe
+from vitruvian.training.recipe import DESCRIPTION, HARMLESS, Recipe
 from vitruvian.training.recipes import changed, keys_of
-from vitruvian.training.run import Run, claimed, create, environment, owned
+from vitruvian.training.run import RESULT_FILE, Run, claimed, create, environment, owned
 from vitruvian.training.trainer import Trainer
 from vitruvian.weights.description import Description
 
@@ -76,12 +79,15 @@ def resume(
 ) -> Run:
     """Continue a run from its last checkpoint, in the middle of an epoch if need be; a finished one is left alone.
 
-    What was given as an object, the data or a view, must be given again. `settings` may change only what the result
+    What was given as an object, the data or a view, must be given again; `data` also tells where files are that have
+    moved. `settings` may change only what the result
     does not depend on, such as "workers=4".
     """
     opened = run if isinstance(run, Run) else Run.open(run)
-    if opened.finished:
+    changed_part = opened.damage() if opened.finished else ""
+    if opened.finished and not changed_part:
         return opened
+    check_recipe(opened)
     for change in settings:
         if not keys_of([change]) <= HARMLESS:
             raise TrainingError(
@@ -93,10 +99,14 @@ def resume(
     heard = with_progress(listeners, progress)
     with process_group(plan.device) as processes, ExitStack() as stack:
         processes.on_main(lambda: stack.enter_context(owned(opened.folder)))
+        if changed_part:
+            processes.on_main(lambda: set_aside(opened))
         plan, notes = fitting_workers(plan)
         images = images_for(ref, plan)
         check_same(opened.facts, images)
-        images = replace(images, notes=(*images.notes, *notes))
+        images = replace(
+            images, notes=(*images.notes, *notes, *([f"{changed_part}: finishing again"] if changed_part else []))
+        )
         return go_on(opened, plan, images, processes=processes, views=views, listeners=heard)
 
 
@@ -126,16 +136,24 @@ def go_on(
     run: Run, plan: Recipe, images: Images, *, processes: Processes, views: Views, listeners: Sequence[Listener]
 ) -> Run:
     """Train on from the last checkpoint, or from the start where there is none."""
-    checkpoints = Checkpoints(run.checkpoints, processes)
-    found = checkpoints.all()
+
+    def say(text: str) -> None:
+        for listener in listeners if processes.is_main else ():
+            listener.said(text)
+
+    found = processes.on_main(lambda: Checkpoints(run.checkpoints, processes).newest_whole(say))
     if found:  # what the run started from may be gone
         model = model_again(Description.from_json(run.facts.get("model"), f"{run.folder}/run.json"), plan)
     else:
         model = starting_model(plan, images, processes=processes, listeners=listeners)
     trainer, position = Trainer.build(plan, images, processes, model, views=views), Position()
     if found:
-        position = Position.from_json(read_position(found[-1]))
-        read_tensors(found[-1], trainer.state.tensors(), processes)
+        position = read_position(found)
+        problem = damage(run.best(position.best_step)) if keeps_best(plan) and position.best_step else ""
+        if problem:
+            best = run.best(position.best_step)
+            raise TrainingError(f"{best}: the best weights so far are damaged: {problem}; put them back, or start anew")
+        read_tensors(found, trainer.state.tensors(), processes)
         trainer.state.restore(position)
     return trainer.fit(run.folder, position=position, listeners=listeners)
 
@@ -173,6 +191,24 @@ def honest_notes(recipe: Recipe, images: Images) -> list[str]:
     if recipe.weights or recipe.objective != "labels" or count >= FEW_IMAGES or side < PHOTO_PIXELS:
         return []
     return [f"from scratch, {count:,} images give a poor model; weights= to start from do far better"]
+
+
+def check_recipe(run: Run) -> None:
+    """The settings in recipe.toml are those that the run began with, as far as its result depends on them."""
+    was, now = (json.loads(json.dumps(settings)) for settings in (run.facts.get("recipe"), run.recipe.to_json()))
+    for key in now:
+        if key not in HARMLESS | DESCRIPTION and was.get(key) != now[key]:
+            raise TrainingError(
+                f"{run.folder / 'recipe.toml'}: {key}={was.get(key)} when the run began, not {now[key]}; put it back, "
+                "or start a new run"
+            )
+
+
+def set_aside(run: Run) -> None:
+    """Keep a finished run's damaged files under other names, so that they are made again."""
+    for name in (RESULT_FILE, "model"):
+        if (run.folder / name).exists():
+            os.replace(run.folder / name, free_name(run.folder / f"damaged-{name}"))
 
 
 def facts_of(images: Images, trainer: Trainer) -> dict[str, Any]:

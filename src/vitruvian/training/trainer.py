@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vitruvian.files import write_json
 from vitruvian.model.build import Model
+from vitruvian.text import one_line
 from vitruvian.training.average import average_for
 from vitruvian.training.checkpoint import Checkpoints, Position, State
 from vitruvian.training.distributed import Processes, fully_shard, wrap_ddp
@@ -77,7 +78,9 @@ class Trainer:
             )
             journal = None
             if processes.is_main:
-                journal = Journal(folder / METRICS_FILE, heard, keep_bytes=position.journal_bytes)
+                journal = Journal(
+                    folder / METRICS_FILE, heard, keep_bytes=position.journal_bytes, keep_digest=position.journal_digest
+                )
                 stack.callback(journal.close)
             for listener in heard:
                 stack.callback(listener.finished)
@@ -100,17 +103,23 @@ class Trainer:
 
 
 def finish(loop: Loop, images: Images) -> None:
-    """Write what is left when a run is over: the skipped images, the report, and last the model."""
+    """Write what is left when a run is over: the skipped images, the model, the report, and last its numbers."""
     unreadable = loop.processes.all_gather(loop.position.unreadable)
     if loop.processes.is_main and unreadable:
         write_json(loop.folder / "unreadable.json", unreadable)
+    step = loop.position.step
     with loop.averaged():
-        if loop.recipe.final == "best" and loop.position.best_step != loop.position.step:
+        if loop.recipe.final == "best" and loop.position.best_step != step:
             loop.take_best()
-            loop.measures = None
+            loop.measures, step = None, loop.position.best_step
         measures = loop.measures or loop.measured(StopRequest())
-        if loop.processes.is_main:
-            early = f"no better evaluation in {loop.position.worse}" if loop.finished() else ""
-            outcome = Outcome(train=images.train, measures=measures, held_out=images.validation, stopped=early)
-            write_report(Run(loop.folder), outcome)
         loop.save_model(loop.folder / "model")
+    if loop.processes.is_main:
+        early = f"no better evaluation in {loop.position.worse}" if loop.finished() else ""
+        outcome = Outcome(train=images.train, measures=measures, held_out=images.validation, stopped=early)
+        try:
+            write_report(Run(loop.folder), outcome)
+        except Exception as error:  # which costs nothing but the report
+            loop.say(f"the report could not be written: {one_line(error)}")
+        Run(loop.folder).seal(loop.line("val", step) | measures.scalars())
+    loop.processes.barrier()
