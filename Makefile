@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help demo test quick check format bench clean
+.PHONY: help demo test quick check format browser bench clean
 
 help:
 	@echo "make demo    set up, then show the main job on what the package carries"
@@ -34,7 +34,14 @@ demo: $(VENV)/.base
 # One worker a core, a file of tests each, so that what a module prepares is prepared once.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
-test: $(VENV)/.dev
+# The tests of the page drive Debian's chromium; where it cannot be installed they are skipped, and say so.
+browser:
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { \
+	  test "$$(id -u)" = 0 && command -v apt-get >/dev/null && echo "installing chromium for the tests of the page ..." \
+	  && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium chromium-driver >/dev/null; } \
+	  || echo "chromium and chromedriver are not here (as root: apt-get install chromium chromium-driver)"
+
+test: $(VENV)/.dev browser
 	@$(PYTEST)
 
 quick: $(VENV)/.dev

@@ -61,6 +61,7 @@ OPTIONS = {
     "tasks": "--data-root --json",
     "doctor": "--out --json --workers",
     "pack": "--side --format --quality --shard-mb --workers",
+    "serve": "--model -m --host --port --batch --queue --max-mb --max-seconds --allow-host --image-size",
     "demo": "--out --set",
 }
 

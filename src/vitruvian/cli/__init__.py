@@ -20,6 +20,7 @@ from vitruvian.cli.options import Command
 from vitruvian.cli.pack import pack
 from vitruvian.cli.predict import predict
 from vitruvian.cli.probe import probe
+from vitruvian.cli.serve import serve
 from vitruvian.cli.study import study
 from vitruvian.cli.tasks import tasks
 from vitruvian.cli.train import train
@@ -33,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (predict, models, convert, train, finetune, probe, evaluate, explain, tasks, doctor, pack, demo):
+for command in (predict, models, convert, train, finetune, probe, evaluate, explain, tasks, doctor, pack, serve, demo):
     app.command(cls=Command)(command)
 app.add_typer(study, name="study")
 

@@ -1,0 +1,79 @@
+"""`vit serve`: answers over HTTP, and a page on which the model can be understood."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from vitruvian.cli.options import Batch, ImageSize
+from vitruvian.cli.start import quick_imports, quiet_pillow
+from vitruvian.config import BATCH
+
+KEY_VARIABLE = "VITRUVIAN_API_KEY"
+
+
+def serve(
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model", "-m", metavar="[NAME=]MODEL", help="Weights; may be given again. Else the built-in digits."
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="0.0.0.0 for other machines to reach it.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0 takes a free one.")] = 8000,
+    batch: Batch = BATCH,
+    queue: Annotated[int, typer.Option(min=1, metavar="N", help="Images accepted at a time; more get 429.")] = 64,
+    max_mb: Annotated[float, typer.Option(min=0.001, metavar="N", help="Megabytes in one request.")] = 20.0,
+    max_seconds: Annotated[
+        float, typer.Option(min=0.1, metavar="N", help="Seconds for a request to arrive, and for its answer.")
+    ] = 30.0,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A name clients call it by; may be given again.")
+    ] = None,
+    image_size: ImageSize = None,
+) -> None:
+    """Serve models over HTTP, with a page at / to look inside them.
+
+    Clients need the key in the environment variable VITRUVIAN_API_KEY, if it is set. SIGTERM finishes what was
+    accepted.
+    """
+    with quick_imports():
+        from vitruvian.errors import ConfigError, require
+        from vitruvian.serve.limits import Limits
+        from vitruvian.serve.run import serve as run
+        from vitruvian.weights.load import load
+
+    require("uvicorn", "serve")
+    quiet_pillow()
+    limits = Limits(batch=batch, queue=queue, max_bytes=int(max_mb * 1e6), max_seconds=max_seconds)
+    if models:
+        loaded = {}
+        for name, weights in map(name_and_weights, models):
+            if name in loaded:
+                raise ConfigError(f"--model: two models are called {name!r}; name them with NAME=MODEL")
+            loaded[name] = load(weights, image_size=image_size)
+    else:
+        from vitruvian.serve.digits import digits_model
+
+        loaded = {"digits": digits_model(say)}
+    key = os.environ.get(KEY_VARIABLE, "")
+    hosts = tuple(allow_host or ())
+    run(
+        loaded, host=host, port=port, limits=limits, api_key=key, hosts=hosts, started=lambda url: say(f"serving {url}")
+    )
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def name_and_weights(text: str) -> tuple[str, str]:
+    """`NAME=MODEL`, or a model that is called after its file."""
+    name, equals, weights = text.partition("=")
+    if equals and name and weights and not os.path.exists(text) and "/" not in name:
+        return name, weights
+    stem = os.path.basename(text.rstrip("/")) or text
+    return stem.removesuffix(".safetensors").removesuffix(".npz"), text

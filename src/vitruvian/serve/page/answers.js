@@ -1,0 +1,96 @@
+// The answers as bars, and the answer layer by layer as a chart.
+
+const COLORS = ["--c0", "--c1", "--c2", "--c3", "--c4", "--c5"];
+const DASHES = ["", "6 3", "2 3", "8 3 2 3", "4 2", "1 2"];
+const WIDTH = 380;
+const HEIGHT = 200;
+const EDGE = { left: 38, right: 12, top: 10, bottom: 30 };
+
+export function percent(share) {
+  if (share > 0 && share < 0.0005) return "<0.1%";
+  return `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)}%`;
+}
+
+// Bars of the answers; with `before`, a mark where each stood before patches were erased.
+export function showAnswers(place, answers, { before = null, chosen = -1, choose }) {
+  const marks = new Map((before || []).map((answer) => [answer.index, answer.probability]));
+  place.replaceChildren(...answers.map((answer) => {
+    const button = document.createElement("button");
+    button.className = "answer";
+    button.type = "button";
+    button.setAttribute("aria-pressed", String(answer.index === chosen));
+    button.title = "Show the class map of this answer";
+    const [label, number, track, fill] = ["span", "span", "span", "span"].map((kind) => document.createElement(kind));
+    label.textContent = answer.label;
+    [number.className, track.className, fill.className] = ["number", "track", "fill"];
+    const was = marks.get(answer.index);
+    number.textContent = before ? `${percent(was ?? 0)} → ${percent(answer.probability)}` : percent(answer.probability);
+    if (before && was === undefined) number.textContent = `new → ${percent(answer.probability)}`;
+    fill.style.width = `${100 * answer.probability}%`;
+    track.append(fill);
+    if (was !== undefined) {
+      const mark = document.createElement("span");
+      mark.className = "before";
+      mark.style.left = `${100 * was}%`;
+      track.append(mark);
+    }
+    button.append(label, number, track);
+    button.addEventListener("click", () => choose(answer.index));
+    return button;
+  }));
+}
+
+function svg(kind, attributes, text) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", kind);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+// The probability of the final answers, read by the head after every layer.
+export function showLayers(place, { classes, probabilities, best }, layer) {
+  const count = probabilities.length;
+  const across = (step) => EDGE.left + (step / (count - 1)) * (WIDTH - EDGE.left - EDGE.right);
+  const up = (share) => HEIGHT - EDGE.bottom - share * (HEIGHT - EDGE.top - EDGE.bottom);
+  const shown = classes.slice(0, 5);
+  const chart = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img" });
+  chart.setAttribute("aria-label", summary(classes, probabilities, best));
+  for (const share of [0, 0.5, 1]) {
+    chart.append(svg("line", { class: "grid", x1: EDGE.left, x2: WIDTH - EDGE.right, y1: up(share), y2: up(share) }));
+    chart.append(svg("text", { x: EDGE.left - 6, y: up(share) + 4, "text-anchor": "end" }, `${100 * share}%`));
+  }
+  const every = Math.ceil(count / 13);
+  for (let step = 0; step < count; step += every) {
+    const name = step === 0 ? "start" : String(step - 1);
+    chart.append(svg("text", { x: across(step), y: HEIGHT - 10, "text-anchor": "middle" }, name));
+  }
+  chart.append(svg("line", { class: "now", x1: across(layer + 1), x2: across(layer + 1), y1: up(1), y2: up(0) }));
+  [...shown.keys()].reverse().forEach((i) => {
+    const points = probabilities.map((row, step) => `${across(step).toFixed(1)},${up(row[i]).toFixed(1)}`).join(" ");
+    const drawn = svg("polyline", { points, "stroke-dasharray": DASHES[i] });
+    drawn.style.stroke = `var(${COLORS[i]})`;
+    chart.append(drawn);
+  });
+  const legend = document.createElement("p");
+  legend.className = "legend";
+  legend.append(...shown.map((answer, i) => {
+    const entry = document.createElement("span");
+    const swatch = document.createElement("i");
+    swatch.style.borderTopColor = `var(${COLORS[i]})`;
+    if (DASHES[i]) swatch.style.borderTopStyle = "dashed";
+    entry.append(swatch, answer.label);
+    return entry;
+  }));
+  const said = document.createElement("p");
+  said.className = "soft";
+  const step = Math.min(count - 1, layer + 1);
+  said.textContent = `After layer ${layer} the head reads ${classes[best[step]].label} (${percent(probabilities[step][best[step]])}).`;
+  place.replaceChildren(chart, legend, said);
+}
+
+function summary(classes, probabilities, best) {
+  const final = best.at(-1);
+  const first = best.findIndex((_, step) => best.slice(step).every((each) => each === final));
+  const since = first === 0 ? "from the start" : `from layer ${first - 1} on`;
+  return `Answer layer by layer: ${classes[final].label} leads ${since}, and ends with ${percent(probabilities.at(-1)[final])}.`;
+}

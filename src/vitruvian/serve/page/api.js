@@ -1,0 +1,110 @@
+// Questions to the service, or to what a saved page recorded; says what is going on when it takes long.
+
+const SAY_AFTER_MS = 100;
+const running = new Map();
+
+export class Problem extends Error {}
+
+export function saved() {
+  const recorded = document.getElementById("saved");
+  return recorded ? JSON.parse(recorded.textContent) : null;
+}
+
+// Runs a task and shows its text while it takes longer than a moment.
+export async function busy(text, task) {
+  const token = Symbol(text);
+  const timer = setTimeout(() => { running.set(token, text); showBusy(); }, SAY_AFTER_MS);
+  try {
+    return await task();
+  } finally {
+    clearTimeout(timer);
+    running.delete(token);
+    showBusy();
+  }
+}
+
+function showBusy() {
+  document.getElementById("busy").textContent = [...new Set(running.values())].join(" · ");
+}
+
+export function showProblem(text) {
+  const place = document.getElementById("problem");
+  place.textContent = text;
+  place.hidden = !text;
+}
+
+async function ask(path, options = {}) {
+  const key = sessionStorage.getItem("key");
+  const headers = key ? { "X-API-Key": key } : {};
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem("The service cannot be reached. Is `vit serve` still running?");
+  }
+  const content = await response.json().catch(() => ({}));
+  if (response.status === 401) document.getElementById("key").hidden = false;
+  if (!response.ok) throw new Problem(content.error || `The service answered with ${response.status}.`);
+  return content;
+}
+
+function form(image, fields) {
+  const body = new FormData();
+  body.append("image", image.blob, image.name);
+  for (const [name, value] of Object.entries(fields)) if (value !== "" && value !== null) body.append(name, value);
+  return { method: "POST", body };
+}
+
+const live = {
+  models: async () => (await ask("models")).models,
+  async predict(model, image, { erased = [], signal } = {}) {
+    const options = { ...form(image, { model, top: 5, erased: erased.join(",") }), signal };
+    return (await ask("predict", options)).predictions[0].answers;
+  },
+  inspect: (model, image, fields) => ask("inspect", form(image, { model, ...fields })),
+};
+
+function recorded(content) {
+  const found = (model) => content.panels.find((panel) => panel.facts.name === model);
+  return {
+    models: async () => content.panels.map((panel) => panel.facts),
+    async predict(model, image, { erased = [] } = {}) {
+      const panel = found(model);
+      if (!erased.length) return panel.answers;
+      if (erased.join() === panel.erased.join()) return panel.answersErased;
+      throw new Problem("This is a saved page: erasing other patches needs the running service.");
+    },
+    async inspect(model, image, { parts, layer }) {
+      const { inside } = found(model);
+      const result = { grid: inside.grid };
+      for (const part of parts.split(",")) {
+        result[part] = part === "attention" || part === "similarity" ? inside[part][layer] : inside[part];
+      }
+      return result;
+    },
+  };
+}
+
+const record = saved();
+export const api = record ? recorded(record) : live;
+
+// Only the newest call counts: one that is overtaken while it waits is dropped, its promise gives undefined.
+export function latest(task) {
+  let waiting = null;
+  let active = false;
+  return async function run(...values) {
+    waiting = values;
+    if (active) return;
+    active = true;
+    try {
+      while (waiting) {
+        const next = waiting;
+        waiting = null;
+        await task(...next);
+      }
+    } finally {
+      active = false;
+    }
+  };
+}

@@ -1,0 +1,72 @@
+// Arrays as the service packs them, and their colors: viridis, which color-blind eyes read and gray print keeps.
+
+const ANCHORS = ["440154", "482878", "3e4989", "31688e", "26828e", "1f9e89", "35b779", "6ece58", "b5de2b", "fde725"];
+const palette = new Uint8ClampedArray(256 * 3);
+for (let level = 0; level < 256; level += 1) {
+  const place = (level / 255) * (ANCHORS.length - 1);
+  const before = Math.min(ANCHORS.length - 2, Math.floor(place));
+  for (let channel = 0; channel < 3; channel += 1) {
+    const [low, high] = [before, before + 1].map((i) => Number.parseInt(ANCHORS[i].slice(2 * channel, 2 * channel + 2), 16));
+    palette[3 * level + channel] = low + (high - low) * (place - before);
+  }
+}
+
+export function unpack({ shape, bits, low, high, data }) {
+  const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+  const levels = bits === 16 ? new Uint16Array(bytes.buffer) : bytes;
+  const step = (high - low) / (2 ** bits - 1);
+  const values = new Float32Array(levels.length);
+  for (let i = 0; i < levels.length; i += 1) values[i] = low + step * levels[i];
+  return { shape, values };
+}
+
+// Values moved to 0..1, least to greatest.
+export function stretched(values) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const value of values) { low = Math.min(low, value); high = Math.max(high, value); }
+  return values.map((value) => (value - low) / (high - low || 1));
+}
+
+// Attention is drawn by its square root: a few tokens take most of it, and the others would all look alike.
+export const softened = (values) => values.map((value) => Math.sqrt(Math.max(0, value)));
+
+// Values of 0..1 on a grid as a canvas with one pixel a patch.
+export function heat(values, rows, columns) {
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [columns, rows];
+  const pen = canvas.getContext("2d");
+  const pixels = pen.createImageData(columns, rows);
+  values.forEach((value, i) => {
+    const level = 3 * Math.round(255 * Math.min(1, Math.max(0, value)));
+    pixels.data.set([palette[level], palette[level + 1], palette[level + 2], 255], 4 * i);
+  });
+  pen.putImageData(pixels, 0, 0);
+  return canvas;
+}
+
+export function drawColorBar(canvas) {
+  const steps = Float32Array.from({ length: 64 }, (_, i) => i / 63);
+  canvas.getContext("2d").drawImage(heat(steps, 1, 64), 0, 0, canvas.width, canvas.height);
+}
+
+// A matrix of all tokens: its row or column of one token, or the mean of all patches' for null without prefix tokens.
+export function line(matrix, tokens, token, across) {
+  const values = new Float32Array(tokens);
+  if (token === null) {
+    for (let i = 0; i < matrix.length; i += 1) values[across ? i % tokens : Math.floor(i / tokens)] += matrix[i] / tokens;
+    return values;
+  }
+  for (let other = 0; other < tokens; other += 1) {
+    values[other] = matrix[across ? token * tokens + other : other * tokens + token];
+  }
+  return values;
+}
+
+// One head (tokens x tokens) of the attention of a layer, or the mean of all for -1.
+export function headMatrix({ shape: [heads, tokens], values }, head) {
+  const size = tokens * tokens;
+  if (head >= 0) return values.subarray(head * size, (head + 1) * size);
+  const mean = new Float32Array(size);
+  for (let i = 0; i < values.length; i += 1) mean[i % size] += values[i] / heads;
+  return mean;
+}

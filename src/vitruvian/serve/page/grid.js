@@ -1,0 +1,125 @@
+// One image with its patches: a map laid over it, a patch to hover, hold or erase, by pointer and by keyboard.
+
+import { heat, stretched } from "./arrays.js";
+
+const CANVAS_SIDE = 560;
+
+export class PatchGrid {
+  // `on` has functions: hover(patch or null), hold(patch or null), paint(patch, first).
+  constructor(label, on) {
+    this.figure = document.createElement("figure");
+    this.canvas = document.createElement("canvas");
+    this.caption = document.createElement("figcaption");
+    this.canvas.tabIndex = 0;
+    this.canvas.setAttribute("role", "application");
+    this.canvas.setAttribute("aria-label", `${label}: arrows move the patch, Enter holds it, Space erases it`);
+    this.figure.append(this.canvas, this.caption);
+    this.on = on;
+    this.erasing = false;
+    this.listen();
+  }
+
+  setImage(image, rows, columns) {
+    [this.image, this.rows, this.columns] = [image, rows, columns];
+    const scale = CANVAS_SIDE / Math.max(image.width, image.height);
+    this.canvas.width = Math.round(image.width * scale);
+    this.canvas.height = Math.round(image.height * scale);
+    this.gray = document.createElement("canvas");
+    [this.gray.width, this.gray.height] = [image.width, image.height];
+    const pen = this.gray.getContext("2d");
+    pen.filter = "grayscale(1)";
+    pen.drawImage(image, 0, 0);
+  }
+
+  // values: a number for each patch, or null for the image alone.
+  draw({ values = null, patch = null, erased = new Set(), caption = "" }) {
+    if (!this.image) return;
+    const pen = this.canvas.getContext("2d");
+    const { width, height } = this.canvas;
+    pen.imageSmoothingEnabled = this.image.width > 64;
+    pen.globalAlpha = 1;
+    pen.drawImage(values ? this.gray : this.image, 0, 0, width, height);
+    if (values) {
+      pen.imageSmoothingEnabled = false;
+      pen.globalAlpha = 0.66;
+      pen.drawImage(heat(stretched(values), this.rows, this.columns), 0, 0, width, height);
+      pen.globalAlpha = 1;
+    }
+    for (const each of erased) this.hatch(pen, each);
+    if (patch !== null) this.frame(pen, patch);
+    this.patch = patch;
+    this.caption.textContent = caption;
+  }
+
+  box(patch) {
+    const [high, wide] = [this.canvas.height / this.rows, this.canvas.width / this.columns];
+    return [(patch % this.columns) * wide, Math.floor(patch / this.columns) * high, wide, high];
+  }
+
+  frame(pen, patch) {
+    const [x, y, wide, high] = this.box(patch);
+    [pen.lineWidth, pen.strokeStyle] = [5, "#000"];
+    pen.strokeRect(x + 1, y + 1, wide - 2, high - 2);
+    [pen.lineWidth, pen.strokeStyle] = [2.5, "#fff"];
+    pen.strokeRect(x + 1, y + 1, wide - 2, high - 2);
+  }
+
+  hatch(pen, patch) {
+    const [x, y, wide, high] = this.box(patch);
+    pen.save();
+    pen.beginPath();
+    pen.rect(x, y, wide, high);
+    pen.clip();
+    pen.fillStyle = "rgb(128 128 128 / 0.85)";
+    pen.fillRect(x, y, wide, high);
+    [pen.strokeStyle, pen.lineWidth] = ["rgb(255 255 255 / 0.7)", 2];
+    pen.beginPath();
+    pen.moveTo(x, y + high);
+    pen.lineTo(x + wide, y);
+    pen.stroke();
+    pen.restore();
+  }
+
+  at(event) {
+    const place = this.canvas.getBoundingClientRect();
+    const column = Math.floor(((event.clientX - place.left) / place.width) * this.columns);
+    const row = Math.floor(((event.clientY - place.top) / place.height) * this.rows);
+    const inside = row >= 0 && row < this.rows && column >= 0 && column < this.columns;
+    return inside ? row * this.columns + column : null;
+  }
+
+  listen() {
+    const { canvas, on } = this;
+    canvas.addEventListener("pointerdown", (event) => {
+      if (!this.erasing) return;
+      canvas.setPointerCapture(event.pointerId);
+      const patch = this.at(event);
+      if (patch !== null) on.paint(patch, true);
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      const patch = this.at(event);
+      if (this.erasing && event.buttons) {
+        if (patch !== null) on.paint(patch, false);
+      } else if (patch !== this.patch) on.hover(patch);
+    });
+    canvas.addEventListener("pointerleave", () => on.hover(null));
+    canvas.addEventListener("click", (event) => { if (!this.erasing) on.hold(this.at(event)); });
+    canvas.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  key(event) {
+    const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+    const middle = Math.floor(this.rows / 2) * this.columns + Math.floor(this.columns / 2);
+    const patch = this.patch ?? null;
+    if (event.key in moves) {
+      const [down, right] = moves[event.key];
+      const row = Math.floor((patch ?? middle) / this.columns) + (patch === null ? 0 : down);
+      const column = ((patch ?? middle) % this.columns) + (patch === null ? 0 : right);
+      if (row >= 0 && row < this.rows && column >= 0 && column < this.columns) this.on.hover(row * this.columns + column);
+    } else if (event.key === "Enter" && patch !== null) this.on.hold(patch);
+    else if (event.key === "Escape") this.on.hold(null);
+    else if (event.key === " " && patch !== null) this.on.paint(patch, true);
+    else return;
+    event.preventDefault();
+  }
+}

@@ -1,0 +1,298 @@
+// One model's view of the image: its answers, the answer layer by layer, the patches and the heads.
+
+import { showAnswers, showLayers, percent } from "./answers.js";
+import { api, busy, latest, Problem, showProblem } from "./api.js";
+import { headMatrix, line, softened, unpack } from "./arrays.js";
+import { PatchGrid } from "./grid.js";
+import { showHeads } from "./heads.js";
+import { change, patchesToText, state, textToPatches } from "./state.js";
+
+function part(kind, name, title) {
+  const made = document.createElement("div");
+  made.className = kind;
+  if (title) {
+    const heading = document.createElement("h3");
+    heading.textContent = title;
+    made.append(heading);
+  }
+  const inner = document.createElement("div");
+  inner.className = name;
+  made.append(inner);
+  return [made, inner];
+}
+
+export class Panel {
+  // `first` is the panel whose grid the patches of the URL belong to.
+  constructor(facts, hover, first) {
+    [this.facts, this.vit, this.first] = [facts, facts.vit, first || this];
+    this.hovered = undefined;
+    this.makePlaces(hover);
+    this.ask = latest((image) => this.load(image));
+    this.askErased = latest(() => this.loadErased());
+    this.askInside = latest(() => this.loadInside());
+  }
+
+  makePlaces(hover) {
+    this.place = document.createElement("article");
+    this.place.className = "panel";
+    this.place.dataset.model = this.facts.name;
+    const [head, about] = [document.createElement("div"), document.createElement("p")];
+    const title = document.createElement("h2");
+    title.textContent = this.facts.name;
+    about.className = "about soft";
+    about.textContent = described(this.facts);
+    head.append(title, about);
+    const [answers, layers] = [part("card first", "answers", "Answer"), part("card chart last", "layers", "The answer, layer by layer")];
+    [this.answersPlace, this.layersPlace] = [answers[1], layers[1]];
+    const body = document.createElement("div");
+    body.className = "body";
+    layers[0].hidden = !this.vit;
+    this.grids = document.createElement("div");
+    this.grids.className = "grids";
+    const on = { hover: (patch) => hover(this, patch), hold: (patch) => this.hold(patch), paint: (p, f) => this.paint(p, f) };
+    [this.left, this.right] = [new PatchGrid("The image in patches", on), new PatchGrid("The other side", on)];
+    this.grids.append(this.left.figure, this.right.figure);
+    const heads = part("heads-part", "heads", "All heads of this layer");
+    [this.headsPart, this.headsPlace] = heads;
+    this.grids.hidden = heads[0].hidden = true;
+    body.append(answers[0], this.grids, layers[0]);
+    this.place.append(head, body, heads[0]);
+  }
+
+  get columns() { return this.grid[1]; }
+  get patches() { return this.grid[0] * this.grid[1]; }
+  get layer() {
+    const { layers } = this.vit;
+    const [own, theirs] = [layers - 1, (this.first.vit || this.vit).layers - 1];
+    const asked = state.layer < 0 ? theirs : Math.min(state.layer, theirs);
+    return theirs ? Math.round((asked / theirs) * own) : own;
+  }
+  get head() { return state.head < this.vit.heads ? state.head : -1; }
+
+  // A patch of the first panel's grid, here.
+  here(patch) {
+    if (patch === null || this.first === this || !this.first.grid) return patch;
+    const [rows, columns] = this.first.grid;
+    const [down, across] = [(Math.floor(patch / columns) + 0.5) / rows, ((patch % columns) + 0.5) / columns];
+    return Math.floor(down * this.grid[0]) * this.columns + Math.floor(across * this.columns);
+  }
+
+  get held() {
+    const [row, column] = state.patch.split(",").map(Number);
+    if (!state.patch || Number.isNaN(row + column)) return null;
+    const patch = row * this.first.columns + column;
+    return patch < this.first.patches ? this.here(patch) : null;
+  }
+
+  get erased() {
+    const theirs = textToPatches(state.erased, this.first.patches);
+    if (this.first === this) return theirs;
+    const own = new Set();
+    for (let patch = 0; patch < this.patches; patch += 1) {
+      const [down, across] = [(Math.floor(patch / this.columns) + 0.5) / this.grid[0], ((patch % this.columns) + 0.5) / this.columns];
+      const [rows, columns] = this.first.grid;
+      if (theirs.has(Math.floor(down * rows) * columns + Math.floor(across * columns))) own.add(patch);
+    }
+    return own;
+  }
+
+  // A new image: what the model sees and answers first, then what is inside.
+  async load(image) {
+    [this.image, this.inside, this.before, this.now, this.layers] = [image, {}, null, null, null];
+    try {
+      await Promise.all([this.loadAnswers(image), this.vit ? this.loadView(image) : null]);
+      showProblem("");
+      if (!this.vit) return;
+      await Promise.all([this.loadLayers(image), state.erased ? this.askErased() : null, this.askInside()]);
+    } catch (error) {
+      this.complain(error);
+    }
+  }
+
+  async loadAnswers(image) {
+    this.before = await busy(`${this.facts.name} looks at the image`, () => api.predict(this.facts.name, image));
+    this.showAnswers();
+  }
+
+  async loadView(image) {
+    const found = await busy("preparing the image", () => api.inspect(this.facts.name, image, { parts: "view" }));
+    const view = await picture(found.view);
+    this.grid = found.grid;
+    for (const grid of [this.left, this.right]) grid.setImage(view, ...found.grid);
+    this.grids.hidden = false;
+    this.draw();
+  }
+
+  async loadLayers(image) {
+    const found = await busy(`${this.facts.name} reads every layer`, () => api.inspect(this.facts.name, image, { parts: "layers" }));
+    this.layers = found.layers;
+    this.showLayers();
+  }
+
+  complain(error) {
+    if (!(error instanceof Problem)) console.error(error);
+    showProblem(error instanceof Problem ? error.message : "Something went wrong on this page; the console tells more.");
+  }
+
+  async loadErased() {
+    if (!this.image || !this.before || !this.grid) return;
+    const erased = [...this.erased];
+    const { name } = this.facts;
+    try {
+      this.now = erased.length ? await busy(`${name} looks again`, () => api.predict(name, this.image, { erased })) : null;
+      this.showAnswers();
+    } catch (error) {
+      this.complain(error);
+    }
+  }
+
+  // What the chosen view needs and is not here yet.
+  needed() {
+    const { show } = state;
+    if (show === "rollout") return ["rollout", "rollout", {}];
+    if (show === "class") return [`class ${state.class}`, "gradient", state.class >= 0 ? { target: state.class } : {}];
+    const kind = show === "similarity" ? "similarity" : "attention";
+    return [`${kind} ${this.layer}`, kind, { layer: this.layer }];
+  }
+
+  async loadInside() {
+    if (!this.grid || !this.image) return;
+    const [key, kind, fields] = this.needed();
+    const { image } = this;
+    try {
+      if (!this.inside[key]) {
+        const text = `${this.facts.name}: ${kind}`;
+        const found = await busy(text, () => api.inspect(this.facts.name, image, { parts: kind, ...fields }));
+        if (image !== this.image) return;
+        this.inside[key] = unpack(found[kind]);
+      }
+      this.draw();
+    } catch (error) {
+      this.complain(error);
+    }
+  }
+
+  hover(patch) {
+    this.hovered = patch === null ? undefined : patch;
+    this.draw();
+  }
+
+  hold(patch) {
+    this.hovered = undefined;
+    if (patch === null) change({ patch: "" });
+    else {
+      const [rows, columns] = this.first.grid;
+      const down = (Math.floor(patch / this.columns) + 0.5) / this.grid[0];
+      const across = ((patch % this.columns) + 0.5) / this.columns;
+      const text = `${Math.floor(down * rows)},${Math.floor(across * columns)}`;
+      change({ patch: text === state.patch ? "" : text });
+    }
+    this.draw();
+  }
+
+  // Erase a patch, or give it back where the stroke began on one that was erased.
+  paint(patch, first) {
+    const erased = textToPatches(state.erased, this.first.patches);
+    const theirs = this.first === this ? [patch] : [...Array(this.first.patches).keys()].filter((each) => this.here(each) === patch);
+    if (first) this.restoring = theirs.some((each) => erased.has(each));
+    for (const each of theirs) if (this.restoring) erased.delete(each); else erased.add(each);
+    change({ erased: patchesToText(erased, this.first.patches) });
+  }
+
+  showAnswers() {
+    if (!this.before) return;
+    const chosen = state.show === "class" ? (state.class >= 0 ? state.class : this.before[0].index) : -1;
+    const choose = (index) => change(this.vit ? { show: "class", class: index } : {});
+    showAnswers(this.answersPlace, this.now || this.before, { before: this.now ? this.before : null, chosen, choose });
+  }
+
+  showLayers() {
+    if (this.layers) showLayers(this.layersPlace, this.layers, this.layer);
+  }
+
+  draw() {
+    if (!this.grid || !this.left.image) return;
+    const patch = this.hovered ?? this.held;
+    const { erased } = this;
+    const erasing = state.show === "erase";
+    for (const grid of [this.left, this.right]) grid.erasing = erasing;
+    this.grids.classList.toggle("erasing", erasing);
+    this.headsPart.hidden = state.show !== "attention";
+    const data = this.inside[this.needed()[0]];
+    if (erasing) {
+      this.right.figure.hidden = true;
+      const share = percent(erased.size / this.patches);
+      const caption = erased.size ? `${erased.size} of ${this.patches} patches erased (${share})` : "Brush over patches to erase them.";
+      this.left.draw({ patch, erased, caption });
+      return;
+    }
+    this.right.figure.hidden = false;
+    if (!data) {
+      this.left.draw({ patch, erased });
+      this.right.draw({ patch, erased });
+    } else if (state.show === "attention") this.drawAttention(data, patch, erased);
+    else if (state.show === "similarity") this.drawSimilarity(data, patch, erased);
+    else {
+      const caption = state.show === "rollout" ? "Attention rollout: what reaches the answer through all layers" : this.classCaption();
+      this.left.draw({ values: data.values, patch, erased, caption });
+      this.right.draw({ patch, erased, caption: this.where(patch, data.values) });
+    }
+  }
+
+  drawAttention(data, patch, erased) {
+    const { prefix_tokens: prefix } = this.vit;
+    const tokens = data.shape[1];
+    const token = patch === null ? (prefix ? 0 : null) : prefix + patch;
+    const matrix = headMatrix(data, this.head);
+    const [to, from] = [line(matrix, tokens, token, true), line(matrix, tokens, token, false)];
+    const who = patch === null ? (prefix ? "The class token" : "The mean patch") : `Patch ${this.name(patch)}`;
+    const other = prefix ? `, ${percent(to.subarray(0, prefix).reduce((a, b) => a + b, 0))} to the class token` : "";
+    const strongest = this.where(patch, to.subarray(prefix)) && `most to ${this.strongest(to.subarray(prefix))}${other}`;
+    this.left.draw({ values: softened(to.subarray(prefix)), patch, erased, caption: `${who} attends to these patches: ${strongest}` });
+    const by = patch === null ? `${who} is attended by these patches` : `${who} is attended by these patches, most by ${this.strongest(from.subarray(prefix))}`;
+    this.right.draw({ values: softened(from.subarray(prefix)), patch, erased, caption: by });
+    const [rows, columns] = this.grid;
+    const choose = (head) => change({ head: head === state.head ? -1 : head });
+    showHeads(this.headsPlace, data, { token, prefix, rows, columns, chosen: this.head, choose });
+  }
+
+  drawSimilarity(data, patch, erased) {
+    const chosen = patch ?? Math.floor(this.grid[0] / 2) * this.columns + Math.floor(this.columns / 2);
+    const values = line(data.values, this.patches, chosen, true);
+    const caption = `How similar each patch is to patch ${this.name(chosen)} after layer ${this.layer}`;
+    this.left.draw({ values, patch: chosen, erased, caption });
+    const mean = values.reduce((a, b) => a + b, 0) / values.length;
+    this.right.draw({ patch: chosen, erased, caption: `Mean cosine ${mean.toFixed(2)}` });
+  }
+
+  name(patch) { return `${Math.floor(patch / this.columns)},${patch % this.columns}`; }
+
+  strongest(values) {
+    let best = 0;
+    values.forEach((value, i) => { if (value > values[best]) best = i; });
+    return `${this.name(best)} (${percent(values[best])})`;
+  }
+
+  where(patch, values) { return patch === null ? "The image as the model sees it" : `Patch ${this.name(patch)}: ${values[patch].toPrecision(2)}`; }
+
+  classCaption() {
+    const known = [...(this.layers?.classes || []), ...(this.before || [])];
+    const index = state.class >= 0 ? state.class : this.before[0].index;
+    return `Gradient-weighted attention: what speaks for ${known.find((each) => each.index === index)?.label ?? `class ${index}`}`;
+  }
+}
+
+function described({ parameters, image_size: size, vit, classes, origin }) {
+  const millions = parameters >= 1e6 ? `${(parameters / 1e6).toFixed(1)}M` : `${Math.round(parameters / 1e3)}k`;
+  const shape = vit ? `${vit.layers} layers, ${vit.heads} heads, ${vit.grid[0]} × ${vit.grid[1]} patches of ${vit.patch} px` : "no attention";
+  return [`${millions} parameters`, shape, `${size[0]} × ${size[1]} px`, `${classes} classes`, origin].filter(Boolean).join(" · ");
+}
+
+function picture(base64) {
+  return new Promise((done, failed) => {
+    const made = new Image();
+    made.onload = () => done(made);
+    made.onerror = () => failed(new Problem("The view of the image could not be shown."));
+    made.src = `data:image/png;base64,${base64}`;
+  });
+}

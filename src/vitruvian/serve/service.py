@@ -1,0 +1,252 @@
+"""Models by name, each with its queue: from uploaded bytes to answers, vectors and explanations."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitruvian.data.decode import decode
+from vitruvian.data.preprocess import view
+from vitruvian.errors import ImageError, UnknownNameError, VitruvianError
+from vitruvian.explain.explainer import Explainer, MapSettings
+from vitruvian.explain.overlay import overlay, seen_box
+from vitruvian.model.build import Model
+from vitruvian.model.vit import ViT
+from vitruvian.predict import DECODERS, Answer, Classifier, Encoder
+from vitruvian.serve.batching import Batcher, Place, Work
+from vitruvian.serve.inside import Json, Part, erased, inspect, png
+from vitruvian.serve.limits import Limits
+from vitruvian.text import printable
+
+R = TypeVar("R")
+log = logging.getLogger("vitruvian.serve")
+
+Told = Callable[[str, int, float], None]
+"""Hears the model's name, the images and the seconds of every batch."""
+
+
+class TookTooLong(Exception):
+    """An answer that was not there in time."""
+
+
+class Served:
+    """One model, its queue and the kinds of work it does."""
+
+    def __init__(self, name: str, model: Model, limits: Limits, told: Told) -> None:
+        self.name = name
+        self.model = model.eval()
+        self.encoder = Classifier(model) if model.config.classes else Encoder(model)
+        self.batcher = Batcher(queue=limits.queue, name=name, told=lambda images, s: told(name, images, s))
+        self.classify: Work[Tensor, Tensor] = Work(self._logits, limits.batch)
+        self.embed: Work[Tensor, Tensor] = Work(self._features, limits.batch)
+        self.look: Work[Callable[[], Any], Any] = Work(lambda calls: [call() for call in calls], 1)
+        self.warm = self.batcher.reserve(1).put(self.look, [lambda: self._warm(limits.batch)])[0]
+
+    def _logits(self, pixels: list[Tensor]) -> tuple[Tensor, ...]:
+        return self.classifier.logits(torch.stack(pixels)).unbind()
+
+    def _features(self, pixels: list[Tensor]) -> tuple[Tensor, ...]:
+        return self.encoder.features(torch.stack(pixels)).unbind()
+
+    def _warm(self, largest: int) -> None:
+        """Compute every batch size once: the first of each takes several times as long as the next."""
+        blank = torch.zeros(len(self.model.preprocess.mean), *self.model.preprocess.image_size)
+        run = self.classify.run if isinstance(self.encoder, Classifier) else self.embed.run
+        for size in range(1, largest + 1):
+            run([blank] * size)
+
+    @property
+    def classifier(self) -> Classifier:
+        if not isinstance(self.encoder, Classifier):
+            raise ImageError(f"the model {self.name!r} has no head, so it gives vectors (/embed) but no answers")
+        return self.encoder
+
+    def facts(self) -> Json:
+        """What a client needs to know of the model."""
+        config, preprocess = self.model.config, self.model.preprocess
+        facts: Json = {
+            "name": self.name,
+            "ready": self.warm.done(),
+            "classes": config.classes,
+            "features": config.feature_width,
+            "image_size": list(preprocess.image_size),
+            "channels": len(preprocess.mean),
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "origin": self.model.origin,
+            "digits": self.model.labels == tuple("0123456789"),
+            "vit": None,
+        }
+        if isinstance(self.model, ViT):
+            vit = self.model.config
+            facts["vit"] = {
+                "layers": vit.layers,
+                "heads": vit.heads,
+                "width": vit.width,
+                "patch": vit.stride,
+                "grid": list(vit.grid),
+                "prefix_tokens": vit.prefix_tokens,
+                "pool": vit.pool,
+            }
+        return facts
+
+
+class Service:
+    """All models of a process and the threads that decode for them."""
+
+    def __init__(self, models: Mapping[str, Model], limits: Limits, told: Told = lambda name, images, seconds: None):
+        self.limits = limits
+        self.models = {name: Served(name, model, limits, told) for name, model in models.items()}
+        self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
+
+    @property
+    def ready(self) -> bool:
+        """Whether every batch size of every model has been computed once."""
+        return all(served.warm.done() for served in self.models.values())
+
+    @property
+    def full(self) -> bool:
+        return all(served.batcher.accepted >= served.batcher.queue for served in self.models.values())
+
+    def stop(self) -> None:
+        """Finish what was accepted, then end all threads."""
+        for served in self.models.values():
+            served.batcher.stop()
+        self._decoders.shutdown()
+
+    def named(self, name: str | None) -> Served:
+        """The model of this name, the first one without a name."""
+        if not name:
+            return next(iter(self.models.values()))
+        if name not in self.models:
+            raise UnknownNameError("model", name, self.models, see=f"(here: {', '.join(self.models)})")
+        return self.models[name]
+
+    async def predict(self, served: Served, images: Sequence[bytes], *, top: int, patches: Sequence[int]) -> list[Json]:
+        """Of each image its answers, or its error."""
+        classifier = served.classifier
+
+        def answers(logits: Tensor) -> Json:
+            ranked = classifier.ranked(logits[None], top)[0]
+            if not ranked:
+                return {"error": "the model's answer is not a finite number"}
+            return {"answers": as_json(ranked)}
+
+        return await self._each(served, served.classify, images, answers, patches)
+
+    async def embed(self, served: Served, images: Sequence[bytes]) -> list[Json]:
+        """Of each image its feature vector, or its error."""
+        return await self._each(served, served.embed, images, lambda vector: {"vector": vector.tolist()})
+
+    async def inspect(
+        self, served: Served, image: bytes, parts: Sequence[Part], *, layer: int, target: int | None, patches: list[int]
+    ) -> Json:
+        """What happens inside the model on the way to its answer."""
+        with served.batcher.reserve(1) as place:
+            pixels = (await self._decoded([lambda: self._view(served, image, patches)]))[0]
+            if isinstance(pixels, VitruvianError):
+                raise pixels
+            if list(parts) == ["view"]:  # nothing to compute
+                return inspect(served.encoder, pixels, parts)
+            return await self._look(
+                place, served, lambda: inspect(served.encoder, pixels, parts, layer=layer, target=target)
+            )
+
+    async def explain(self, served: Served, image: bytes, settings: MapSettings) -> Json:
+        """Maps of one image with their overlays."""
+        with served.batcher.reserve(1) as place:
+            upright = (await self._decoded([lambda: decode(image, max_pixels=self.limits.max_pixels)]))[0]
+            if isinstance(upright, VitruvianError):
+                raise upright
+            return await self._look(place, served, lambda: explained(served.model, upright, settings))
+
+    async def _look(self, place: Place, served: Served, call: Callable[[], Json]) -> Json:
+        (found,) = await self._results(place.put(served.look, [call]))
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    async def _each(
+        self,
+        served: Served,
+        work: Work[Tensor, Tensor],
+        images: Sequence[bytes],
+        result: Callable[[Tensor], Json],
+        patches: Sequence[int] = (),
+    ) -> list[Json]:
+        """One result for each image, in order; an image that cannot be decoded gets its error instead."""
+        with served.batcher.reserve(len(images)) as place:
+            calls = [lambda image=image: self._view(served, image, patches) for image in images]
+            seen = await self._decoded(calls)
+            futures = place.put(work, [pixels for pixels in seen if isinstance(pixels, Tensor)])
+            results: list[Tensor | BaseException] = await self._results(futures)
+        rows = iter(results)
+        found: list[Json] = []
+        for pixels in seen:
+            row = pixels if isinstance(pixels, VitruvianError) else next(rows)
+            if isinstance(row, VitruvianError):
+                found.append({"error": printable(str(row))})
+            elif isinstance(row, BaseException):
+                log.error("the model failed on an image", exc_info=row)
+                found.append({"error": "the model failed on this image"})
+            else:
+                found.append(result(row))
+        return found
+
+    def _view(self, served: Served, image: bytes, patches: Sequence[int]) -> Tensor:
+        pixels = view(decode(image, max_pixels=self.limits.max_pixels), served.model.preprocess)
+        return erased(pixels, patches, served.encoder)
+
+    async def _decoded(self, calls: Iterable[Callable[[], R]]) -> list[R | VitruvianError]:
+        """Each call's value, or the error of its image, from the decoding threads."""
+
+        def safely(call: Callable[[], R]) -> R | VitruvianError:
+            try:
+                return call()
+            except VitruvianError as error:
+                return error
+
+        loop = asyncio.get_running_loop()
+        return list(await asyncio.gather(*(loop.run_in_executor(self._decoders, safely, call) for call in calls)))
+
+    async def _results(self, futures: Iterable[Future[R]]) -> list[R | BaseException]:
+        """The results or errors when all are there; those that nobody waits for any more are cancelled."""
+        waiting = asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
+        try:
+            return await asyncio.wait_for(waiting, self.limits.max_seconds)
+        except TimeoutError:
+            raise TookTooLong(f"no answer within {self.limits.max_seconds:g} s") from None
+        finally:
+            for future in futures:
+                future.cancel()
+
+
+def explained(model: Model, image: Image.Image, settings: MapSettings) -> Json:
+    """The maps of an upright image as nested lists, each with its overlay as a PNG file in base64."""
+    found = Explainer(model, settings).explain(image)
+    if found.error:
+        raise ImageError(found.error)
+    return {
+        "answers": as_json(found.answers),
+        "seen": [round(edge, 3) for edge in seen_box((image.height, image.width), model.preprocess)],
+        "maps": [
+            {
+                "map": each.name,
+                "title": each.title,
+                "class": each.index,
+                "values": [[float(f"{value:.6g}") for value in row] for row in each.values.tolist()],
+                "overlay": png(overlay(image, each.values, model.preprocess, patch=each.patch)),
+            }
+            for each in found.maps
+        ],
+    }
+
+
+def as_json(answers: Iterable[Answer]) -> list[Json]:
+    return [{"label": a.label, "index": a.index, "probability": a.probability} for a in answers]

@@ -1,0 +1,350 @@
+"""The HTTP interface: answers equal to the library's, limits, refusals, keys, origins, logs."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import logging
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny_service import encoded, photo, tiny_vit
+
+from vitruvian.explain import attention_rollout, gradient_attention
+from vitruvian.predict import Classifier
+from vitruvian.serve.gate import Access
+from vitruvian.serve.limits import Limits
+
+
+def file(content: bytes, name: str = "a.png"):
+    return ("image", (name, content, "application/octet-stream"))
+
+
+def as_json(content: bytes, name: str = "") -> dict[str, str]:
+    return {"data": base64.b64encode(content).decode(), "name": name}
+
+
+def unpacked(packed: dict) -> np.ndarray:
+    levels = np.frombuffer(base64.b64decode(packed["data"]), "<u2" if packed["bits"] == 16 else "u1")
+    values = packed["low"] + (packed["high"] - packed["low"]) * levels.astype(np.float64) / (2 ** packed["bits"] - 1)
+    return values.reshape(packed["shape"])
+
+
+def test_answers_are_those_of_the_library(client, model):
+    images = [photo(seed) for seed in range(5)]
+    response = client.post("/predict", files=[file(image, f"{i}.png") for i, image in enumerate(images)])
+    assert response.status_code == 200
+    found = response.json()
+    assert found["model"] == "tiny"
+    assert [each["name"] for each in found["predictions"]] == [f"{i}.png" for i in range(5)]
+    for each, expected in zip(found["predictions"], Classifier(model).predict(images, top=5)):
+        assert [(a["label"], a["index"]) for a in each["answers"]] == [(a.label, a.index) for a in expected]
+        # batches of another size round differently
+        assert [a["probability"] for a in each["answers"]] == pytest.approx([a.probability for a in expected], abs=1e-5)
+
+
+def test_json_with_base64_or_data_urls_gives_the_same(client):
+    image = photo(3)
+    form = client.post("/predict", files=[file(image, "x")], data={"top": "2"}).json()
+    plain = client.post("/predict", json={"images": [as_json(image, "x")], "top": 2}).json()
+    url = {"data": "data:image/png;base64," + base64.b64encode(image).decode(), "name": "x"}
+    assert form == plain == client.post("/predict", json={"images": [url], "top": 2}).json()
+    assert len(form["predictions"][0]["answers"]) == 2
+
+
+def test_one_bad_image_does_not_spoil_the_others(client):
+    files = [file(photo(1)), file(b"not an image", "bad.txt"), file(photo(2))]
+    found = client.post("/predict", files=files).json()["predictions"]
+    assert ["error" in each for each in found] == [False, True, False]
+    assert "not an image" in found[1]["error"]
+    alone = client.post("/predict", files=files[:1]).json()["predictions"][0]
+    for a, b in zip(found[0]["answers"], alone["answers"]):
+        assert a["index"] == b["index"]
+        assert a["probability"] == pytest.approx(b["probability"], abs=1e-6)  # batches round differently
+
+
+BAD = {
+    "empty": (b"", "the file is empty"),
+    "truncated": (photo(0, size=(400, 400), kind="JPEG")[:900], "broken"),
+    "text": (b"hello", "not an image"),
+    "pickle": (pickle.dumps({"a": torch.zeros(2)}), "not an image"),
+    "page": (b"<html><script>alert(1)</script>", "a web page"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize("route", ["/predict", "/embed", "/explain", "/inspect"])
+def test_a_bad_upload_is_422_with_a_sentence(client, kind, route):
+    content, text = BAD[kind]
+    response = client.post(route, files=[file(content)], data={"parts": "view"} if route == "/inspect" else {})
+    assert response.status_code == 422
+    assert text in response.json()["error"]
+    assert response.json()["request_id"] == response.headers["x-request-id"]
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(client_of, model):
+    client = client_of({"tiny": model}, limits=Limits(max_pixels=10_000))
+    bomb = encoded(Image.new("L", (20_000, 20_000)))
+    assert len(bomb) < 1_000_000
+    response = client.post("/predict", files=[file(bomb)])
+    assert response.status_code == 422
+    assert "20000x20000 pixels" in response.json()["error"]
+
+
+def test_vectors_are_the_features_the_head_reads(client, model):
+    found = client.post("/embed", files=[file(photo(4))]).json()["embeddings"][0]["vector"]
+    encoder = Classifier(model)
+    ((_, pixels),) = encoder.views([photo(4)], ahead=1)
+    assert found == pytest.approx(encoder.features(pixels[None])[0].tolist(), abs=1e-5)
+
+
+def test_explanations_have_arrays_and_overlays(client, model):
+    found = client.post(
+        "/explain", files=[file(photo(5))], data={"maps": "gradient,rollout", "target": "class 2"}
+    ).json()
+    assert [each["map"] for each in found["maps"]] == ["gradient", "rollout"]
+    assert found["maps"][0]["class"] == 2
+    ((_, pixels),) = Classifier(model).views([photo(5)], ahead=1)
+    expected = {
+        "rollout": attention_rollout(model, pixels[None])[0],
+        "gradient": gradient_attention(model, pixels[None], [2])[0],
+    }
+    for each in found["maps"]:
+        np.testing.assert_allclose(each["values"], expected[each["map"]].numpy(), rtol=1e-4, atol=1e-6)
+        assert Image.open(io.BytesIO(base64.b64decode(each["overlay"]))).size == (288, 240)
+
+
+def test_inside_a_model_every_part_is_what_the_model_computes(client, model):
+    parts = "view,layers,rollout,gradient,attention,similarity"
+    found = client.post("/inspect", files=[file(photo(6))], data={"parts": parts, "layer": "0"}).json()
+    ((_, pixels),) = Classifier(model).views([photo(6)], ahead=1)
+    assert found["grid"] == [4, 4]
+    attention = unpacked(found["attention"])
+    with torch.no_grad():
+        _, expected = next(model.attention_maps(pixels[None], [0]))
+        blocks = model.forward_intermediates(pixels[None], ["block_0", "logits"])
+    np.testing.assert_allclose(attention, expected[0].numpy(), atol=1e-4)
+    np.testing.assert_allclose(attention.sum(axis=-1), 1, atol=1e-3)
+    np.testing.assert_allclose(unpacked(found["rollout"]), attention_rollout(model, pixels[None])[0].numpy(), atol=1e-4)
+    similarity = unpacked(found["similarity"])
+    np.testing.assert_allclose(np.diag(similarity), 1, atol=1e-3)
+    a, b = blocks["block_0"][0, 1], blocks["block_0"][0, 2]
+    assert similarity[0, 1] == pytest.approx(float(torch.cosine_similarity(a, b, dim=0)), abs=1e-3)
+    layers = found["layers"]
+    final = blocks["logits"][0].softmax(dim=-1)
+    assert layers["probabilities"][-1][0] == pytest.approx(float(final.max()), abs=1e-5)
+    assert len(layers["probabilities"]) == 3
+    assert layers["classes"][layers["best"][-1]]["index"] == int(final.argmax())
+    view = np.asarray(Image.open(io.BytesIO(base64.b64decode(found["view"]))))
+    np.testing.assert_allclose(view, ((pixels * 0.5 + 0.5) * 255).permute(1, 2, 0).numpy(), atol=0.51)
+
+
+def test_erased_patches_change_the_answer_and_all_of_them_leave_the_mean_color(client, model):
+    whole = client.post("/predict", files=[file(photo(7))]).json()["predictions"][0]
+    part = client.post("/predict", files=[file(photo(7))], data={"erased": "0,1,5"}).json()["predictions"][0]
+    assert part != whole
+    every = ",".join(map(str, range(16)))
+    blank = client.post("/predict", files=[file(photo(7))], data={"erased": every}).json()["predictions"][0]
+    ((_, pixels),) = Classifier(model).views([photo(7)], ahead=1)
+    mean = pixels.mean(dim=(1, 2), keepdim=True).expand_as(pixels)
+    expected = Classifier(model).logits(mean[None]).softmax(dim=-1)[0]
+    assert blank["answers"][0]["probability"] == pytest.approx(float(expected.max()), abs=1e-5)
+
+
+def test_a_second_model_answers_by_its_name(client_of, model):
+    client = client_of({"one": model, "two": tiny_vit(1)})
+    one, two = (
+        client.post("/predict", files=[file(photo())], data={"model": name}).json()["predictions"][0]["answers"]
+        for name in ("one", "two")
+    )
+    assert one != two
+    assert client.post("/predict", files=[file(photo())]).json()["model"] == "one"
+    assert [each["name"] for each in client.get("/models").json()["models"]] == ["one", "two"]
+    unknown = client.post("/predict", files=[file(photo())], data={"model": "tow"})
+    assert unknown.status_code == 404
+    assert "unknown model 'tow'; did you mean two" in unknown.json()["error"]
+
+
+def test_a_model_without_a_head_gives_vectors_and_says_so(client_of):
+    client = client_of({"features": tiny_vit(classes=0)})
+    assert client.post("/embed", files=[file(photo())]).status_code == 200
+    response = client.post("/predict", files=[file(photo())])
+    assert response.status_code == 422
+    assert "has no head" in response.json()["error"]
+    assert client.post("/inspect", files=[file(photo())], data={"parts": "layers"}).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "text"),
+    [
+        ({"content": b"x", "headers": {"content-type": "text/plain"}}, 415, "not text/plain"),
+        ({"content": b"{", "headers": {"content-type": "application/json"}}, 400, "not valid JSON"),
+        ({"json": [1]}, 422, "not a JSON object"),
+        ({"json": {}}, 422, "no image"),
+        ({"json": {"images": [{"data": "%%"}]}}, 422, "images.0.data: not base64"),
+        ({"json": {"images": [as_json(b"x")], "tpo": 1}}, 422, "tpo: Extra inputs are not permitted; known are"),
+        ({"files": [file(b"x")], "data": {"top": "0"}}, 422, "top: Input should be greater than or equal to 1"),
+        ({"files": [file(b"x")], "data": {"erased": "a"}}, 422, "erased.0"),
+        ({"files": [("photo", ("a", b"x"))]}, 422, "the field of files is 'image'"),
+        ({"data": {"top": "1"}, "files": {"image": (None, "text")}}, 422, "has text, not a file"),
+        ({"files": [file(b"x")] * 5}, 413, "5 images are more than the limit of 4"),
+        ({"content": b"junk", "headers": {"content-type": "multipart/form-data"}}, 400, "broken form"),
+        ({"files": [file(b"x" * 200_000)]}, 413, "more than 0.1 MB"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_sentence(client_of, model, request_, status, text):
+    client = client_of({"tiny": model}, limits=Limits(max_images=4, max_bytes=100_000))
+    response = client.post("/predict", **request_)
+    assert response.status_code == status
+    assert text in response.json()["error"]
+
+
+def test_a_full_queue_is_429_with_a_time_to_come_back(client_of, model):
+    client = client_of({"tiny": model}, limits=Limits(queue=2))
+    too_many = client.post("/predict", files=[file(photo())] * 3)
+    assert too_many.status_code == 429
+    assert int(too_many.headers["retry-after"]) >= 1
+    with client.service.models["tiny"].batcher.reserve(2):
+        response = client.post("/predict", files=[file(photo())])
+    assert response.status_code == 429
+    assert response.json()["error"].startswith("the queue is full; try again in")
+    assert client.post("/predict", files=[file(photo())]).status_code == 200
+
+
+def test_an_answer_that_takes_too_long_is_given_up(client_of, model):
+    client = client_of({"tiny": model}, limits=Limits(max_seconds=0.2))
+    served, gate = client.service.models["tiny"], threading.Event()
+    served.batcher.reserve(1).put(served.look, [lambda: gate.wait(20)])
+    response = client.post("/predict", files=[file(photo())])
+    gate.set()
+    assert response.status_code == 503
+    assert response.json()["error"] == "no answer within 0.2 s"
+
+
+def test_an_unforeseen_error_is_500_without_details(client, monkeypatch, caplog):
+    def surprise(*_: object) -> None:
+        raise RuntimeError("secret path")
+
+    monkeypatch.setattr(client.service, "named", surprise)
+    response = client.post("/predict", files=[file(photo())])
+    assert response.status_code == 500
+    assert "secret" not in response.text
+    assert response.json()["request_id"]
+
+
+def test_a_key_is_wanted_where_one_is_set_and_never_logged(client_of, model, caplog):
+    client = client_of({"tiny": model}, access=Access(api_key="s3cret-key"))
+    with caplog.at_level(logging.INFO, "vitruvian.serve.access"):
+        refused = client.post("/predict", files=[file(photo())])
+        wrong = client.post("/predict", files=[file(photo())], headers={"X-API-Key": "wrong-key"})
+        good = client.post("/predict?token=s3cret-key", files=[file(photo())], headers={"X-API-Key": "s3cret-key"})
+        bearer = client.post("/predict", files=[file(photo())], headers={"Authorization": "Bearer s3cret-key"})
+    assert [r.status_code for r in (refused, wrong, good, bearer)] == [401, 401, 200, 200]
+    assert refused.json()["error"] == "an API key is wanted"
+    assert [client.get(path).status_code for path in ("/health", "/ready", "/")] == [200, 200, 200]
+    assert [client.get(path).status_code for path in ("/metrics", "/models")] == [401, 401]
+    assert "key" not in caplog.text
+    assert "s3cret" not in repr(Access(api_key="s3cret-key"))
+
+
+def test_pages_of_another_origin_and_other_hosts_are_refused(client_of, model):
+    client = client_of({"tiny": model}, access=Access(hosts=("localhost",)))
+    for headers, status in [
+        ({"Origin": "http://localhost"}, 200),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "LOCALHOST:8000"}, 200),
+    ]:
+        response = client.post("/predict", files=[file(photo())], headers=headers)
+        assert response.status_code == status, headers
+        assert "access-control-allow-origin" not in response.headers
+    assert client.options("/predict", headers={"Origin": "https://evil.example"}).status_code == 403
+
+
+@pytest.mark.parametrize("path", ["/page/../app.py", "/page/..%2fapp.py", "/page/%2e%2e/app.py", "/page//etc/passwd"])
+def test_a_path_cannot_escape_the_page(client, path):
+    assert client.get(path).status_code == 404
+
+
+def test_every_request_has_an_id_and_one_line_in_the_log(client, caplog):
+    with caplog.at_level(logging.INFO, "vitruvian.serve.access"):
+        own = client.post("/predict?secret=1", files=[file(photo())], headers={"X-Request-ID": "abc-1"})
+        client.get("/health", headers={"X-Request-ID": "bad id\twith spaces"})
+    assert own.headers["x-request-id"] == "abc-1"
+    first, second = (json.loads(record.message) for record in caplog.records if record.name.endswith("access"))
+    assert first["request_id"] == "abc-1"
+    assert (first["path"], first["status"], first["images"], first["model"]) == ("/predict", 200, 1, "tiny")
+    assert first["bytes"] > 100
+    assert "secret" not in json.dumps(first)
+    assert len(second["request_id"]) == 16
+
+
+def test_the_states_tell_of_the_service(client):
+    assert client.get("/health").json()["status"] == "ok"
+    assert client.get("/ready").json() == {"ready": True, "warming_up": []}
+    client.post("/predict", files=[file(photo())] * 3)
+    text = client.get("/metrics").text
+    assert 'vit_requests_total{route="/predict",status="200"} 1.0' in text
+    assert 'vit_batch_images_bucket{le="4.0",model="tiny"}' in text
+    assert 'vit_accepted_images{model="tiny"} 0.0' in text
+    facts = client.get("/models").json()["models"][0]
+    assert facts["vit"] == {
+        "layers": 2,
+        "heads": 2,
+        "width": 16,
+        "patch": 8,
+        "grid": [4, 4],
+        "prefix_tokens": 1,
+        "pool": "token",
+    }
+    docs = client.get("/docs").text
+    assert "POST /predict" in docs
+    assert "http" not in docs.replace("http://localhost", "").replace("HTTP", "")
+    assert client.get("/openapi.json").json()["paths"]["/predict"]["post"]["requestBody"]["content"].keys() == {
+        "multipart/form-data",
+        "application/json",
+    }
+
+
+def test_a_service_is_not_ready_before_every_batch_size_is_warm(model, monkeypatch):
+    from starlette.testclient import TestClient
+
+    from vitruvian.serve.app import create_app
+    from vitruvian.serve.service import Served
+
+    gate, sizes = threading.Event(), []
+    logits = Served._logits
+
+    def slow(self: Served, pixels: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        sizes.append(len(pixels))
+        assert gate.wait(20)
+        return logits(self, pixels)
+
+    monkeypatch.setattr(Served, "_logits", slow)
+    app, service = create_app({"tiny": model}, limits=Limits(batch=3))
+    with TestClient(app, base_url="http://localhost") as client:
+        response = client.get("/ready")
+        assert (response.status_code, response.json()) == (503, {"ready": False, "warming_up": ["tiny"]})
+        assert client.get("/health").status_code == 200
+        gate.set()
+        service.models["tiny"].warm.result(20)
+        assert client.get("/ready").status_code == 200
+    assert sizes == [1, 2, 3]
+
+
+def test_the_page_and_its_files_come_from_the_package(client):
+    page = client.get("/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    assert "https:" not in page.text
+    for name, kind in [("main.js", "text/javascript"), ("style.css", "text/css"), ("cat.jpg", "image/jpeg")]:
+        assert client.get(f"/page/{name}").headers["content-type"].startswith(kind)
+    assert client.get("/page/digit/7").headers["content-type"] == "image/png"
+    assert client.get("/page/digit/77").status_code == 404

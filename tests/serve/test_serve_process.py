@@ -1,0 +1,175 @@
+"""`vit serve` as users run it: real connections, slow and large bodies, signals, load."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from processes import Process
+from tiny_service import photo, tiny_vit
+
+import vitruvian as vt
+from vitruvian.predict import Classifier
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("weights") / "tiny"
+    vt.save(tiny_vit(), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def service(weights):
+    running = Process("--model", f"tiny={weights}", "--max-seconds", "1", "--max-mb", "2")
+    yield running
+    running.close()
+
+
+def upload(content: bytes) -> dict:
+    return {"files": [("image", ("a.png", content, "image/png"))]}
+
+
+def raw(service: Process, head: str, *pieces: bytes, pause: float = 0.0) -> bytes:
+    """What the service answers to bytes on a plain connection."""
+    host, port = service.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(head.replace("\n", "\r\n").encode())
+        for piece in pieces:
+            try:
+                connection.sendall(piece)
+            except OSError:
+                break
+            time.sleep(pause)
+        received = b""
+        while part := connection.recv(65536):
+            received += part
+        return received
+
+
+def test_a_served_model_is_named_and_answers(service, weights):
+    found = service.client.post("/predict", **upload(photo(1))).json()
+    expected = Classifier(weights).predict([photo(1)])[0]
+    assert found["model"] == "tiny"
+    assert [a["label"] for a in found["predictions"][0]["answers"]] == [a.label for a in expected]
+
+
+def test_a_body_that_comes_too_slowly_is_408(service):
+    head = "POST /predict HTTP/1.1\nHost: localhost\nContent-Type: application/json\nContent-Length: 1000\n\n"
+    started = time.monotonic()
+    answer = raw(service, head, *[b" "] * 15, pause=0.2)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"the body did not arrive within 1 s" in answer
+    assert time.monotonic() - started < 20
+    assert service.client.post("/predict", **upload(photo(1))).status_code == 200
+
+
+def test_a_hundred_megabytes_are_413_whether_announced_or_not(service):
+    piece = b"x" * 2**20
+    head = "POST /predict HTTP/1.1\nHost: localhost\nContent-Type: application/json\n"
+    announced = raw(service, f"{head}Content-Length: {100 * 2**20}\n\n", *[piece] * 100)
+    assert announced.startswith(b"HTTP/1.1 413")
+    assert b"the body has more than 2.0 MB" in announced
+    chunk = f"{len(piece):x}\r\n".encode() + piece + b"\r\n"
+    assert raw(service, f"{head}Transfer-Encoding: chunked\n\n", *[chunk] * 20).startswith(b"HTTP/1.1 413")
+
+
+def test_another_host_name_is_refused_on_a_loopback_address(service):
+    assert raw(service, "GET /models HTTP/1.1\nHost: evil.example\nConnection: close\n\n").startswith(b"HTTP/1.1 403")
+
+
+def test_clients_that_leave_are_forgotten(service):
+    host, port = service.url.removeprefix("http://").split(":")
+    for _ in range(20):
+        with socket.create_connection((host, int(port)), timeout=5) as connection:
+            connection.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\nabc")
+    for _ in range(100):
+        if 'vit_accepted_images{model="tiny"} 0.0' in service.client.get("/metrics").text:
+            break
+        time.sleep(0.05)
+    assert service.client.post("/predict", **upload(photo(1))).status_code == 200
+
+
+def test_every_line_of_the_log_after_the_first_is_json(service):
+    service.client.get("/health")
+    time.sleep(0.1)
+    assert service.lines[0] == f"serving {service.url}"
+    assert all("request_id" in json.loads(line) for line in service.lines[1:])
+
+
+def test_wrong_options_are_one_line(vit_serve, weights):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, _, err = vit_serve("--model", weights, "--port", port)
+        assert (code, err) == (
+            1,
+            f"error: host='127.0.0.1' port={port}: Address already in use; choose another with --host or --port\n",
+        )
+    code, _, err = vit_serve("--model", f"a={weights}", "--model", f"a={weights}")
+    assert (code, err) == (1, "error: --model: two models are called 'a'; name them with NAME=MODEL\n")
+
+
+@pytest.fixture
+def vit_serve(monkeypatch, capsys):
+    """`vit serve` in this process, for what ends before it serves."""
+    from vitruvian.cli import main
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["vit", "serve", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return (ended.value.code, *capsys.readouterr())
+
+    return run
+
+
+class Client(threading.Thread):
+    """Sends one image again and again until the service is gone; remembers what came back."""
+
+    def __init__(self, url: str, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.url, self.image = url, photo(seed)
+        self.statuses: list[int] = []
+        self.answers: set[str] = set()
+
+    def run(self) -> None:
+        with httpx.Client(base_url=self.url, timeout=30) as client:
+            while True:
+                try:
+                    response = client.post("/predict", **upload(self.image))
+                except httpx.TransportError:
+                    return
+                self.statuses.append(response.status_code)
+                if response.status_code == 200:
+                    self.answers.add(response.json()["predictions"][0]["answers"][0]["label"])
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_under_load_loses_no_accepted_request(weights, stop):
+    running = Process("--model", f"tiny={weights}", "--batch", "4")
+    clients = [Client(running.url, seed) for seed in range(8)]
+    for client in clients:
+        client.start()
+    time.sleep(1.0)
+    os.kill(running.process.pid, stop)
+    assert running.process.wait(30) in (0, -stop, 128 + stop)
+    for client in clients:
+        client.join(30)
+    running.close()
+    answered = sum(client.statuses.count(200) for client in clients)
+    lines = [json.loads(line) for line in running.lines[1:]]
+    posts = [line for line in lines if line["method"] == "POST"]
+    assert answered > 8
+    assert {line["status"] for line in posts} <= {200}
+    assert len(posts) == answered, "a request that was accepted got no answer"
+    expected = Classifier(weights).predict([client.image for client in clients], top=1)
+    assert [client.answers for client in clients] == [{answers[0].label} for answers in expected]

@@ -1,0 +1,41 @@
+"""Tiny models and images to serve."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vitruvian.config import Preprocess, ViTConfig
+from vitruvian.model.build import build
+from vitruvian.model.vit import ViT
+
+
+def tiny_vit(seed: int = 0, *, classes: int = 6, size: int = 32) -> ViT:
+    """Two layers, two heads, a grid of 4 x 4 patches."""
+    torch.manual_seed(seed)
+    config = ViTConfig(
+        image_size=(size, size), patch_size=size // 4, classes=classes, layers=2, width=16, mlp_width=32, heads=2
+    )
+    model = build(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    model.preprocess = Preprocess(image_size=(size, size))
+    if classes:
+        model.labels = tuple(f"class {index}" for index in range(classes))
+    return model.eval()
+
+
+def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind)
+    return file.getvalue()
+
+
+def photo(seed: int = 0, *, size: tuple[int, int] = (48, 40), kind: str = "PNG") -> bytes:
+    rng = np.random.default_rng(seed)
+    small = Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8))
+    return encoded(small.resize(size), kind)
