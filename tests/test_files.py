@@ -18,7 +18,6 @@ from vitruvian.files import (
     Lock,
     cache_folder,
     digest,
-    is_unfinished,
     locked,
     parse_json,
     parse_toml,
@@ -26,6 +25,7 @@ from vitruvian.files import (
     read_object,
     read_text,
     remove_abandoned,
+    remove_unfinished,
     scratch_folder,
     staged,
     write_bytes,
@@ -105,7 +105,7 @@ def test_a_whole_folder_takes_its_place_and_other_files_in_it_stay(tmp_path):
     assert os.listdir(tmp_path) == ["model"]
 
 
-def test_what_a_killed_process_left_is_not_taken_for_a_file_and_is_removed_after_a_day(tmp_path):
+def test_what_a_killed_process_left_is_removed_after_a_day_or_when_asked(tmp_path):
     code = """if True:
         import os, sys
         from pathlib import Path
@@ -116,12 +116,14 @@ def test_what_a_killed_process_left_is_not_taken_for_a_file_and_is_removed_after
     """
     assert run(code, tmp_path / "file").returncode == -signal.SIGKILL
     (left,) = tmp_path.iterdir()
-    assert is_unfinished(left)
     write_text(tmp_path / "file", "other process")
     assert left.exists()
     os.utime(left, (0, 0))
     write_text(tmp_path / "file", "next day")
     assert os.listdir(tmp_path) == ["file"]
+    assert run(code, tmp_path / "a" / "file").returncode == -signal.SIGKILL
+    remove_unfinished(tmp_path)
+    assert list(tmp_path.rglob("*")) == [tmp_path / "file", tmp_path / "a"]
 
 
 def test_json_comes_back_whatever_is_in_it(tmp_path):

@@ -47,7 +47,7 @@ def staged(destination: Path) -> Iterator[Path]:
     folder: Path | None = None
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        _remove_unfinished(destination)
+        _remove_abandoned_beside(destination)
         prefix = f".{destination.name[:60]}."
         folder = Path(tempfile.mkdtemp(prefix=prefix, suffix=UNFINISHED, dir=destination.parent))
         yield folder / destination.name
@@ -74,7 +74,7 @@ def _install(new: Path, destination: Path) -> None:
     sync(destination.parent)
 
 
-def _remove_unfinished(destination: Path) -> None:
+def _remove_abandoned_beside(destination: Path) -> None:
     """Remove what killed processes have left beside a destination."""
     pattern = f".{glob.escape(destination.name[:60])}.*{UNFINISHED}"
     for path in destination.parent.glob(pattern):
@@ -86,6 +86,12 @@ def _remove_unfinished(destination: Path) -> None:
 def is_unfinished(path: Path) -> bool:
     """Whether this is the temporary folder of a write that goes on, or did not end."""
     return path.name.startswith(".") and path.name.endswith(UNFINISHED)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed processes have left in a folder, and below it, that no other process writes to now."""
+    for path in folder.rglob(f".*{UNFINISHED}"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def sync(path: Path) -> None:

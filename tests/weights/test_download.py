@@ -17,8 +17,9 @@ import pytest
 
 from vitruvian import progress
 from vitruvian.errors import HubError
+from vitruvian.files import cache_folder
 from vitruvian.weights import download
-from vitruvian.weights.download import cache_folder, cached_path, fetch
+from vitruvian.weights.download import cached_path, fetch
 
 URL = "https://storage.googleapis.com/vit_models/imagenet21k/ViT-B_16.npz"
 

@@ -32,6 +32,7 @@ def doctor(
     from vitruvian.data.doctor import diagnose
     from vitruvian.data.doctor.page import page
     from vitruvian.data.sources import open_dataset
+    from vitruvian.files import write_text
 
     opened = open_dataset(data)
     diagnosis = diagnose(opened, workers=workers, track=partial(track, label="examining"))
@@ -40,7 +41,7 @@ def doctor(
     else:
         show(diagnosis)
     if out is not None:
-        out.write_text(page(diagnosis, opened), encoding="utf-8")
+        write_text(out, page(diagnosis, opened))
         print(f"the images are in {out}", file=sys.stderr)
     if not diagnosis.healthy:
         raise typer.Exit(1)

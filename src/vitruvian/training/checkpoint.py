@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 from vitruvian.errors import TrainingError
 from vitruvian.files import digest, read_object, sync, write_json
 from vitruvian.model.build import Model
+from vitruvian.text import one_line
 from vitruvian.training.average import Average, local
 from vitruvian.training.distributed import Processes, full_tensor
 from vitruvian.training.journal import EMPTY
@@ -167,8 +168,7 @@ def cause(error: BaseException) -> str:
     if isinstance(error, CheckpointException):
         failures = list(error.failures.values())
         return cause(failures[0][0]) if failures else "a process failed"
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return " ".join(text.split())[:200] or type(error).__name__
+    return one_line(error)
 
 
 def gathered(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tomllib
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from vitruvian.config import Preprocess, ResNetConfig, Settings, ViTConfig
-from vitruvian.errors import ConfigError, UnknownNameError
+from vitruvian.errors import ConfigError, FileError, UnknownNameError, shown
+from vitruvian.files import parse_toml, read_bytes
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.typed import typed_field
 
@@ -94,24 +94,22 @@ def read_recipe(name: str | Path) -> Recipe:
     return recipe_from(read_table(name), str(name))
 
 
-def read_table(name: str | Path) -> dict[str, Any]:
+def read_table(name: str | Path, above: tuple[str, ...] = ()) -> dict[str, Any]:
     """What a recipe file says, on top of what the recipe that it names as `base` says."""
     text = str(name)
     if text.endswith(".toml"):
-        try:
-            content = Path(name).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"{text}: the recipe cannot be read: {error.strerror}") from error
+        content = read_bytes(Path(name), raises=ConfigError)
     elif text in recipe_names():
         content = (files("vitruvian") / "recipes" / f"{text}.toml").read_bytes()
     else:
         raise UnknownNameError("recipe", text, recipe_names(), see="(see `vit train --recipes`)")
-    try:
-        table = tomllib.loads(content.decode())
-    except ValueError as error:
-        raise ConfigError(f"{text}: not a TOML file: {error}") from error
+    table = parse_toml(content, text, raises=ConfigError)
     base = table.pop("base", None)
-    return table if base is None else merged(read_table(base), table)
+    if base is None:
+        return table
+    if not isinstance(base, str) or base in (*above, text):
+        raise ConfigError(f"{text}: base={shown(base)} is not another recipe")
+    return merged(read_table(base, (*above, text)), table)
 
 
 def recipe_from(table: Mapping[str, Any], where: str) -> Recipe:
@@ -179,8 +177,8 @@ def keys_of(changes: Iterable[str]) -> set[str]:
 def parsed(text: str) -> Any:
     """The value that a text means in TOML; what means nothing there is the text itself."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"value = {text}", "")["value"]
+    except FileError:
         return text
 
 

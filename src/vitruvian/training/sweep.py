@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitruvian.errors import TrainingError
-from vitruvian.files import write_json
+from vitruvian.files import read_json, read_object, write_json
 from vitruvian.tasks import SEEDS, Metric
 from vitruvian.training.recipe import DESCRIPTION, HARMLESS, Recipe
 from vitruvian.training.recipes import recipe_from
@@ -68,7 +68,7 @@ class Trial:
             "state": self.state,
         }
         if found["state"] == "failed":
-            found["why"] = json.loads((self.folder / FAILED_FILE).read_text(encoding="utf-8"))
+            found["why"] = read_json(self.folder / FAILED_FILE, raises=TrainingError)
         return found | self.measures
 
 
@@ -206,11 +206,11 @@ def mean_and_std(values: Iterable[float]) -> dict[str, float | int | None]:
 
 def differences(folder: Path, protocol: Protocol) -> list[str]:
     """In what the sweep in a folder differs from this protocol, so that its trials are no use; empty if in nothing."""
+    content = read_object(folder / SWEEP_FILE, raises=TrainingError)
     try:
-        content = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))
         recipe = recipe_from(content["recipe"], str(folder / SWEEP_FILE))
         was = Protocol(data=content["data"], recipe=recipe, lrs=tuple(content["lrs"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise TrainingError(f"{folder / SWEEP_FILE}: not the record of a sweep: {error}") from error
     return [] if was.identity == protocol.identity else list(differing(was.settings(), protocol.settings()))
 

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from vitruvian.config import ModelConfig, Size
 from vitruvian.errors import ConversionError
+from vitruvian.files import staged, write_json
 from vitruvian.model.build import Model, empty
 from vitruvian.weights.adapt import Changes
 from vitruvian.weights.families.registry import check_writer, writer
 from vitruvian.weights.load import load, locate, open_model, published_name
 from vitruvian.weights.parse import LoadHints
 from vitruvian.weights.save import check_destination, write
-from vitruvian.weights.store import digests, install, staging, write_json
+from vitruvian.weights.store import digests
 
 TOLERANCE = 1e-5
 """Largest difference allowed, times the largest answer where that is above 1: float32 sums in another order."""
@@ -94,28 +95,27 @@ def convert(
     hints = LoadHints(heads=heads, grid=grid, image_size=changes.size, family=family, name=name)
     model, source_family = open_model(path, hints, changes)
     source_sha256 = digests(path)
-    with staging(check_destination(target, to, model.config)) as staged:
+    with staged(check_destination(target, to, model.config)) as new:
         tell(f"writing {to} weights")
-        notes = write(model, staged, to)
+        notes = write(model, new, to)
         tell("comparing source and result")
         certificate = Certificate(
             source=str(source),
             source_family=source_family,
             destination=str(target),
             destination_family=to,
-            **compare(model, load(staged), family=to, seed=seed),
+            **compare(model, load(new), family=to, seed=seed),
             notes=tuple(notes),
             seed=seed,
             source_sha256=source_sha256,
-            destination_sha256=digests(staged),
+            destination_sha256=digests(new),
         )
         check(certificate)
-        as_folder = staged.is_dir()
-        written = staged / "certificate.json" if as_folder else staged.with_name(f"{staged.name}.certificate.json")
-        write_json(written, certificate.to_json())
-        install(staged, target)
-        if not as_folder:
-            install(written, target.with_name(written.name))
+        as_folder = new.is_dir()
+        if as_folder:
+            write_json(new / "certificate.json", certificate.to_json())
+    if not as_folder:
+        write_json(target.with_name(f"{target.name}.certificate.json"), certificate.to_json())
     return certificate
 
 

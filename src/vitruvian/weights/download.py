@@ -7,9 +7,7 @@ are also `.part`, which a later call continues, and `.lock`, on which other proc
 from __future__ import annotations
 
 import base64
-import hashlib
 import http.client
-import json
 import os
 import re
 import socket
@@ -23,10 +21,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from filelock import FileLock
-
-from vitruvian.errors import HubError
+from vitruvian.errors import FileError, HubError
+from vitruvian.files import digest, locked, read_object, sync, write_json
 from vitruvian.progress import Progress
+from vitruvian.text import one_line
 
 TIMEOUT_SECONDS = 30.0
 RETRY_SECONDS = (1.0, 4.0)
@@ -46,12 +44,6 @@ class Promise:
     size: int | None
     md5: str = ""
     """Hexadecimal; Google's storage sends it."""
-
-
-def cache_folder() -> Path:
-    """Where single files are kept: $VITRUVIAN_CACHE, else $XDG_CACHE_HOME/vitruvian, else ~/.cache/vitruvian."""
-    own, shared = os.environ.get("VITRUVIAN_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    return Path(own or Path(shared or "~/.cache") / "vitruvian").expanduser()
 
 
 def cached_path(url: str, cache: Path) -> Path:
@@ -79,13 +71,12 @@ def fetch(url: str, path: Path, *, sha256_prefix: str = "", offline: bool = Fals
         if offline:
             damage = ", and the copy there is damaged" if path.exists() else ""
             raise HubError(_instead(url, path, f"working offline{damage}"))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock"):
+        with locked(path.with_name(f"{path.name}.lock")):
             if not _is_intact(path, url, sha256_prefix, verify):
                 _download(url, path, sha256_prefix)
-    except OSError as error:
+    except (OSError, FileError) as error:
         raise HubError(
-            f"{path}: cannot be read or written ({error.strerror or error}); "
+            f"{path}: cannot be read or written ({one_line(error)}); "
             f"set VITRUVIAN_CACHE to a folder where that is possible"
         ) from error
     return path
@@ -104,16 +95,13 @@ def _record_path(path: Path) -> Path:
 
 def _read_record(path: Path) -> dict[str, Any]:
     try:
-        record = json.loads(_record_path(path).read_text())
-    except (FileNotFoundError, ValueError):
+        return read_object(_record_path(path))
+    except FileError:
         return {}
-    return record if isinstance(record, dict) else {}
 
 
 def _write_record(path: Path, **record: Any) -> None:
-    draft = _record_path(path).with_name(f"{path.name}.json.{os.getpid()}")
-    draft.write_text(json.dumps(record, indent=1) + "\n")
-    os.replace(draft, _record_path(path))
+    write_json(_record_path(path), record)
 
 
 def _is_intact(path: Path, url: str, sha256_prefix: str, verify: bool) -> bool:
@@ -122,7 +110,7 @@ def _is_intact(path: Path, url: str, sha256_prefix: str, verify: bool) -> bool:
         return False
     record, size = _read_record(path), path.stat().st_size
     if record.get("sha256"):
-        return bool(size == record.get("size") and (not verify or _digests(path)[0] == record["sha256"]))
+        return bool(size == record.get("size") and (not verify or digest(path) == record["sha256"]))
     try:
         sha256 = _check(path, Promise(size=size), sha256_prefix)
     except InterruptedTransferError as fault:
@@ -149,6 +137,7 @@ def _download(url: str, path: Path, sha256_prefix: str) -> None:
             reason = str(fault)
     else:
         raise HubError(_instead(url, path, reason))
+    sync(part)
     os.replace(part, path)
     _write_record(path, url=url, size=path.stat().st_size, sha256=sha256)
 
@@ -203,22 +192,10 @@ def _receive(reply: http.client.HTTPResponse, *, url: str, path: Path, part: Pat
         while block := reply.read(BLOCK_BYTES):
             file.write(block)
             progress.update(file.tell())
-        file.flush()
-        os.fsync(file.fileno())
         if size is not None and file.tell() < size:
             raise InterruptedTransferError(f"the connection ended after {file.tell():,} of {size:,} bytes")
     hashes = dict(re.findall(r"(\w+)=([\w+/=]+)", ",".join(reply.headers.get_all("x-goog-hash") or [])))
     return Promise(size=size, md5=base64.b64decode(hashes.get("md5", "")).hex())
-
-
-def _digests(path: Path) -> tuple[str, str]:
-    """The sha256 and the md5 of a file, hexadecimal."""
-    sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
-    with path.open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            sha256.update(block)
-            md5.update(block)
-    return sha256.hexdigest(), md5.hexdigest()
 
 
 def _check(path: Path, promise: Promise, sha256_prefix: str) -> str:
@@ -229,9 +206,9 @@ def _check(path: Path, promise: Promise, sha256_prefix: str) -> str:
     kind = path.name.removesuffix(".part").rpartition(".")[2]
     if not _is_of_kind(path, kind):
         raise InterruptedTransferError(f"is not a whole .{kind} file (another page in its place?)")
-    sha256, md5 = _digests(path)
-    if promise.md5 and md5 != promise.md5:
+    if promise.md5 and (md5 := digest(path, "md5")) != promise.md5:
         raise InterruptedTransferError(f"has md5 {md5}, wanted {promise.md5}")
+    sha256 = digest(path)
     if not sha256.startswith(sha256_prefix):
         raise InterruptedTransferError(f"has sha256 {sha256[:8]}..., wanted {sha256_prefix}...")
     return sha256

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import pickle
 import zipfile
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import CheckpointError
+from vitruvian.files import parse_object, read_object
 
 Format = Literal["npz", "safetensors", "torch"]
 
@@ -38,8 +38,6 @@ MAX_EXPANSION, MAX_FREE_BYTES = 50, 2**30
 
 MAX_WRAPPERS = 4
 """Wrappers inside one another; a dictionary may hold itself."""
-
-MAX_JSON_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +67,7 @@ def read(path: Path) -> Checkpoint:
         if weights == path:
             raise CheckpointError(f"{path}: the folder has none of {', '.join(WEIGHT_FILES)}")
     beside = [weights.parent / name for name in SETTING_FILES] if weights.name in WEIGHT_FILES else []
-    settings = {file.name: read_json(file) for file in beside if file.is_file()}
+    settings = {file.name: read_object(file, raises=CheckpointError) for file in beside if file.is_file()}
     checkpoint = read_shards(weights) if weights.suffix == ".json" else read_file(weights)
     if not checkpoint.tensors:
         raise CheckpointError(f"{weights}: the file holds no tensors")
@@ -148,7 +146,11 @@ def read_npz(path: Path) -> Checkpoint:
                 raise CheckpointError(f"{path}: {name!r} holds {array.dtype}, not numbers")
     with zipfile.ZipFile(path) as zipped:
         comment = zipped.comment
-    carried = parse_json(comment, path).get(CARRIED) if comment.startswith(b'{"' + CARRIED.encode()) else None
+    carried = (
+        parse_object(comment, path, raises=CheckpointError).get(CARRIED)
+        if comment.startswith(b'{"' + CARRIED.encode())
+        else None
+    )
     return Checkpoint(path=path, format="npz", tensors=tensors, carried=carried)
 
 
@@ -158,7 +160,7 @@ def read_safetensors(path: Path) -> Checkpoint:
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    carried = parse_json(metadata[CARRIED], path) if CARRIED in metadata else None
+    carried = parse_object(metadata[CARRIED], path, raises=CheckpointError) if CARRIED in metadata else None
     return Checkpoint(path=path, format="safetensors", tensors=tensors, carried=carried)
 
 
@@ -192,7 +194,7 @@ def read_torch(path: Path) -> Checkpoint:
         path=path,
         format="torch",
         tensors=tensors,
-        carried=parse_json(carried, path) if isinstance(carried, str) else None,
+        carried=parse_object(carried, path, raises=CheckpointError) if isinstance(carried, str) else None,
         wrapper=wrapper,
         beside=tuple(beside),
     )
@@ -200,7 +202,7 @@ def read_torch(path: Path) -> Checkpoint:
 
 def read_shards(index: Path) -> Checkpoint:
     """The tensors of all files that an index names; they must stand beside it."""
-    names = read_json(index).get("weight_map")
+    names = read_object(index, raises=CheckpointError).get("weight_map")
     if not isinstance(names, dict) or not names:
         raise CheckpointError(f"{index}: 'weight_map' is missing")
     tensors: dict[str, Tensor] = {}
@@ -217,26 +219,6 @@ def read_shards(index: Path) -> Checkpoint:
     if absent:
         raise CheckpointError(f"{index}: {len(absent)} of its tensors are in none of the parts, such as {absent[0]!r}")
     return Checkpoint(path=index, format=kind, tensors=tensors)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path}: larger than any settings file ({MAX_JSON_BYTES >> 20} MiB)")
-        return parse_json(path.read_bytes(), path)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def parse_json(text: str | bytes, path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path}: holds a JSON {type(data).__name__}, not an object")
-    return data
 
 
 def check_values(tensors: dict[str, Tensor], path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable
@@ -10,9 +9,10 @@ from pathlib import Path
 from types import ModuleType
 
 from vitruvian.catalog import VARIANTS, canonical
-from vitruvian.errors import CheckpointError, ConfigError, HubError, UnknownNameError, nearest, require
+from vitruvian.errors import CheckpointError, ConfigError, FileError, HubError, UnknownNameError, nearest, require
+from vitruvian.files import cache_folder, read_object
 from vitruvian.published import REPOSITORY_SCHEME, find, names, of_variant, web_address
-from vitruvian.weights.download import SUFFIXES, TIMEOUT_SECONDS, cache_folder, cached_path, fetch
+from vitruvian.weights.download import SUFFIXES, TIMEOUT_SECONDS, cached_path, fetch
 
 DESCRIPTIONS = ("config.json", "preprocessor_config.json")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
@@ -164,7 +164,7 @@ def _has_weights(folder: Path) -> bool:
     if not index.is_file() or (folder / WEIGHTS[0]).is_file():
         return any((folder / file).is_file() for file in WEIGHTS)
     try:
-        shards = set(json.loads(index.read_text())["weight_map"].values())
-    except (ValueError, KeyError):
+        shards = set(read_object(index)["weight_map"].values())
+    except (FileError, KeyError, AttributeError, TypeError):
         return False
     return all((folder / shard).is_file() for shard in shards)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vitruvian.config import ModelConfig, Preprocess, ResNetConfig, ViTConfig
 from vitruvian.errors import ConversionError
+from vitruvian.files import staged, write_json
 from vitruvian.model.build import Model
 from vitruvian.weights.description import Description, fingerprint
 from vitruvian.weights.families.family import Family
@@ -16,7 +17,7 @@ from vitruvian.weights.families.positions import join_positions
 from vitruvian.weights.families.registry import check_writer, writer
 from vitruvian.weights.families.rules import Tensors
 from vitruvian.weights.files import Checkpoint
-from vitruvian.weights.store import install, staging, write_json, write_tensors
+from vitruvian.weights.store import write_tensors
 
 
 def save(model: Model, path: str | Path, family: str = "native") -> None:
@@ -29,9 +30,8 @@ def save(model: Model, path: str | Path, family: str = "native") -> None:
     """
     check_writer(family)
     destination = Path(path).expanduser()
-    with staging(check_destination(destination, family, model.config)) as staged:
-        write(model, staged, family)
-        install(staged, destination)
+    with staged(check_destination(destination, family, model.config)) as new:
+        write(model, new, family)
 
 
 def check_destination(path: Path, family: str, config: ModelConfig) -> Path:

@@ -1,70 +1,21 @@
-"""Writing weights so that what was there before stays until the new is complete on the disk."""
+"""Tensors to one file in the format that its name asks for, with what the model carries beside them."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
-import tempfile
 import zipfile
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitruvian.errors import CheckpointError
-from vitruvian.weights.files import CARRIED, WEIGHT_FILES
+from vitruvian.files import digest
+from vitruvian.weights.files import CARRIED
 
 MAX_COMMENT_BYTES = 65_535
 """What a ZIP archive's comment can hold."""
-
-
-@contextmanager
-def staging(destination: Path) -> Iterator[Path]:
-    """A path of the same name in a temporary folder beside `destination`; the folder is gone afterwards.
-
-    Write there, then `install`. Trouble with the disk becomes a CheckpointError.
-    """
-    try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", suffix=".tmp", dir=destination.parent))
-    except OSError as error:
-        raise CheckpointError(f"{destination}: cannot be written: {error.strerror}") from error
-    try:
-        yield folder / destination.name
-    except OSError as error:
-        raise CheckpointError(f"{destination}: cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def install(staged: Path, destination: Path) -> None:
-    """Put a staged file or folder in its place; other files of an existing folder stay."""
-    for path in [staged] if staged.is_file() else [*staged.iterdir(), staged]:
-        sync(path)
-    if staged.is_file() or not destination.exists():
-        os.replace(staged, destination)
-    else:
-        for name in sorted(os.listdir(staged), key=lambda name: name not in WEIGHT_FILES):  # weights first
-            os.replace(staged / name, destination / name)
-        sync(destination)
-    sync(destination.parent)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's entries, are on the disk."""
-    if os.name == "nt" and path.is_dir():  # Windows has no such call for folders
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], carried: dict[str, Any]) -> list[str]:
@@ -106,17 +57,9 @@ def write_npz(path: Path, tensors: dict[str, Tensor], carried: dict[str, Any]) -
     return notes
 
 
-def write_json(path: Path, data: dict[str, Any]) -> None:
-    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
 def digests(path: Path) -> dict[str, str]:
     """SHA-256 of a file, or of each weights and settings file in a folder, by name."""
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors")) + sorted(path.glob("*.bin"))
     if path.is_dir():
         files += sorted(path.glob("*config.json"))
-    found = {}
-    for file in files:
-        with file.open("rb") as opened:
-            found[file.name] = hashlib.file_digest(opened, "sha256").hexdigest()
-    return found
+    return {file.name: digest(file) for file in files}

@@ -15,7 +15,7 @@ from typing import Any
 from vitruvian.data.pack.encode import Packed, PackSettings
 from vitruvian.data.sources.base import Dataset, Source
 from vitruvian.errors import DataError
-from vitruvian.files import is_unfinished, read_object, write_json, writing
+from vitruvian.files import read_object, remove_unfinished, write_json, writing
 
 FILE = "pack.json"
 VERSION = 1
@@ -85,7 +85,7 @@ def digest_of(source: Source) -> str:
 def resumed_state(folder: Path, fresh: PackState) -> PackState:
     """The state found in a folder that was packed before, or `fresh` for a new one; refuses any other folder."""
     if not (folder / FILE).exists():
-        strangers = [path.name for path in folder.iterdir() if not is_unfinished(path)]
+        strangers = [path.name for path in folder.iterdir() if not path.name.startswith(f".{FILE}.")]
         if strangers:
             raise DataError(
                 f"{folder}: not empty (it has {sorted(strangers)[0]}) and not made by vit pack; name a new folder"
@@ -97,6 +97,7 @@ def resumed_state(folder: Path, fresh: PackState) -> PackState:
         raise DataError(
             f"{folder}: was packed with {differences}; name another folder, or delete this one to pack anew"
         )
+    remove_unfinished(folder)
     damaged = [forget_damaged(folder / name, split) for name, split in found.splits.items()]
     found.complete = found.complete and not any(damaged)
     return found

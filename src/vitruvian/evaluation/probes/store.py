@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from vitruvian.config import REGULARISERS, Preprocess
 from vitruvian.data.decode import RawImage
-from vitruvian.errors import ConfigError
-from vitruvian.files import cache_folder, short_hash
+from vitruvian.errors import ConfigError, FileError
+from vitruvian.files import cache_folder, short_hash, writing
 from vitruvian.predict import Encoder
 
 FORMAT = 1
@@ -88,13 +88,10 @@ class FeatureStore:
             rows["key"] = [np.frombuffer(key, np.uint8) for key, _ in self._new]
             rows["features"] = [features for _, features in self._new]
             name = hashlib.sha256(rows["key"].tobytes()).hexdigest()[:24]
-            draft = self.folder / f".{name}.{os.getpid()}.tmp"
             try:
-                with draft.open("wb") as file:
+                with writing(self.folder / f"{name}.npy") as file:
                     np.save(file, rows)
-                draft.replace(self.folder / f"{name}.npy")
-            except OSError:  # a full disk: go on without
-                remove(draft)
+            except FileError:  # a full disk: go on without
                 self.folder = None
         self._new.clear()
 
