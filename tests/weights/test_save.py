@@ -13,10 +13,10 @@ from checkpoints import DESTINATIONS, TOLERANCE, largest_difference, path_of
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from vitruvian import files
 from vitruvian.config import ResNetConfig, StemConfig, ViTConfig
-from vitruvian.errors import CheckpointError, ConversionError, UnknownNameError
+from vitruvian.errors import CheckpointError, ConversionError, FileError, UnknownNameError
 from vitruvian.model.build import build
-from vitruvian.weights import store
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save
 
@@ -46,7 +46,7 @@ class TestReplacing:
 
         written = saving.write_tensors
         monkeypatch.setattr(saving, "write_tensors", fail)
-        with pytest.raises(CheckpointError, match="cannot be written: No space left on device"):
+        with pytest.raises(FileError, match="cannot be written: No space left on device"):
             save(other, destination, family)
         assert contents(tmp_path) == before
 
@@ -77,7 +77,7 @@ class TestReplacing:
             count += 1
             real(source, destination)
 
-        monkeypatch.setattr(store.os, "replace", replace)
+        monkeypatch.setattr(files.os, "replace", replace)
         with pytest.raises(KeyboardInterrupt):
             save(load(path_of("google_vit_nohidden")), tmp_path / "native")
         monkeypatch.undo()
@@ -92,7 +92,7 @@ class TestReplacing:
 
     def test_a_place_that_cannot_be_written_is_one_line(self, model, tmp_path):
         (tmp_path / "file").touch()
-        with pytest.raises(CheckpointError, match="cannot be written: "):
+        with pytest.raises(FileError, match="cannot be written: "):
             save(model, tmp_path / "file" / "native")
 
 

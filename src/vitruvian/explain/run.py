@@ -135,18 +135,6 @@ def draw_figures(
     write_text(out / FIGURES_PAGE, figures_page(about(vit), done))
 
 
-def write_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> Path:
-    """An npz file that loads without pickle."""
-    with writing(path) as file:
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-    return path
-
-
-def file_name(text: str) -> str:
-    """The text in characters that every file system takes."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:LONGEST_NAME] or "image"
-
-
 def evenly(images: Sequence[ImageInput], count: int) -> list[ImageInput]:
     """At most `count` of the images, from the first to the last at equal steps."""
     if len(images) <= count:

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from vitruvian.files import staged, write_json, write_text
+from vitruvian.files import json_bytes, staged
 from vitruvian.report.style import STYLE
 from vitruvian.text import printable
 
@@ -142,6 +142,6 @@ def write_report(folder: Path, *, name: str, numbers: dict[str, Any], page: str)
     """Write numbers as JSON, called `name`, and the page into a folder that appears whole; gives the page's path."""
     with staged(folder) as draft:
         draft.mkdir()
-        write_json(draft / name, numbers)
-        write_text(draft / PAGE, page)
+        (draft / name).write_bytes(json_bytes(numbers))
+        (draft / PAGE).write_text(page, encoding="utf-8")
     return folder / PAGE

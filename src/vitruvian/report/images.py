@@ -1,4 +1,4 @@
-"""Images inside a page, and in files of their own."""
+"""Images inside a page."""
 
 from __future__ import annotations
 
@@ -32,12 +32,6 @@ def embedded(image: Image.Image, alt: str, *, kind: str = "", exact: bool = Fals
         f'<img{f" class={kind!r}" if kind else ""} alt="{text(alt)}" '
         f'width="{image.width}" height="{image.height}" src="data:image/{"png" if exact else "jpeg"};base64,{data}">'
     )
-
-
-def write_image(path: Path, image: Image.Image) -> Path:
-    with writing(path) as file:
-        image.save(file, "PNG", optimize=True)
-    return path
 
 
 def thumbnail(image: Image.Image, alt: str) -> Html:

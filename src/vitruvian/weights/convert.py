@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitruvian.config import ModelConfig, Size
 from vitruvian.errors import ConversionError
-from vitruvian.files import staged, write_json
+from vitruvian.files import json_bytes, staged, write_json
 from vitruvian.model.build import Model, empty
 from vitruvian.weights.adapt import Changes
 from vitruvian.weights.families.registry import check_writer, writer
@@ -113,7 +113,7 @@ def convert(
         check(certificate)
         as_folder = new.is_dir()
         if as_folder:
-            write_json(new / "certificate.json", certificate.to_json())
+            (new / "certificate.json").write_bytes(json_bytes(certificate.to_json()))
     if not as_folder:
         write_json(target.with_name(f"{target.name}.certificate.json"), certificate.to_json())
     return certificate

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vitruvian.config import ModelConfig, Preprocess, ResNetConfig, ViTConfig
 from vitruvian.errors import ConversionError
-from vitruvian.files import staged, write_json
+from vitruvian.files import json_bytes, staged
 from vitruvian.model.build import Model
 from vitruvian.weights.description import Description, fingerprint
 from vitruvian.weights.families.family import Family
@@ -74,7 +74,7 @@ def write_native(path: Path, state: Tensors, description: Description) -> None:
     path.mkdir()
     header = description.to_json()
     write_tensors(path / "model.safetensors", state, header)
-    write_json(path / "config.json", header | {"header": fingerprint(header)})
+    (path / "config.json").write_bytes(json_bytes(header | {"header": fingerprint(header)}))
 
 
 def write_huggingface(member: HuggingFace, path: Path, tensors: Tensors, description: Description) -> list[str]:
@@ -85,7 +85,7 @@ def write_huggingface(member: HuggingFace, path: Path, tensors: Tensors, descrip
     if description.preprocess.stated:
         contents["preprocessor_config.json"] = preprocessor_json(description.preprocess)
     for name, content in contents.items():
-        write_json(path / name, content)
+        (path / name).write_bytes(json_bytes(content))
     marks = {name: fingerprint(content) for name, content in contents.items()}
     return write_tensors(path / "model.safetensors", tensors, description.to_json() | {"files": marks})
 
