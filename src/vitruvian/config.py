@@ -224,6 +224,8 @@ class ViTConfig(Settings):
     block: BlockOrder = "pre_norm"
     """`pre_norm`: the paper's; `res_post_norm`: norms after the branches; `parallel`: both branches read one norm."""
     norm: Norm = "layer"
+    patch_norm: bool = False
+    """A norm of the patches before positions are added (AIMv2)."""
     pre_norm: bool = False
     """A norm of the embedded tokens before the first block (CLIP)."""
     final_norm: bool = True

@@ -24,7 +24,7 @@ def parameters(config: ModelConfig) -> int:
     if config.stem:
         count += sum(k * k * i * o + 2 * o for k, i, o, _ in _stem_convs(config))
     count += config.layers * _block_parameters(config, patches + config.prefix_tokens)
-    count += (config.pre_norm + config.final_norm) * _norm(config, D)
+    count += (config.patch_norm + config.pre_norm + config.final_norm) * _norm(config, D)
     if config.pool == "map":
         M = config.pool_mlp_width or config.mlp_width
         count += D + 4 * _dense(D, D) + _norm(config, D) + _dense(D, M) + _dense(M, D)

@@ -10,14 +10,17 @@ Each `peers/NAME.safetensors` (or `.pth`) is a checkpoint; `peers/NAME.expected.
 
 from __future__ import annotations
 
+import json
 import math
 from functools import partial
 from pathlib import Path
 
+import timm
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from timm.layers import GluMlp, StdConv2dSame
+from timm.models import save_for_hf
 from timm.models.resnetv2 import ResNetV2, create_resnetv2_stem
 from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_hybrid import HybridEmbed
@@ -54,6 +57,23 @@ TIMM = {
     "timm_stem": {"img_size": 32, "patch_size": 2, "embed_layer": partial(HybridEmbed, backbone=stem_alone())},
 }
 
+VARIANTS = (
+    # timm's name of an architecture with parts that no other here has; made small, and saved as for its hub
+    "aimv2_large_patch14_224",
+    "beit_base_patch16_224",
+    "beit3_base_patch16_224",
+    "eva02_base_patch14_224",
+    "vit_base_patch16_clip_quickgelu_224",
+    "vit_base_patch16_dinov3_qkvb",
+    "vit_base_patch16_rope_ape_224",
+    "vit_base_patch16_rope_mixed_224",
+    "vit_base_patch16_rpn_224",
+    "vit_base_patch16_xp_224",
+    "vit_base_patch32_siglip_256",
+    "vit_pe_core_base_patch16_224",
+    "vit_so150m_patch16_reg4_map_256",
+)
+
 # Not (64, 32) for the oblong: as many patches as before, which timm then leaves as they are.
 OTHER_SIZES = {"timm_oblong": [(48, 64), (64, 48)], "timm_registers": [(48, 48)], "timm_registers_placed": [(48, 48)]}
 
@@ -88,6 +108,17 @@ def make_timm(name: str, changes: dict[str, object]) -> None:
 
 
 @torch.no_grad()
+def make_variant(name: str) -> None:
+    model = randomise(timm.create_model(name, **SHAPE))
+    save_for_hf(model, OUT / name, model_args=SHAPE, safe_serialization=True)
+    config = json.loads((OUT / name / "config.json").read_text())
+    config["pretrained_cfg"]["input_size"] = [3, 32, 32]
+    (OUT / name / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    expected = {"input_32x32": images(32, 32), "output_32x32": model(images(32, 32)).contiguous()}
+    save_file(expected, OUT / f"{name}.expected.safetensors")
+
+
+@torch.no_grad()
 def make_dino() -> None:
     """DINO's layout and its way with positions, on timm's blocks: a scale factor with 0.1 added to the new side."""
     model = randomise(VisionTransformer(**(SHAPE | {"num_classes": 0})))
@@ -118,4 +149,6 @@ if __name__ == "__main__":
     OUT.mkdir(exist_ok=True)
     for name, changes in TIMM.items():
         make_timm(name, changes)
+    for name in VARIANTS:
+        make_variant(name)
     make_dino()

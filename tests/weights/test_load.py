@@ -41,14 +41,14 @@ def test_training_in_place_leaves_the_file_alone():
 
 
 class TestHeads:
-    @pytest.mark.parametrize(("width", "heads"), [(192, 3), (384, 6), (1280, 16), (64, 1), (320, 5)])
-    def test_published_widths_have_their_heads_and_others_64_a_head(self, width, heads, tmp_path):
+    @pytest.mark.parametrize(("width", "heads"), [(192, 3), (384, 6), (1280, 16)])
+    def test_published_widths_have_their_heads(self, width, heads, tmp_path):
         config = ViTConfig(image_size=16, patch_size=16, layers=1, width=width, mlp_width=8, heads=1, classes=2)
         save(build(config), tmp_path / "w.safetensors", "timm")
         assert load(tmp_path / "w.safetensors", family="timm").config.heads == heads
 
     def test_an_unusual_width_asks_for_heads(self):
-        with pytest.raises(CheckpointError, match=r"does not say its number of heads and width 32 .* pass heads="):
+        with pytest.raises(CheckpointError, match=r"does not state its heads, .* of width 32; pass heads="):
             load(path_of("timm_vit"))
 
     @pytest.mark.parametrize("name", ["google_vit", "huggingface_vit"])

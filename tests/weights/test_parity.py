@@ -49,6 +49,19 @@ EXPRESSED_BY = {
     "timm_registers": "native timm",
     "timm_registers_placed": "native timm",
     "timm_swiglu": "native timm",
+    "aimv2_large_patch14_224": "native",
+    "beit_base_patch16_224": "native",
+    "beit3_base_patch16_224": "native timm",
+    "eva02_base_patch14_224": "native",
+    "vit_base_patch16_clip_quickgelu_224": "native timm",
+    "vit_base_patch16_dinov3_qkvb": "native",
+    "vit_base_patch16_rope_ape_224": "native",
+    "vit_base_patch16_rope_mixed_224": "native",
+    "vit_base_patch16_rpn_224": "native",
+    "vit_base_patch16_xp_224": "native",
+    "vit_base_patch32_siglip_256": "native timm",
+    "vit_pe_core_base_patch16_224": "native",
+    "vit_so150m_patch16_reg4_map_256": "native timm",
 }
 
 ALL_NAMES = [*FIXTURE_NAMES, *PEER_NAMES]

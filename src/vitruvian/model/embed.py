@@ -38,6 +38,7 @@ class Embedding(nn.Module):
         if config.prefix_positions:
             self.prefix_positions = nn.Parameter(torch.empty(config.prefix_positions, D))
         self.dropout = nn.Dropout(config.dropout)
+        self.patch_norm = norm_layer(config, D) if config.patch_norm else nn.Identity()
         self.norm = norm_layer(config, D) if config.pre_norm else nn.Identity()
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -62,7 +63,8 @@ class Embedding(nn.Module):
         # One product of matrices: the convolution's sums, sooner, and with tokens side by side in memory.
         cut = features.reshape(B, C, height // P, P, width // P, P)
         cut = cut.permute(0, 2, 4, 1, 3, 5)  # (B, rows, columns, C, P, P)
-        return F.linear(cut.reshape(B, -1, C * P * P), self.patch.weight.flatten(1), self.patch.bias)
+        patches = F.linear(cut.reshape(B, -1, C * P * P), self.patch.weight.flatten(1), self.patch.bias)
+        return self.patch_norm(patches)
 
     def prefix(self) -> Tensor | None:
         """The tokens before the patches with their positions, (1, T, D)."""

@@ -52,15 +52,16 @@ def infer_config(
     positions = native.get(FLAT)
     count = positions.shape[1] if positions is not None and positions.dim() == 3 else 0
     before = shape["class_token"] + shape["distillation"]
-    return ViTConfig(
+    settings: dict[str, Any] = {
         **shape,
-        image_size=(rows * stride, columns * stride),
-        heads=find_heads(width, heads, facts.heads),
-        positions="sincos" if positions is None and facts.fixed_positions else "learned",
-        class_position=not before or count - rows * columns >= before,
-        norm_after_pool=facts.norm_after_pool,
-        numerics=facts.numerics,
-    )
+        "image_size": (rows * stride, columns * stride),
+        "heads": find_heads(width, heads, facts.heads),
+        "positions": "sincos" if positions is None and facts.fixed_positions else "learned",
+        "class_position": not before or count - rows * columns >= before,
+        "norm_after_pool": facts.norm_after_pool,
+        "numerics": facts.numerics,
+    }
+    return ViTConfig(**settings | facts.settings)
 
 
 def read_shape(native: Tensors, facts: Facts) -> dict[str, Any]:
@@ -72,6 +73,7 @@ def read_shape(native: Tensors, facts: Facts) -> dict[str, Any]:
     fc1, fc2 = shape_of(native, "blocks.0.mlp.fc1.weight"), shape_of(native, "blocks.0.mlp.fc2.weight")
     mlp_width = fc2[1] if len(fc2) == 2 else fc1[0] if fc1 else 1
     root = shape_of(native, "embed.stem.root.weight")
+    pool_mlp = shape_of(native, "attn_pool.mlp.fc1.weight")
     reads = pre_logits[1] if len(pre_logits) == 2 else head[1] if len(head) == 2 else width
     distilled = "embed.distillation_token" in native
     return {
@@ -89,6 +91,13 @@ def read_shape(native: Tensors, facts: Facts) -> dict[str, Any]:
         "mlp": "swiglu" if fc1 and fc1[0] == 2 * mlp_width else "gelu",
         "qkv_bias": "blocks.0.attention.qkv.bias" in native,
         "layer_scale": "blocks.0.scale1" in native,
+        "patch_norm": "embed.patch_norm.weight" in native,
+        "pre_norm": "embed.norm.weight" in native,
+        "patch_bias": "embed.patch.bias" in native or "embed.norm.weight" not in native,
+        "qk_norm": "blocks.0.attention.q_norm.weight" in native,
+        "attention_norm": "blocks.0.attention.norm.weight" in native,
+        "mlp_norm": "blocks.0.mlp.norm.weight" in native,
+        "pool_mlp_width": pool_mlp[0] if pool_mlp and pool_mlp[0] != mlp_width else 0,
         "stem": stem,
     }
 
@@ -159,9 +168,7 @@ def find_heads(width: int, asked: int | None, stated: int | None) -> int:
         return asked
     if width in HEADS:
         return HEADS[width]
-    if width % 64 == 0:
-        return width // 64
-    raise CheckpointError(f"the file does not say its number of heads and width {width} is not 64 a head; pass heads=")
+    raise CheckpointError(f"the file does not state its heads, and none is published of width {width}; pass heads=")
 
 
 def count_blocks(native: Tensors, stated: int | None) -> int:

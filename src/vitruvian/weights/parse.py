@@ -8,7 +8,7 @@ from functools import cache
 
 from vitruvian.catalog import resolve
 from vitruvian.config import ModelConfig, Preprocess, ResNetConfig, Size, ViTConfig, as_size
-from vitruvian.errors import CheckpointError
+from vitruvian.errors import CheckpointError, UnknownNameError
 from vitruvian.model.build import Model, empty
 from vitruvian.published import find
 from vitruvian.text import brief
@@ -17,6 +17,7 @@ from vitruvian.weights.families.family import Family, first_match
 from vitruvian.weights.families.positions import FLAT, split_positions
 from vitruvian.weights.families.registry import recognize
 from vitruvian.weights.families.rules import Reading, Tensors
+from vitruvian.weights.families.timm_variants import architectures
 from vitruvian.weights.files import Checkpoint
 from vitruvian.weights.infer import contradictions, find_heads, infer_config
 
@@ -46,13 +47,17 @@ def parse_checkpoint(checkpoint: Checkpoint, hints: LoadHints) -> tuple[str, Des
     """A checkpoint's family, what it describes, an empty model of that shape, and its tensors under our names."""
     if hints.family == "native" or (hints.family is None and is_native(checkpoint)):
         return parse_native(checkpoint, hints)
-    if hints.config is not None:
-        raise CheckpointError("config= is for a state dict of our own model; this file tells its own")
     family = recognize(checkpoint, hints.family)
+    if hints.config is not None:
+        if not isinstance(hints.config, str) or family.name != "timm" or "config.json" in checkpoint.settings:
+            raise CheckpointError("config= is for a state dict of our own model; this file tells its own")
+        if hints.config not in architectures():
+            raise UnknownNameError("timm architecture", hints.config, architectures())
+        checkpoint = replace(checkpoint, settings={"config.json": {"architecture": hints.config}})
     tensors = family.to_table_names(checkpoint.tensors)
     if len(tensors) < len(checkpoint.tensors):
         raise CheckpointError("some arrays are there twice, under an earlier and a later name")
-    refuse_architectures(tensors, family)
+    tensors = family.join_arrays(tensors)
     reading = family.table.read(tensors)
     reading = replace(reading, native=lone_token(reading.native))
     carried = None if hints.family else family.carried(checkpoint)
@@ -61,6 +66,7 @@ def parse_checkpoint(checkpoint: Checkpoint, hints: LoadHints) -> tuple[str, Des
         check_hints(description.config, hints)
         refuse_contradictions(description.config, reading.native, "; pass family= to read it without")
     else:
+        refuse_architectures(tensors, family.refused_parts(checkpoint))
         description = describe(checkpoint, family, tensors=tensors, reading=reading, hints=hints)
     config = description.config
     state = split_positions(reading.native, config) if isinstance(config, ViTConfig) else reading.native
@@ -117,6 +123,8 @@ def describe(
     assumed = []
     if isinstance(config, ViTConfig) and facts.heads is None and hints.heads is None:
         assumed.append(f"heads={config.heads}")
+    if isinstance(config, ViTConfig) and family.name == "timm" and not facts.settings:
+        assumed.append(f"gelu={config.numerics.gelu!r}")
     if view is None:
         view = family.usual_view(checkpoint, config)
         if view is not None:
@@ -170,11 +178,15 @@ def refuse_contradictions(config: ModelConfig, tensors: Tensors, advice: str) ->
         raise CheckpointError(f"the description does not fit the tensors: {'; '.join(found)}{advice}")
 
 
-def refuse_architectures(tensors: Tensors, family: Family) -> None:
-    for mark, what in family.refused.items():
+def refuse_architectures(tensors: Tensors, parts: dict[str, str]) -> None:
+    """Arrays do not tell activation, epsilon and rotations, which differ among architectures with these parts."""
+    for mark, what in parts.items():
         found = next((name for name in tensors if mark in name), None)
         if found:
-            raise CheckpointError(f"the weights have {what} ({found!r}), which this Vision Transformer has not")
+            raise CheckpointError(
+                f"the weights have {what} ({found!r}), but no known architecture is stated; keep timm's config.json "
+                "beside them, or pass config= with the name of the architecture"
+            )
 
 
 def check_names(model: Model, state: Tensors, *, family: Family | None = None, reading: Reading | None = None) -> None:

@@ -20,6 +20,8 @@ class Facts:
     numerics: Numerics
     heads: int | None = None
     layers: int | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings that arrays do not tell, from an architecture that the file states."""
     stated: dict[str, int | None] = field(default_factory=dict)
     """Settings that the arrays tell too."""
     image_size: Size | None = None
@@ -42,7 +44,7 @@ class Family(ABC):
     ignored: ClassVar[dict[str, str]] = {}
     """Names without a place in the model, or beginnings of names (ending in `.` or `/`), and what they are."""
     refused: ClassVar[dict[str, str]] = {}
-    """Parts of names that belong to another architecture, and what that is."""
+    """Parts of names that belong to another architecture, or to one that the file must state, and what that is."""
     suffixes: ClassVar[tuple[str, ...]] = ()
     """File name endings it is written with; empty for a folder."""
 
@@ -58,6 +60,14 @@ class Family(ABC):
         prefix = self.prefix(tensors) or ""
         outer = "module." if prefix.startswith("module.") else ""  # DistributedDataParallel's, on every name
         return {name.removeprefix(prefix).removeprefix(outer): tensor for name, tensor in tensors.items()}
+
+    def join_arrays(self, tensors: Tensors) -> Tensors:
+        """The arrays under the names of the table, those that some models keep in pieces put together."""
+        return tensors
+
+    def refused_parts(self, checkpoint: Checkpoint) -> dict[str, str]:
+        """Parts of names that belong to architectures which the file would have to state, and what they are."""
+        return self.refused
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         """What the renamed arrays and the files beside them say."""
@@ -108,14 +118,25 @@ def first_match(name: str, table: dict[str, str]) -> str | None:
     return None
 
 
-def vit_obstacles(config: ModelConfig, family: str) -> Iterator[str]:
-    """Obstacles that every foreign family shares."""
+def vit_obstacles(config: ModelConfig, family: str, *, inner_norms: bool = False) -> Iterator[str]:
+    """Obstacles that every foreign family shares; `inner_norms` where norms before and inside the blocks are none."""
     if not isinstance(config, ViTConfig):
         yield f"{family} holds Vision Transformers, this is a ResNet"
-    elif config.positions == "relative":
-        yield f"{family} has no relative positions"
-    elif config.norm_after_pool and config.distillation:
-        yield f"{family} has no norm after the pooling of two tokens"
+        return
+    norms = config.qk_norm or config.attention_norm or config.mlp_norm or config.pre_norm or config.patch_norm
+    parts = {
+        "no relative positions": config.positions in ("relative", "relative_bias"),
+        "no rotary positions": config.rope,
+        "no norm after the pooling of two tokens": config.norm_after_pool and config.distillation,
+        "only blocks of the paper's order": config.block != "pre_norm",
+        "only LayerNorms, one of them after the last block": config.norm != "layer" or not config.final_norm,
+        "no norms before the blocks, or inside attention and MLP": norms and not inner_norms,
+        "a bias in the patch embedding": not config.patch_bias and not config.pre_norm,
+        "biases in every dense layer": not config.dense_bias,
+        "no projection of features": config.projection,
+        "a MAP head of the blocks' shape alone": config.pool_heads or config.pool_mlp_width or config.pool_prefix,
+    }
+    yield from (f"{family} has {what}" for what, present in parts.items() if present)
 
 
 def plain_obstacles(config: ModelConfig, family: str) -> Iterator[str]:

@@ -14,6 +14,7 @@ from vitruvian.weights.families.dino import imagenet_view
 from vitruvian.weights.families.family import Facts, Family, vit_obstacles
 from vitruvian.weights.families.huggingface_json import (
     ACTIVATIONS,
+    WRITTEN_ACTIVATIONS,
     generic_labels,
     image_size_of,
     labels_of,
@@ -160,7 +161,7 @@ class HuggingFace(Family):
             "hidden_size": config.width,
             "num_hidden_layers": config.layers,
             "num_attention_heads": config.heads,
-            "hidden_act": "gelu" if config.numerics.gelu == "erf" else "gelu_pytorch_tanh",
+            "hidden_act": WRITTEN_ACTIVATIONS[config.numerics.gelu],
             "layer_norm_eps": config.numerics.norm_eps,
             "hidden_dropout_prob": config.dropout,
             "attention_probs_dropout_prob": config.attention_dropout,

@@ -13,7 +13,9 @@ ACTIVATIONS: dict[str, Gelu] = {
     "gelu_new": "tanh",
     "gelu_fast": "tanh",
     "gelu_pytorch_tanh": "tanh",
+    "quick_gelu": "quick",
 }
+WRITTEN_ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}
 
 RESAMPLING: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "area"}
 """Pillow's numbers, which `resample` holds."""

@@ -20,6 +20,7 @@ from vitruvian.errors import CheckpointError
 from vitruvian.weights.families.family import Facts, Family, vit_obstacles
 from vitruvian.weights.families.positions import FLAT
 from vitruvian.weights.families.rules import Row, Table, Tensors, pair
+from vitruvian.weights.families.timm_variants import in_one_piece, stated_settings
 from vitruvian.weights.files import Checkpoint
 
 UNIT, NATIVE_UNIT = "patch_embed.backbone.stages.{s}.blocks.{u}", "embed.stem.stages.{s}.{u}"
@@ -27,16 +28,24 @@ UNIT, NATIVE_UNIT = "patch_embed.backbone.stages.{s}.blocks.{u}", "embed.stem.st
 BLOCK_ROWS = (
     *pair("blocks.{i}.norm1", "blocks.{i}.norm1"),
     *pair("blocks.{i}.attention.qkv", "blocks.{i}.attn.qkv"),
+    *pair("blocks.{i}.attention.q_norm", "blocks.{i}.attn.q_norm"),
+    *pair("blocks.{i}.attention.k_norm", "blocks.{i}.attn.k_norm"),
+    *pair("blocks.{i}.attention.norm", "blocks.{i}.attn.norm"),
+    Row("blocks.{i}.attention.position.table", ("blocks.{i}.attn.relative_position_bias_table",)),
+    Row("blocks.{i}.attention.position.frequencies", ("blocks.{i}.attn.rope_freqs",)),
     *pair("blocks.{i}.attention.out", "blocks.{i}.attn.proj"),
     Row("blocks.{i}.scale1", ("blocks.{i}.ls1.gamma",)),
     *pair("blocks.{i}.norm2", "blocks.{i}.norm2"),
     *pair("blocks.{i}.mlp.fc1", "blocks.{i}.mlp.fc1"),
+    *pair("blocks.{i}.mlp.norm", "blocks.{i}.mlp.norm"),
     *pair("blocks.{i}.mlp.fc2", "blocks.{i}.mlp.fc2"),
     Row("blocks.{i}.scale2", ("blocks.{i}.ls2.gamma",)),
 )
 
 TOKEN_ROWS = (
     *pair("embed.patch", "patch_embed.proj"),
+    *pair("embed.patch_norm", "patch_embed.norm"),
+    *pair("embed.norm", "norm_pre"),
     Row("embed.class_token", ("cls_token",)),
     Row("embed.distillation_token", ("dist_token",)),
     Row("embed.registers", ("reg_token",)),
@@ -79,12 +88,13 @@ class Timm(Family):
     suffixes = (".safetensors", ".pth", ".pt", ".bin")
     refused: ClassVar[dict[str, str]] = {
         ".q_norm.": "normalized queries and keys",
-        ".k_norm.": "normalized queries and keys",
         "norm_pre.": "a norm before the blocks (CLIP)",
-        "rel_pos": "relative position biases (BEiT, Swin)",
-        ".attn.q_bias": "BEiT's split attention bias",
-        "attn_pool.pos_embed": "positions inside the attention pooling",
-        "token_mixing": "an MLP-Mixer",
+        ".attn.norm.": "a norm inside attention",
+        ".mlp.norm.": "a norm inside the MLP",
+        "patch_embed.norm.": "a norm of the patches",
+        "relative_position_bias_table": "relative position biases (BEiT)",
+        "rope_freqs": "rotary positions",
+        "in_proj.": "parallel blocks",
     }
     table = Table(
         rows=(
@@ -108,17 +118,31 @@ class Timm(Family):
             renamed = rename(renamed, ((r"fc_norm\.", "norm."),))
         return renamed
 
+    def join_arrays(self, tensors: Tensors) -> Tensors:
+        return in_one_piece(tensors)
+
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         after_pool = any(name.endswith("fc_norm.weight") for name in checkpoint.tensors)
         cfg = published(checkpoint)
         labels, size = cfg.get("label_names"), cfg.get("input_size")
+        settings = self.settings_of(checkpoint) or {}
+        numbers = {"gelu": settings.pop("gelu", "erf"), "norm_eps": settings.pop("norm_eps", 1e-6)}
+        settings.pop("norm_after_pool", None)  # the arrays' names tell it
         return Facts(
-            numerics=self.numerics,
+            numerics=self.numerics.replace(**numbers),
+            heads=settings.pop("heads", None),
+            settings=settings,
             image_size=as_size(size[1:]) if isinstance(size, list) else None,
             norm_after_pool=after_pool,
             stem_style="timm",
             labels=tuple(map(str, labels)) if isinstance(labels, list) else None,
         )
+
+    def settings_of(self, checkpoint: Checkpoint) -> dict[str, Any] | None:
+        return stated_settings(checkpoint.settings.get("config.json", {}))
+
+    def refused_parts(self, checkpoint: Checkpoint) -> dict[str, str]:
+        return self.refused if self.settings_of(checkpoint) is None else {}
 
     def stated_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
         assert isinstance(config, ViTConfig)
@@ -133,7 +157,7 @@ class Timm(Family):
         return view.replace(mean=IMAGENET_MEAN, std=IMAGENET_STD) if deit else view
 
     def obstacles(self, config: ModelConfig) -> Iterator[str]:
-        yield from vit_obstacles(config, "timm")
+        yield from vit_obstacles(config, "timm", inner_norms=True)
         if not isinstance(config, ViTConfig):
             return
         if config.representation_size:
