@@ -36,7 +36,7 @@ function makePanels() {
   byId("panels").replaceChildren(...panels.map((panel) => panel.place));
   const digits = facts.digits;
   byId("drawing").hidden = !digits;
-  showSamples(digits ? [..."0123456789"] : PHOTOS, state.sample, (name) => useSample(name));
+  if (!offline) showSamples(digits ? [..."0123456789"] : PHOTOS, state.sample, (name) => useSample(name));
   fitControls();
 }
 

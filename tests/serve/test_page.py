@@ -1,0 +1,335 @@
+"""The page in a real browser: upload, answer, hover, brush, sliders, errors, phone, keyboard, link, saved file."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import time
+
+import pytest
+from processes import Process
+from tiny_service import photo, tiny_vit
+
+import vitruvian as vt
+
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (BROWSER and DRIVER), reason="chromium and chromedriver are not here: make browser installs them"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    vt.save(tiny_vit(), folder / "one")
+    vt.save(tiny_vit(1, size=48), folder / "two")
+    running = Process("--model", f"one={folder / 'one'}", "--model", f"two={folder / 'two'}")
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
+        options.add_argument(flag)
+    downloads = tmp_path_factory.mktemp("downloads")
+    options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    driver.downloads = downloads
+    yield driver
+    driver.quit()
+
+
+class Page:
+    """The page and what tests ask of it."""
+
+    def __init__(self, browser, url: str) -> None:
+        self.browser, self.url = browser, url
+
+    def open(self, state: str = "", *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        self.browser.get("about:blank")  # so that a change of the state alone loads the page again
+        self.browser.get(f"{self.url}/#{state}" if "://" in self.url and self.url.startswith("http") else self.url)
+        self.settled()
+
+    def settled(self) -> None:
+        """Wait until answers are there and nothing is under way."""
+        ready = (
+            "return !!document.querySelector('.answer, #problem:not([hidden])')"
+            " && !document.querySelector('#busy').textContent"
+        )
+        self.until(ready)
+        time.sleep(0.15)
+        self.until(ready)
+
+    def until(self, script: str, seconds: float = 20) -> object:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if found := self.run(script):
+                return found
+            time.sleep(0.03)
+        raise AssertionError(f"not in {seconds} s: {script}")
+
+    def run(self, script: str, *values: object) -> object:
+        return self.browser.execute_script(script, *values)
+
+    def find(self, selector: str):
+        return self.browser.find_element("css selector", selector)
+
+    def texts(self, selector: str) -> list[str]:
+        return self.run("return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)", selector)
+
+    def answers(self) -> list[str]:
+        return self.texts(".answer > span:first-child")
+
+    def pixels(self, selector: str = ".grids canvas") -> str:
+        return self.run("return document.querySelector(arguments[0]).toDataURL()", selector)
+
+    def upload(self, path) -> None:
+        self.find("#file").send_keys(str(path))
+        self.settled()
+
+    def pointer(self, kind: str, x: float, y: float, buttons: int = 0, selector: str = ".grids canvas") -> None:
+        """A pointer event at a place of the canvas, from 0 to 1."""
+        self.run(
+            """const [selector, kind, x, y, buttons] = arguments;
+            const canvas = document.querySelector(selector), box = canvas.getBoundingClientRect();
+            canvas.setPointerCapture = () => {};
+            const place = { clientX: box.left + x * box.width, clientY: box.top + y * box.height };
+            canvas.dispatchEvent(new PointerEvent(kind, { ...place, buttons, bubbles: true, pointerId: 1 }));
+            if (kind === "pointerup") canvas.dispatchEvent(new MouseEvent("click", { ...place, bubbles: true }));""",
+            selector,
+            kind,
+            x,
+            y,
+            buttons,
+        )
+
+    def errors(self) -> list[str]:
+        return [line["message"] for line in self.browser.get_log("browser") if line["level"] == "SEVERE"]
+
+
+@pytest.fixture
+def page(browser, service):
+    page = Page(browser, service.url)
+    page.errors()  # of the test before
+    page.open()
+    return page
+
+
+def test_the_page_opens_with_a_sample_and_its_answer(page):
+    assert len(page.answers()) == 5
+    assert page.find("#samples [aria-pressed=true]").get_attribute("data-sample") == "cat"
+    assert page.texts(".panel h2") == ["one"]
+    assert page.errors() == []
+
+
+def test_an_upload_is_answered_as_the_library_answers(page, service, tmp_path):
+    image = photo(5, size=(300, 200))
+    (tmp_path / "own.png").write_bytes(image)
+    page.upload(tmp_path / "own.png")
+    expected = service.client.post("/predict", files=[("image", ("own.png", image))]).json()
+    assert page.answers() == [a["label"] for a in expected["predictions"][0]["answers"]]
+    assert page.run("return document.querySelectorAll('#samples [aria-pressed=true]').length") == 0
+
+
+def test_a_dropped_and_a_pasted_image_are_taken(page):
+    send = """const [text, kind] = arguments;
+        const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+        const data = new DataTransfer();
+        data.items.add(new File([bytes], "dropped.png", { type: "image/png" }));
+        const event = kind === "drop" ? new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true })
+          : new ClipboardEvent("paste", { clipboardData: data, bubbles: true });
+        document.body.dispatchEvent(event);"""
+    before = page.pixels()
+    for kind, seed in (("drop", 1), ("paste", 2)):
+        page.run(send, base64.b64encode(photo(seed)).decode(), kind)
+        page.until("return !location.hash.includes('sample')")
+        page.settled()
+        after = page.pixels()
+        assert after != before
+        before = after
+
+
+def test_hovering_a_patch_shows_where_it_looks_at_once(page):
+    before = page.pixels()
+    seconds = page.run(
+        """const canvas = document.querySelector(".grids canvas"), box = canvas.getBoundingClientRect();
+        const times = [];
+        for (let i = 0; i < 40; i += 1) {
+          const [x, y] = [(i % 4 + .5) / 4, (Math.floor(i / 4) % 4 + .5) / 4];
+          const place = { clientX: box.left + x * box.width, clientY: box.top + y * box.height };
+          const started = performance.now();
+          canvas.dispatchEvent(new PointerEvent("pointermove", place));
+          times.push(performance.now() - started);
+        }
+        return times.sort((a, b) => a - b)[20] / 1000;"""
+    )
+    assert seconds < 0.05
+    page.pointer("pointermove", 0.6, 0.3)
+    assert page.pixels() != before
+    left, right = page.texts(".grids figcaption")
+    assert left.startswith("Patch 1,2 attends to these patches: most to ")
+    assert right.startswith("Patch 1,2 is attended by these patches")
+    page.pointer("pointerleave", 0.6, 0.3)
+    assert page.texts(".grids figcaption")[0].startswith("The class token attends")
+
+
+def test_sliders_choose_layer_and_head_and_the_link_keeps_them(page):
+    set_value = "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))"
+    before = page.pixels()
+    page.run(set_value, page.find("#layer"), 0)
+    page.settled()
+    assert page.pixels() != before
+    page.run(set_value, page.find("#head"), 1)
+    page.settled()
+    page.pointer("pointermove", 0.1, 0.9)
+    page.pointer("pointerup", 0.1, 0.9)
+    shown, link = page.pixels(), page.browser.current_url
+    assert link.split("#")[1] == "model=one&sample=cat&layer=0&head=1&patch=3%2C0"
+    assert page.find(".heads [aria-pressed=true]").text == "head 1"
+    page.browser.get("about:blank")
+    page.browser.get(link)
+    page.settled()
+    assert page.pixels() == shown
+    assert page.texts("#layer-text, #head-text") == ["0 of 1", "1"]
+
+
+@pytest.mark.parametrize("show", ["similarity", "rollout", "class"])
+def test_every_view_draws_its_map(page, show):
+    before = page.pixels()
+    page.find(f"[data-show={show}]").click()
+    page.settled()
+    assert page.pixels() != before
+    assert page.run("return document.querySelector('.heads-part').hidden")
+    assert page.errors() == []
+
+
+def test_an_answer_is_clicked_for_its_class_map(page):
+    page.run("document.querySelectorAll('.answer')[2].click()")
+    page.settled()
+    assert page.texts(".grids figcaption")[0].endswith(page.answers()[2])
+
+
+def test_brushing_erases_patches_and_changes_the_answer(page):
+    page.find("[data-show=erase]").click()
+    before = page.texts(".answer .number")
+    page.pointer("pointerdown", 0.1, 0.1, 1)
+    for step in range(1, 4):
+        page.pointer("pointermove", 0.1 + 0.25 * step, 0.1, 1)
+    page.until("return document.querySelector('.answer .before')")
+    page.settled()
+    assert page.texts(".grids figcaption")[0] == "4 of 16 patches erased (25%)"
+    assert page.texts(".answer .number") != before
+    assert "erased=f" in page.browser.current_url
+    page.find("#restore").click()
+    page.settled()
+    assert page.texts(".answer .number") == before
+
+
+def test_the_answer_is_read_after_every_layer(page):
+    assert len(page.texts(".layers polyline")) == 5
+    label = page.find(".layers svg").get_attribute("aria-label")
+    assert label.startswith("Answer layer by layer: ")
+    assert page.answers()[0] in label
+
+
+def test_two_models_are_side_by_side_and_hover_together(page):
+    page.run("const s = document.querySelector('#compare'); s.value = 'two'; s.dispatchEvent(new Event('change'))")
+    page.until("return document.querySelectorAll('.panel .answers:not(:empty)').length === 2")
+    page.settled()
+    assert page.texts(".panel h2") == ["one", "two"]
+    page.pointer("pointermove", 0.9, 0.9)
+    captions = page.texts(".grids figcaption")
+    assert [caption.split(" attends")[0] for caption in captions[::2]] == ["Patch 3,3"] * 2
+    left, right = (page.find(f"[data-model={name}]").rect for name in ("one", "two"))
+    assert left["y"] == right["y"]
+    assert left["x"] < right["x"]
+
+
+def test_a_file_that_is_no_image_gets_a_sentence(page, tmp_path):
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG broken")
+    page.upload(tmp_path / "broken.png")
+    page.until("return !document.querySelector('#problem').hidden")
+    assert "image of 11 bytes: not an image" in page.find("#problem").text
+    page.find("[data-sample=coffee]").click()
+    page.until("return document.querySelector('#problem').hidden")
+
+
+def test_all_of_it_works_by_keyboard(page):
+    from selenium.webdriver.common.keys import Keys
+
+    canvas = page.find(".grids canvas")
+    canvas.send_keys(Keys.ARROW_RIGHT)
+    assert page.texts(".grids figcaption")[0].startswith("Patch 2,2 ")
+    canvas.send_keys(Keys.ARROW_UP)
+    canvas.send_keys(Keys.ENTER)
+    assert "patch=1%2C2" in page.browser.current_url
+    canvas.send_keys(Keys.SPACE)
+    page.until("return document.querySelector('.answer .before')")
+    canvas.send_keys(Keys.ESCAPE)
+    assert "patch" not in page.browser.current_url
+    page.find("[data-show=attention]").send_keys(Keys.ARROW_RIGHT)
+    assert page.find("[data-show=similarity]").get_attribute("aria-checked") == "true"
+    assert page.run("return document.activeElement.dataset.show") == "similarity"
+    page.find("[data-sample=rocket]").send_keys(Keys.ENTER)
+    page.until("return location.hash.includes('rocket')")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_phone_shows_it_without_scrolling_sideways(page, dark):
+    page.open("sample=coffee", width=360, height=740, dark=dark)
+    assert page.run("return document.documentElement.scrollWidth") <= 360
+    colors = page.run("const s = getComputedStyle(document.body); return [s.color, s.backgroundColor]")
+    light = [sum(map(int, color[4:-1].split(","))) for color in colors]
+    assert (light[0] > light[1]) == dark
+    small = page.run(
+        "return [...document.querySelectorAll('button, select')]"
+        ".filter((e) => e.offsetParent && e.offsetHeight < 32).length"
+    )
+    assert small == 0
+
+
+def test_what_takes_long_is_said(page):
+    page.run(
+        "const old = window.fetch;"
+        "window.fetch = async (...a) => { await new Promise((done) => setTimeout(done, 400)); return old(...a); }"
+    )
+    page.find("[data-sample=rocket]").click()
+    assert page.until("return document.querySelector('#busy').textContent", 2)
+    page.settled()
+
+
+def test_the_saved_page_works_without_the_service(page, browser):
+    page.open("sample=coffee&patch=2,1")
+    page.find("#save").click()
+    saved = browser.downloads / "vitruvian.html"
+    end = time.monotonic() + 30
+    while not saved.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    answers, shown = page.answers(), page.pixels()
+    assert "http:" not in saved.read_text().replace("http://www.w3.org", "").replace("http-equiv", "")
+    offline = Page(browser, saved.as_uri())
+    offline.open()
+    assert offline.answers() == answers
+    assert offline.pixels() == shown
+    for show in ("similarity", "rollout", "class", "attention"):
+        offline.find(f"[data-show={show}]").click()
+        offline.settled()
+    assert offline.pixels() == shown
+    offline.run("const l = document.querySelector('#layer'); l.value = 0; l.dispatchEvent(new Event('input'))")
+    offline.settled()
+    assert offline.pixels() != shown
+    assert offline.errors() == []
