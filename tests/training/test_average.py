@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitruvian.training.average import Average
+from vitruvian.training.optimizer import Average
 
 
 def one_number(kind, **changes):

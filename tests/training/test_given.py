@@ -8,13 +8,15 @@ import textwrap
 import numpy as np
 import pytest
 import torch
+from making_weights import TINY_RECIPE, tiny_weights
 from PIL import Image
-from runs import TINY, identical, lines, weights
+from runs import TINY, changes, command, identical, lines, weights
 from test_resume import StopAt
 
 from vitruvian.errors import ConfigError, DataError, TrainingError
 from vitruvian.files import Lock
 from vitruvian.training import Interrupted, resume, train
+from vitruvian.training.finetune import finetune, protocol_for
 
 SETTINGS = (*TINY, "steps=6", "batch_size=8", "image_size=8", "architecture.channels=1", "workers=0")
 
@@ -139,3 +141,40 @@ def test_a_start_that_comes_to_nothing_leaves_nothing(tmp_path):
     with pytest.raises(ConfigError, match="warmup and cooldown"):
         train("digits", out=tmp_path / "run", settings=[*TINY, "warmup=500"], progress=False)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_two_processes_that_continue_one_run_at_once_leave_it_as_one_would(tmp_path):
+    settings = ("steps=300", "checkpoint_steps=5", "eval_every=1000")
+    expected = train("digits", out=tmp_path / "whole", settings=[*TINY, *settings], progress=False)
+    with pytest.raises(Interrupted):
+        train("digits", out=tmp_path / "run", settings=[*TINY, *settings], listeners=[StopAt(3)], progress=False)
+    both = [
+        subprocess.Popen(command("--resume", tmp_path / "run"), stderr=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    texts = [process.communicate(timeout=300)[1] for process in both]
+    codes = sorted(process.returncode for process in both)
+    assert codes in ([0, 0], [0, 1]), texts  # [0, 0]: the second came when the first was done
+    if codes == [0, 1]:
+        (refused,) = (text for process, text in zip(both, texts) if process.returncode)
+        assert "is training in it; wait for its end" in refused.splitlines()[-1]
+    assert identical(weights(tmp_path / "run"), weights(expected.folder))
+    assert lines(tmp_path / "run") == lines(expected.folder)
+
+
+@pytest.mark.slow
+def test_two_starts_at_once_take_two_folders(tmp_path):
+    words = command("digits", *changes("steps=2"))
+    both = [subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait(timeout=300) for process in both] == [0, 0]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["digits-1", "digits-2"]
+
+
+def test_a_fine_tuning_in_use_names_who_uses_it(tmp_path):
+    lock = Lock(tmp_path / "sweep" / ".lock")
+    assert lock.acquire(wait=False)
+    protocol = protocol_for("digits", tiny_weights(tmp_path / "weights"), settings=TINY_RECIPE, seeds=1)
+    with pytest.raises(TrainingError, match=r"sweep: process \d+ on .* is training in it"):
+        finetune(protocol.quickly(), tmp_path / "sweep", said=lambda _: None)
+    lock.release()
+    assert finetune(protocol.quickly(), tmp_path / "sweep", said=lambda _: None, progress=False).finished

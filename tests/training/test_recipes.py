@@ -12,7 +12,7 @@ from vitruvian.data.augment import Augment
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import build
 from vitruvian.training import Recipe, read_recipe, recipe_names, train
-from vitruvian.training.choose import chosen_recipe
+from vitruvian.training.given import chosen_recipe
 from vitruvian.training.model import config_of, model_for
 from vitruvian.training.recipes import OTHER_NAMES, changed, to_toml
 from vitruvian.weights.save import save

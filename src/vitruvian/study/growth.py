@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +21,7 @@ from vitruvian.training.model import config_of, scaled
 from vitruvian.training.plan import plan
 from vitruvian.training.recipe import DESCRIPTION, HARMLESS, Recipe
 from vitruvian.training.recipes import changed, read_recipe
-from vitruvian.training.run import RUNS, Run, RunState
+from vitruvian.training.run import RUNS, Run, RunState, is_free, owned
 from vitruvian.training.series import Series
 from vitruvian.training.train import with_progress
 
@@ -118,7 +119,7 @@ def study_of(
     """The cells of a study: every recipe at every size and number of steps; nothing is trained yet."""
     ref = DataRef(data)
     folder = Path(out or RUNS / f"{ref.short_name}-{kind}").expanduser()
-    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / STUDY_FILE).is_file())):
+    if folder.exists() and (not folder.is_dir() or (not is_free(folder) and not (folder / STUDY_FILE).is_file())):
         raise TrainingError(f"{folder}: exists and is no study; choose another out=")
     if min(steps) < 1 or min(sizes) < 0:
         raise ConfigError(f"sizes {list(sizes)} and steps {list(steps)} are not whole numbers above 0")
@@ -162,7 +163,8 @@ def run_study(
         write_json(study.folder / STUDY_FILE, study.to_json())
         after(study)
 
-    with process_group(study.cells[0].recipe.device) as processes:  # once for all cells
+    with process_group(study.cells[0].recipe.device) as processes, ExitStack() as stack:  # once for all cells
+        processes.on_main(lambda: stack.enter_context(owned(study.folder)))
         heard = with_progress(listeners, progress)
         series = Series(data=study.data, processes=processes, listeners=heard, said=said, record=record)
         if processes.is_main:

@@ -25,10 +25,9 @@ from vitruvian.errors import TrainingError
 from vitruvian.files import digest, read_object, sync, write_json
 from vitruvian.model.build import Model
 from vitruvian.text import one_line
-from vitruvian.training.average import Average, local
 from vitruvian.training.distributed import Processes, full_tensor
 from vitruvian.training.journal import EMPTY
-from vitruvian.training.optimizer import moments, set_steps_taken, steps_taken
+from vitruvian.training.optimizer import Average, local, moments, set_steps_taken, steps_taken
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.run import changed_file, read_sealed, write_sealed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from vitruvian.training.journal import Listener
 from vitruvian.training.model import model_for, without_shape
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.recipes import changed, keys_of, read_recipe
-from vitruvian.training.run import RUNS, lasting_data, lasting_path
+from vitruvian.training.run import RUNS, is_free, lasting_data, lasting_path, owned
 from vitruvian.training.series import Series
 from vitruvian.training.sweep import Protocol, Sweep, Trial, differences
 from vitruvian.training.sweep_report import write_sweep_report
@@ -93,12 +94,13 @@ def finetune(
     it is the folder in `runs/` that has this protocol's sweep, or else a new one. A learning rate at which training
     diverges is left out of the choice. Under torchrun, all processes call this.
     """
-    with process_group(protocol.recipe.device) as processes:  # once for all trials
+    with process_group(protocol.recipe.device) as processes, ExitStack() as stack:  # once for all trials
         folder = Path(processes.broadcast(str(sweep_folder(protocol, out) if processes.is_main else "")))
         data = DataRef(protocol.data)
         sweep = Sweep(folder=folder, protocol=protocol, dev=tuple(protocol.dev_trials(folder)))
         if not (folder / SWEEP_FILE).is_file():
             check(protocol, data, processes, said)
+        processes.on_main(lambda: stack.enter_context(owned(folder)))
         heard = with_progress(listeners, progress)
 
         def train(sweep: Sweep, trials: Sequence[Trial]) -> None:
@@ -149,7 +151,7 @@ def sweep_folder(protocol: Protocol, out: str | Path | None) -> Path:
             found = differences(folder, protocol)
             if found:
                 raise TrainingError(f"{folder}: there is a sweep with {found[0]}; choose another out=")
-        elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        elif folder.exists() and (not folder.is_dir() or not is_free(folder)):
             raise TrainingError(f"{folder}: exists and is no sweep; choose another out=")
         return folder
     name = Path(protocol.data.rstrip("/*")).stem or "data"

@@ -12,9 +12,8 @@ from typing import Any
 from vitruvian.config import Size
 from vitruvian.cost import multiply_adds, parameters
 from vitruvian.text import duration, size
-from vitruvian.training.choose import chosen_recipe
 from vitruvian.training.distributed import process_group
-from vitruvian.training.given import DataRef
+from vitruvian.training.given import DataRef, chosen_recipe
 from vitruvian.training.images import (
     fitting_batch_size,
     images_for,

@@ -11,11 +11,10 @@ from vitruvian.data.augment import mix, normalize
 from vitruvian.data.loader import Batch
 from vitruvian.data.order import digest, generator_for
 from vitruvian.evaluation.measuring.metrics import autocast as computing_in
-from vitruvian.training.average import Average
 from vitruvian.training.distributed import no_sync
 from vitruvian.training.images import TrainingBatches
 from vitruvian.training.objective import Objective, image_weights
-from vitruvian.training.optimizer import set_lr
+from vitruvian.training.optimizer import Average, set_lr
 from vitruvian.training.schedule import schedule_of
 
 # B images, K classes

@@ -210,6 +210,8 @@ def differences(folder: Path, protocol: Protocol) -> list[str]:
     try:
         recipe = recipe_from(content["recipe"], str(folder / SWEEP_FILE))
         was = Protocol(data=content["data"], recipe=recipe, lrs=tuple(content["lrs"]))
+        if was.identity != content["identity"]:
+            raise ValueError("it has changed since it was written")
     except (ValueError, KeyError, TypeError) as error:
         raise TrainingError(f"{folder / SWEEP_FILE}: not the record of a sweep: {error}") from error
     return [] if was.identity == protocol.identity else list(differing(was.settings(), protocol.settings()))

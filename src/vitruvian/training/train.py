@@ -18,9 +18,8 @@ from vitruvian.errors import TrainingError
 from vitruvian.model.build import Model
 from vitruvian.text import brief
 from vitruvian.training.checkpoint import Checkpoints, Position, damage, free_name, read_position, read_tensors
-from vitruvian.training.choose import chosen_recipe
 from vitruvian.training.distributed import Processes, process_group
-from vitruvian.training.given import NO_VIEWS, DataRef, Views, fitting_workers, given_again
+from vitruvian.training.given import NO_VIEWS, DataRef, Views, chosen_recipe, fitting_workers, given_again
 from vitruvian.training.head import fit_head, is_fresh
 from vitruvian.training.images import Images, fitting_batch_size, images_for
 from vitruvian.training.journal import Listener, ShownProgress

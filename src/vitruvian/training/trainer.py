@@ -10,7 +10,6 @@ from pathlib import Path
 from vitruvian.files import write_json
 from vitruvian.model.build import Model
 from vitruvian.text import one_line
-from vitruvian.training.average import average_for
 from vitruvian.training.checkpoint import Checkpoints, Position, State
 from vitruvian.training.distributed import Processes, fully_shard, wrap_ddp
 from vitruvian.training.given import NO_VIEWS, Views
@@ -19,7 +18,7 @@ from vitruvian.training.journal import METRICS_FILE, Journal, Listener
 from vitruvian.training.loop import Loop, StopRequest, stop_requests
 from vitruvian.training.model import augment_of, model_for, objective_for
 from vitruvian.training.objective import balanced_weights
-from vitruvian.training.optimizer import optimizer_for
+from vitruvian.training.optimizer import average_for, optimizer_for
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.report import Outcome, write_report
 from vitruvian.training.run import Run
