@@ -122,6 +122,23 @@ def test_a_broken_file_of_the_cache_is_removed_and_computed_anew(photos):
     assert np.array_equal(again.values, first.values)
 
 
+def test_one_flipped_bit_in_the_cache_is_noticed_and_computed_anew(photos):
+    encoder = Encoder(tiny_model())
+    first = found(encoder, photos)
+    (path,) = open_store(encoder).folder.glob("*.npy")
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1  # in the features of the last image
+    path.write_bytes(content)
+    store = open_store(encoder)
+    again = features_of(encoder, open_dataset(photos).splits["train"], store)
+    assert (again.computed, store.damaged) == (1, 1)
+    np.testing.assert_allclose(again.values, first.values, atol=1e-5)  # in a batch of its own, rounded otherwise
+    assert not path.exists()
+    later = open_store(encoder)
+    features_of(encoder, open_dataset(photos).splits["train"], later)
+    assert later.damaged == 0
+
+
 def test_unreadable_images_are_left_out_and_named(photos):
     (photos / "train" / "green" / "003.png").write_bytes(b"not an image")
     (photos / "train" / "red" / "000.png").write_bytes(b"")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+import weakref
+
 import numpy as np
 import pytest
 import scipy.optimize
@@ -69,3 +72,26 @@ def test_the_regularization_that_is_best_elsewhere_is_chosen_and_of_equal_ones_t
     assert shares[best] == max(shares.values())
     easy = case(noise=0.01)
     assert chosen_l2(easy, easy, classes=3, candidates=(0.001, 0.01))[0] == 0.01
+
+
+def test_a_fit_holds_no_float64_copy_of_the_features(monkeypatch):
+    features, labels = case(images=20_000, width=64)
+    monkeypatch.setattr(linear, "PIECE", 500)
+    living, most = weakref.WeakSet(), []
+    standardize = linear.LinearProbe.standardized
+
+    def watched(probe, some):
+        made = standardize(probe, some)
+        living.add(made)
+        most.append(len(living))
+        return made
+
+    monkeypatch.setattr(linear.LinearProbe, "standardized", watched)
+    tracemalloc.start()
+    try:
+        fit(features, labels, classes=3, l2=1.0)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert max(most) <= 2  # one in use, one just made
+    assert peak < features.nbytes / 2  # NumPy's part; a copy in float64 would be twice the features

@@ -17,8 +17,8 @@ L2 = tuple(10.0 ** (-step / 2) for step in range(13))
 """What is tried, from 1 down to 1e-6: each starts where the one before ended."""
 PATIENCE = 3
 """So many in a row that are no better than the best end the search."""
-PIECE = 2**16
-"""Images whose logits are in memory at a time."""
+PIECE = 2**13
+"""Images that are in memory as float64, with their logits, at a time."""
 MOST_STEPS = 1000
 SMALLEST_GRADIENT = 1e-5
 """Of the mean loss, at which a fit is done: accuracies no longer change."""
@@ -39,11 +39,8 @@ class LinearProbe:
     def standardized(self, features: NDArray[Any]) -> Tensor:
         return (torch.from_numpy(np.asarray(features, np.float64)) - self.mean) / self.std
 
-    def answer(self, standardized: Tensor) -> Tensor:
-        return torch.addmm(self.weights[-1], standardized, self.weights[:-1])
-
     def logits(self, features: NDArray[Any]) -> Tensor:
-        return self.answer(self.standardized(features))
+        return torch.addmm(self.weights[-1], self.standardized(features), self.weights[:-1])
 
     def predictions(self, features: NDArray[Any]) -> Labels:
         pieces = [self.logits(features[start : start + PIECE]) for start in range(0, len(features), PIECE)]
@@ -55,14 +52,12 @@ def fit(features: NDArray[Any], labels: Labels, *, classes: int, l2: float, star
 
     Float64 and L-BFGS from `start`, or from zero: the same numbers each time.
     """
-    mean = torch.from_numpy(np.asarray(features.mean(axis=0, dtype=np.float64)))
-    std = torch.from_numpy(np.asarray(features.std(axis=0, dtype=np.float64))) + SMALLEST_STD
+    mean, std = moments(features)
     shape = (features.shape[1] + 1, classes)
     weights = (torch.zeros(shape, dtype=torch.float64) if start is None else start.clone()).requires_grad_(True)
     found = LinearProbe(mean=mean, std=std, weights=weights)
     starts = range(0, len(labels), PIECE)
     truths = [torch.from_numpy(labels[first : first + PIECE]) for first in starts]
-    pieces = [found.standardized(features[first : first + PIECE]) for first in starts]
     optimizer = torch.optim.LBFGS(
         [weights],
         max_iter=MOST_STEPS,
@@ -75,8 +70,9 @@ def fit(features: NDArray[Any], labels: Labels, *, classes: int, l2: float, star
     def closure() -> float:
         optimizer.zero_grad()
         total = 0.0
-        for piece, truth in zip(pieces, truths):
-            loss = torch.nn.functional.cross_entropy(found.answer(piece), truth, reduction="sum") / len(labels)
+        for first, truth in zip(starts, truths):
+            logits = found.logits(features[first : first + PIECE])
+            loss = torch.nn.functional.cross_entropy(logits, truth, reduction="sum") / len(labels)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         penalty = l2 / 2 * weights[:-1].square().sum()
@@ -85,6 +81,14 @@ def fit(features: NDArray[Any], labels: Labels, *, classes: int, l2: float, star
 
     optimizer.step(closure)  # type: ignore[no-untyped-call]
     return LinearProbe(mean=mean, std=std, weights=weights.detach())
+
+
+def moments(features: NDArray[Any]) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation (F,) of the features, both in float64."""
+    pieces = [features[first : first + PIECE] for first in range(0, len(features), PIECE)]
+    mean = np.sum([piece.sum(axis=0, dtype=np.float64) for piece in pieces], axis=0) / len(features)
+    squares = np.sum([np.square(piece - mean).sum(axis=0) for piece in pieces], axis=0)
+    return torch.from_numpy(mean), torch.from_numpy(np.sqrt(squares / len(features))) + SMALLEST_STD
 
 
 def chosen_l2(

@@ -23,6 +23,7 @@ from vitruvian.evaluation.probes.store import open_store
 from vitruvian.model.build import Model
 from vitruvian.predict import Encoder
 from vitruvian.progress import Track, untracked
+from vitruvian.text import counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,6 +159,8 @@ def probe(
     started = time.monotonic()
     task = task_of(parts, encoder, batch=batch, track=track)
     feature_seconds = time.monotonic() - started
+    if task.damaged:
+        notes.append(f"{counted(task.damaged, 'feature', 'was|were')} damaged in the cache and computed anew")
     if "fewshot" in wanted.only:  # again, of the images that could be read
         notes += filter(None, [possible_shots(task.train.labels, opened.classes, wanted.shots)[1]])
     return ProbeReport(
@@ -178,7 +181,7 @@ def probe(
 def task_of(parts: Parts, encoder: Encoder, *, batch: int, track: Track) -> Task:
     store = open_store(encoder)
     train, test, *dev = (features_of(encoder, source, store, batch=batch, track=track) for source in parts.sources)
-    return Task(train=train, test=test, dev=dev[0] if dev else None)
+    return Task(train=train, test=test, dev=dev[0] if dev else None, damaged=store.damaged)
 
 
 def timed_results(task: Task, wanted: Wanted) -> Iterator[ProbeResult]:

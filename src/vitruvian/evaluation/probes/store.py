@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from vitruvian.errors import ConfigError, FileError
 from vitruvian.files import cache_folder, short_hash, writing
 from vitruvian.predict import Encoder
 
-FORMAT = 1
+FORMAT = 2
 """Raised when features come out differently, so that older ones are not used."""
 ROWS_A_FILE = 512
 """So many features are written at a time; more are never lost by an interruption."""
@@ -45,8 +46,10 @@ class FeatureStore:
     def __init__(self, folder: Path | None, width: int) -> None:
         """In this folder; None keeps nothing."""
         self.folder = folder
-        self.row = np.dtype([("key", "u1", (KEY_BYTES,)), ("features", "<f4", (width,))])
-        self._places: dict[bytes, tuple[NDArray[Any], int]] = {}
+        self.row = np.dtype([("key", "u1", (KEY_BYTES,)), ("checksum", "<u4"), ("features", "<f4", (width,))])
+        self.damaged = 0
+        """Features that were found and could not be used."""
+        self._places: dict[bytes, tuple[np.memmap[Any, Any], int]] = {}
         self._new: list[tuple[bytes, Features]] = []
         if folder is not None:
             self._open(folder)
@@ -73,8 +76,19 @@ class FeatureStore:
         return len(self._places)
 
     def find(self, key: bytes) -> Features | None:
+        """The features of an image; None where they are not known, or not as they were written: that file goes."""
         place = self._places.get(key)
-        return None if place is None else np.asarray(place[0]["features"][place[1]])
+        if place is None:
+            return None
+        rows, number = place
+        row = rows[number]
+        features = np.asarray(row["features"])
+        if checksum(key, features) == row["checksum"]:
+            return features
+        self.damaged += 1
+        del self._places[key]
+        remove(Path(str(rows.filename)))
+        return None
 
     def add(self, key: bytes, features: Features) -> None:
         self._new.append((key, features))
@@ -86,6 +100,7 @@ class FeatureStore:
         if self._new and self.folder is not None:
             rows = np.empty(len(self._new), self.row)
             rows["key"] = [np.frombuffer(key, np.uint8) for key, _ in self._new]
+            rows["checksum"] = [checksum(*entry) for entry in self._new]
             rows["features"] = [features for _, features in self._new]
             name = hashlib.sha256(rows["key"].tobytes()).hexdigest()[:24]
             try:
@@ -94,6 +109,10 @@ class FeatureStore:
             except FileError:  # a full disk: go on without
                 self.folder = None
         self._new.clear()
+
+
+def checksum(key: bytes, features: Features) -> int:
+    return zlib.crc32(features.astype("<f4", copy=False).tobytes(), zlib.crc32(key))
 
 
 def features_folder() -> Path:
