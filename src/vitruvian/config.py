@@ -24,7 +24,7 @@ BATCH = 16
 
 Pool = Literal["token", "mean", "map", "token_mean"]
 Positions = Literal["none", "learned", "learned_2d", "relative", "relative_bias", "sincos"]
-PositionResize = Literal["zoom", "bicubic", "bicubic_antialias", "bicubic_aligned", "dino"]
+PositionResize = Literal["zoom", "bicubic", "bicubic_antialias", "bicubic_aligned", "bilinear_antialias", "dino"]
 Gelu = Literal["erf", "tanh", "quick"]
 Mlp = Literal["gelu", "swiglu"]
 Norm = Literal["layer", "rms"]
@@ -418,6 +418,8 @@ class Preprocess(Settings):
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 GOOGLE_NUMERICS = Numerics(gelu="tanh", norm_eps=1e-6, position_resize="zoom")
 TIMM_NUMERICS = Numerics(gelu="erf", norm_eps=1e-6, position_resize="bicubic_antialias")

@@ -117,6 +117,8 @@ def interpolate_positions(positions: Tensor, grid: Size, method: PositionResize)
         image = F.interpolate(image, grid, mode="bicubic", align_corners=False)
     elif method == "bicubic_antialias":
         image = F.interpolate(image, grid, mode="bicubic", align_corners=False, antialias=True)
+    elif method == "bilinear_antialias":
+        image = F.interpolate(image, grid, mode="bilinear", align_corners=False, antialias=True)
     elif method == "bicubic_aligned":
         image = F.interpolate(image, grid, mode="bicubic", align_corners=True)
     else:  # DINO hands over a factor, not a size; sampling points shift by its 0.1

@@ -52,7 +52,7 @@ MEMORY_NAMES = (
 
 
 DEFAULT_LAYERS = 12
-"""Layers, and heads, of every model type here whose `config.json` leaves the number out."""
+"""Of every model type here whose `config.json` leaves the number out."""
 
 STATED = {
     "hidden_size": "width",
@@ -71,6 +71,7 @@ class HuggingFace(Family):
     model_types: tuple[str, ...]
     norm_eps: float
     """What the model type means when its configuration does not say."""
+    default_heads = 12
 
     def model_type(self, config: ViTConfig) -> str:
         """Which of its model types a model is written as; also the prefix of its names."""
@@ -88,15 +89,19 @@ class HuggingFace(Family):
             renamed[name] = tensor
         return renamed
 
+    def config_of(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """The image model's settings in `config.json`."""
+        return checkpoint.settings.get("config.json", {})
+
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
-        settings = checkpoint.settings.get("config.json", {})
+        settings = self.config_of(checkpoint)
         model_type = settings.get("model_type", self.model_types[0])
         if model_type not in self.model_types:
             names = ", ".join(self.model_types)
             raise CheckpointError(f"config.json says model_type {model_type!r}, the names inside are those of {names}")
         return Facts(
             numerics=self.numerics_of(settings),
-            heads=number(settings, "num_attention_heads", DEFAULT_LAYERS),
+            heads=number(settings, "num_attention_heads", self.default_heads),
             layers=number(settings, "num_hidden_layers", DEFAULT_LAYERS),
             stated={ours: number(settings, theirs) for theirs, ours in STATED.items()},
             image_size=image_size_of(settings),
@@ -178,16 +183,17 @@ class HuggingFace(Family):
 
 
 class HuggingFaceViT(HuggingFace):
-    """model_type `vit` and `deit`."""
+    """model_type `vit` and `deit`, and the encoders of `vit_mae`, `vit_msn` and `ijepa`, which have the same names."""
 
     name = "huggingface"
-    model_types = ("vit", "deit")
+    model_types = ("vit", "deit", "vit_mae", "vit_msn", "ijepa")
     norm_eps = 1e-12
-    prefixes = ("vit.", "deit.", "", "module.vit.")
+    prefixes = ("vit.", "deit.", "ijepa.", "", "module.vit.")
     ignored: ClassVar[dict[str, str]] = {
         "pooler.dense.weight": "pooler, which the classifier bypasses",
         "pooler.dense.bias": "pooler, which the classifier bypasses",
         "embeddings.mask_token": "token of masked training",
+        "decoder.": "decoder of masked training",
     }
     table = Table(
         rows=(
@@ -215,8 +221,8 @@ class HuggingFaceViT(HuggingFace):
 
     def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
         """None for `vit`: some ask for 0.5 (Google's), some for ImageNet statistics (DINO's)."""
-        deit = checkpoint.settings.get("config.json", {}).get("model_type") == "deit"
-        return imagenet_view(config.image_size) if deit else None
+        kind = self.config_of(checkpoint).get("model_type", "vit")
+        return None if kind == "vit" else imagenet_view(config.image_size)
 
     def model_type(self, config: ViTConfig) -> str:
         return "deit" if config.distillation or config.registers else "vit"

@@ -10,17 +10,21 @@ from vitruvian.weights.families.dino import Dino, DinoV2
 from vitruvian.weights.families.family import Family
 from vitruvian.weights.families.google import Google
 from vitruvian.weights.families.huggingface import HuggingFaceViT
+from vitruvian.weights.families.huggingface_beit import HuggingFaceBeit, HuggingFaceDinoV3
 from vitruvian.weights.families.huggingface_dinov2 import HuggingFaceDinoV2
+from vitruvian.weights.families.huggingface_towers import HuggingFaceTower
 from vitruvian.weights.families.timm import Timm
 from vitruvian.weights.families.torchvision import Torchvision
 from vitruvian.weights.files import Checkpoint
+
+VIT, DINOV2 = HuggingFaceViT(), HuggingFaceDinoV2()
 
 READERS: dict[str, tuple[Family, ...]] = {
     # the first that claims a checkpoint has it: a family stands before one whose names include its own
     "google": (Google(), Bit()),
     "big_vision": (BigVision(),),
     "torchvision": (Torchvision(),),
-    "huggingface": (HuggingFaceViT(), HuggingFaceDinoV2()),
+    "huggingface": (HuggingFaceBeit(), VIT, DINOV2, HuggingFaceDinoV3(), HuggingFaceTower()),
     "dino": (DinoV2(), Dino()),
     "timm": (Timm(),),
 }
@@ -59,7 +63,9 @@ def writer(family: str, config: ModelConfig) -> Family:
     members = READERS[family]
     if isinstance(config, ResNetConfig):
         return members[-1] if family == "google" else members[0]
-    return members[1] if family == "huggingface" and like_dinov2(config) else members[0]
+    if family == "huggingface":
+        return DINOV2 if like_dinov2(config) else VIT
+    return members[0]
 
 
 def like_dinov2(config: ViTConfig) -> bool:

@@ -35,6 +35,12 @@ class Kind:
 SAME = Kind(None, lambda parts: parts[0], lambda x, n, heads: [x])
 VECTOR = Kind(None, lambda parts: parts[0].flatten(), lambda x, n, heads: [x])
 """GroupNorm's parameters, stored as (C) or (1, 1, 1, C)."""
+TOKEN = Kind(
+    None,
+    lambda parts: parts[0].view(1, -1, parts[0].shape[-1]),
+    lambda x, n, heads: [x[0, 0] if x.shape[1] == 1 else x[0]],
+)
+"""A token (D) or positions (N, D) that we keep as (1, N, D)."""
 DENSE = Kind(2, lambda parts: parts[0].T, lambda x, n, heads: [x.T])
 CONV = Kind(4, lambda parts: parts[0].permute(3, 2, 0, 1), lambda x, n, heads: [x.permute(2, 3, 1, 0)])
 """Height, width, in, out."""
@@ -105,7 +111,7 @@ class Table:
                     )
             try:
                 reading.native[native] = kind.read([tensors[name] for name in foreign])
-            except RuntimeError as error:
+            except (RuntimeError, IndexError) as error:
                 shapes = ", ".join(f"{name!r} {tuple(tensors[name].shape)}" for name in foreign)
                 raise CheckpointError(f"these arrays do not fit together: {shapes}") from error
         reading.unused.extend(name for name in tensors if name not in reading.used)

@@ -1,0 +1,170 @@
+"""BEiT, data2vec and DINOv3 as Hugging Face transformers keeps them: positions act inside attention."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+
+from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, ModelConfig, Numerics, Preprocess, RopeConfig, ViTConfig
+from vitruvian.errors import CheckpointError
+from vitruvian.weights.families.family import Facts
+from vitruvian.weights.families.huggingface import ATTENTION, LAYER, ROWS, HuggingFace
+from vitruvian.weights.families.rules import STACKED, Row, Table, Tensors, pair
+from vitruvian.weights.files import Checkpoint
+
+BIAS = "relative_position_bias.relative_position_bias_table"
+SHARED_BIAS = f"encoder.{BIAS}"
+
+
+class HuggingFaceBeit(HuggingFace):
+    """model_type `beit` and `data2vec-vision`: relative biases, and a norm after the mean of the patches."""
+
+    name = "huggingface"
+    model_types = ("beit", "data2vec-vision")
+    norm_eps = 1e-12
+    prefixes = ("beit.", "data2vec_vision.", "")
+    ignored: ClassVar[dict[str, str]] = {"embeddings.mask_token": "token of masked training"}
+    table = Table(
+        rows=(
+            *ROWS,
+            *pair("blocks.{i}.norm1", f"{LAYER}.layernorm_before"),
+            Row("blocks.{i}.scale1", (f"{LAYER}.lambda_1",)),
+            *pair("blocks.{i}.norm2", f"{LAYER}.layernorm_after"),
+            Row("blocks.{i}.scale2", (f"{LAYER}.lambda_2",)),
+            *pair("blocks.{i}.mlp.fc1", f"{LAYER}.intermediate.dense"),
+            *pair("blocks.{i}.mlp.fc2", f"{LAYER}.output.dense"),
+            Row("blocks.{i}.attention.position.table", (f"{ATTENTION}.attention.{BIAS}",)),
+        ),
+        block=r"encoder\.layer\.(\d+)\.",
+    )
+
+    def claims(self, checkpoint: Checkpoint) -> bool:
+        stated = self.config_of(checkpoint).get("model_type") in self.model_types
+        return super().claims(checkpoint) and (stated or any(BIAS in name for name in checkpoint.tensors))
+
+    def to_table_names(self, tensors: Tensors) -> Tensors:
+        """The pooler's norm is the last; indices that older files hold are computed."""
+        renamed = super().to_table_names(tensors)
+        renamed = {re.sub(r"^pooler\.layernorm\.", "layernorm.", name): tensor for name, tensor in renamed.items()}
+        renames = {".mlp.fc1.": ".intermediate.dense.", ".mlp.fc2.": ".output.dense."}
+        for old, new in renames.items():
+            renamed = {name.replace(old, new): tensor for name, tensor in renamed.items()}
+        return renamed
+
+    def join_arrays(self, tensors: Tensors) -> Tensors:
+        """Keys have no bias; a table that all layers share is added to each."""
+        found = {name: tensor for name, tensor in tensors.items() if not name.endswith("relative_position_index")}
+        shared = found.pop(SHARED_BIAS, None)
+        for layer in sorted({name.split(".")[2] for name in found if name.startswith("encoder.layer.")}):
+            attention = f"encoder.layer.{layer}.attention.attention"
+            add_key_bias(found, attention)
+            if shared is not None:
+                own = found.get(f"{attention}.{BIAS}")
+                if own is not None and own.shape != shared.shape:
+                    raise CheckpointError(f"{SHARED_BIAS!r} and that of layer {layer} have different shapes")
+                found[f"{attention}.{BIAS}"] = shared.clone() if own is None else shared + own
+        return found
+
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
+        facts = super().facts(checkpoint, tensors)
+        mean = self.config_of(checkpoint).get("use_mean_pooling", True)
+        relative = any(BIAS in name for name in tensors)
+        placed = "embeddings.position_embeddings" in tensors
+        if relative and placed:
+            raise CheckpointError("the model has both relative biases and absolute positions, which is not known here")
+        return replace(
+            facts,
+            norm_after_pool=bool(mean),
+            settings={
+                "pool": "mean" if mean else "token",
+                "positions": "relative_bias" if relative else "learned" if placed else "none",
+                "final_norm": "layernorm.weight" in tensors,
+            },
+        )
+
+    def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+        return Preprocess(image_size=config.image_size, interpolation="bicubic")
+
+    def architecture(self, config: ViTConfig) -> str:
+        return "BeitModel"
+
+
+class HuggingFaceDinoV3(HuggingFace):
+    """model_type `dinov3_vit`: rotary positions in shares of the image, registers, LayerScale."""
+
+    name = "huggingface"
+    model_types = ("dinov3_vit",)
+    norm_eps = 1e-5
+    default_heads = 6
+    anchor = "embeddings.patch_embeddings.weight"
+    prefixes = ("", "model.", "dinov3_vit.")
+    ignored: ClassVar[dict[str, str]] = {"embeddings.mask_token": "token of masked training"}
+    table = Table(
+        rows=(
+            *pair("embed.patch", "embeddings.patch_embeddings"),
+            Row("embed.class_token", ("embeddings.cls_token",)),
+            Row("embed.registers", ("embeddings.register_tokens",)),
+            *pair("blocks.{i}.norm1", "layer.{i}.norm1"),
+            *pair(
+                "blocks.{i}.attention.qkv",
+                *(f"layer.{{i}}.attention.attention.{part}" for part in ("query", "key", "value")),
+                kind=STACKED,
+            ),
+            *pair("blocks.{i}.attention.out", "layer.{i}.attention.output.dense"),
+            Row("blocks.{i}.scale1", ("layer.{i}.layer_scale1.lambda1",)),
+            *pair("blocks.{i}.norm2", "layer.{i}.norm2"),
+            *pair("blocks.{i}.mlp.fc1", "layer.{i}.mlp.up_proj"),
+            *pair("blocks.{i}.mlp.fc2", "layer.{i}.mlp.down_proj"),
+            Row("blocks.{i}.scale2", ("layer.{i}.layer_scale2.lambda1",)),
+            *pair("norm", "norm"),
+        ),
+        block=r"layer\.(\d+)\.",
+    )
+
+    def join_arrays(self, tensors: Tensors) -> Tensors:
+        """Keys have no bias; gate and value are one layer; no registers are no array."""
+        found = dict(tensors)
+        registers = found.get("embeddings.register_tokens")
+        if registers is not None and registers.numel() == 0:
+            del found["embeddings.register_tokens"]
+        for layer in sorted({name.split(".")[1] for name in found if name.startswith("layer.")}):
+            add_key_bias(found, f"layer.{layer}.attention.attention")
+            for kind in ("weight", "bias"):
+                gate = found.pop(f"layer.{layer}.mlp.gate_proj.{kind}", None)
+                value = found.get(f"layer.{layer}.mlp.up_proj.{kind}")
+                if gate is not None and value is not None and gate.shape == value.shape:
+                    found[f"layer.{layer}.mlp.up_proj.{kind}"] = torch.cat([gate, value])
+        return found
+
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
+        settings = self.config_of(checkpoint)
+        if not settings:
+            raise CheckpointError("DINOv3 weights without config.json, which states heads and rotary positions")
+        theta = settings.get("rope_theta", 100.0)
+        if not isinstance(theta, int | float) or isinstance(theta, bool):
+            raise CheckpointError(f"config.json: rope_theta={theta!r} is not a number")
+        rope = RopeConfig(kind="normalized", temperature=float(theta), half=True)
+        return replace(super().facts(checkpoint, tensors), settings={"rope": rope, "positions": "none"})
+
+    def numerics_of(self, settings: dict[str, Any]) -> Numerics:
+        if not settings.get("use_gated_mlp"):
+            return super().numerics_of(settings)
+        if settings.get("hidden_act", "gelu") not in ("silu", "swish"):
+            raise CheckpointError(f"config.json: a gated MLP of {settings.get('hidden_act')!r}, only silu is known")
+        return super().numerics_of(settings | {"hidden_act": "gelu"})
+
+    def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+        return Preprocess(image_size=config.image_size, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+
+    def architecture(self, config: ViTConfig) -> str:
+        return "DINOv3ViTModel"
+
+
+def add_key_bias(tensors: Tensors, attention: str) -> None:
+    """Zeros for the key's bias where query and value have one."""
+    query = tensors.get(f"{attention}.query.bias")
+    if query is not None:
+        tensors.setdefault(f"{attention}.key.bias", torch.zeros_like(query))

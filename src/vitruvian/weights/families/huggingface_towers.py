@@ -1,0 +1,122 @@
+"""CLIP's and SigLIP's image towers as Hugging Face transformers keeps them: alone, or beside the text tower."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from vitruvian.config import CLIP_MEAN, CLIP_STD, ModelConfig, Numerics, Preprocess, ViTConfig
+from vitruvian.errors import CheckpointError
+from vitruvian.weights.families.family import Facts
+from vitruvian.weights.families.huggingface import HuggingFace
+from vitruvian.weights.families.positions import FLAT
+from vitruvian.weights.families.rules import STACKED, TOKEN, Row, Table, Tensors, pair
+from vitruvian.weights.files import Checkpoint
+
+LAYER = "encoder.layers.{i}"
+SIGLIP = ("siglip_vision_model", "siglip2_vision_model")
+
+
+class HuggingFaceTower(HuggingFace):
+    """model_type `clip_vision_model` and `siglip_vision_model`; CLIP's projection is the pre-logits layer."""
+
+    name = "huggingface"
+    model_types = ("clip_vision_model", *SIGLIP)
+    norm_eps = 1e-5
+    anchor = "embeddings.patch_embedding.weight"
+    prefixes = ("vision_model.", "", "vision_model.vision_model.")
+    ignored: ClassVar[dict[str, str]] = {
+        "text_model.": "text tower",
+        "text_projection.": "text tower",
+        "logit_scale": "temperature of the image-text loss",
+        "logit_bias": "bias of the image-text loss",
+        "embeddings.position_ids": "numbers of the positions",
+    }
+    table = Table(
+        rows=(
+            *pair("embed.patch", "embeddings.patch_embedding"),
+            Row("embed.class_token", ("embeddings.class_embedding",), TOKEN),
+            Row(FLAT, ("embeddings.position_embedding.weight",), TOKEN),
+            *pair("embed.norm", "pre_layrnorm"),
+            *pair("blocks.{i}.norm1", f"{LAYER}.layer_norm1"),
+            *pair("blocks.{i}.attention.qkv", *(f"{LAYER}.self_attn.{part}_proj" for part in "qkv"), kind=STACKED),
+            *pair("blocks.{i}.attention.out", f"{LAYER}.self_attn.out_proj"),
+            *pair("blocks.{i}.norm2", f"{LAYER}.layer_norm2"),
+            *pair("blocks.{i}.mlp.fc1", f"{LAYER}.mlp.fc1"),
+            *pair("blocks.{i}.mlp.fc2", f"{LAYER}.mlp.fc2"),
+            *pair("norm", "post_layernorm"),
+            Row("pre_logits.weight", ("visual_projection.weight",)),
+            Row("attn_pool.probe", ("head.probe",)),
+            *pair("attn_pool.query", "head.attention.query"),
+            *pair("attn_pool.key_value", "head.attention.key_value"),
+            *pair("attn_pool.out", "head.attention.out_proj"),
+            *pair("attn_pool.norm", "head.layernorm"),
+            *pair("attn_pool.mlp.fc1", "head.mlp.fc1"),
+            *pair("attn_pool.mlp.fc2", "head.mlp.fc2"),
+        ),
+        block=r"encoder\.layers\.(\d+)\.",
+    )
+
+    def join_arrays(self, tensors: Tensors) -> Tensors:
+        """Query apart from key and value in SigLIP's pooling; SigLIP 2 keeps the patch embedding as a matrix."""
+        found = dict(tensors)
+        for kind in ("weight", "bias"):
+            joined = found.pop(f"head.attention.in_proj_{kind}", None)
+            if joined is not None:
+                width = len(joined) // 3
+                found[f"head.attention.query.{kind}"], found[f"head.attention.key_value.{kind}"] = (
+                    joined[:width],
+                    joined[width:],
+                )
+        patch = found[self.anchor]
+        if patch.dim() == 2:
+            found[self.anchor] = as_kernel(patch)
+        return found
+
+    def config_of(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        settings = super().config_of(checkpoint)
+        tower = settings.get("vision_config")
+        if tower is None:
+            return settings
+        if not isinstance(tower, dict):
+            raise CheckpointError("config.json: vision_config is not an object")
+        kind = settings.get("model_type")
+        return {"model_type": f"{kind}_vision_model"} | tower if isinstance(kind, str) else tower
+
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
+        facts = super().facts(checkpoint, tensors)
+        kind = self.config_of(checkpoint).get("model_type", "clip_vision_model")
+        pool = "map" if "head.probe" in tensors else "token" if kind == "clip_vision_model" else "mean"
+        settings = {"pool": pool, "projection": "visual_projection.weight" in tensors}
+        numerics = facts.numerics
+        if kind == "siglip2_vision_model":
+            numerics = numerics.replace(position_resize="bilinear_antialias")
+        return replace(facts, settings=settings, numerics=numerics, labels=None)
+
+    def numerics_of(self, settings: dict[str, Any]) -> Numerics:
+        siglip = settings.get("model_type") in SIGLIP
+        usual = {
+            "hidden_act": "gelu_pytorch_tanh" if siglip else "quick_gelu",
+            "layer_norm_eps": 1e-6 if siglip else 1e-5,
+        }
+        return super().numerics_of(usual | settings)
+
+    def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+        size = config.image_size
+        if self.config_of(checkpoint).get("model_type") in SIGLIP:
+            return Preprocess(image_size=size, interpolation="bicubic")
+        return Preprocess(image_size=size, fit="crop", interpolation="bicubic", mean=CLIP_MEAN, std=CLIP_STD)
+
+    def architecture(self, config: ViTConfig) -> str:
+        return "CLIPVisionModel"
+
+
+def as_kernel(matrix: Tensor) -> Tensor:
+    """A patch embedding (D, P P 3), colors of a pixel side by side, as a convolution's (D, 3, P, P)."""
+    side = round((matrix.shape[1] / 3) ** 0.5)
+    if side * side * 3 != matrix.shape[1]:
+        raise CheckpointError(f"the patch embedding has shape {tuple(matrix.shape)}, not that of square RGB patches")
+    return torch.movedim(matrix.reshape(-1, side, side, 3), 3, 1)

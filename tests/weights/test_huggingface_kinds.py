@@ -1,0 +1,129 @@
+"""The image models of transformers that people use: their answers, from random weights of a small model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from checkpoints import TOLERANCE
+
+from vitruvian.errors import CheckpointError
+from vitruvian.weights.load import load
+from vitruvian.weights.save import save
+
+transformers = pytest.importorskip("transformers")
+
+SHAPE = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8,
+    "intermediate_size": 64,
+}  # fmt: skip
+TEXT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 50}
+TOWERS = {"vision_config": SHAPE, "text_config": TEXT}
+DINOV3 = SHAPE | {"num_register_tokens": 2, "use_gated_mlp": True, "hidden_act": "silu"}
+RELATIVE = {"use_relative_position_bias": True}
+
+
+def pooled(peer, pixels, **options):
+    return peer(pixels, **options).pooler_output
+
+
+def first_token(peer, pixels, **options):
+    return peer(pixels, **options).last_hidden_state[:, 0]
+
+
+def mean(peer, pixels, **options):
+    return peer(pixels, **options).last_hidden_state.mean(dim=1)
+
+
+def patch_mean(peer, pixels, **options):
+    return peer(pixels, **options).last_hidden_state[:, 1:].mean(dim=1)
+
+
+def logits(peer, pixels, **options):
+    return peer(pixels, **options).logits
+
+
+def image_embeds(peer, pixels, **options):
+    return peer(pixels, **options).image_embeds
+
+
+def image_features(peer, pixels, **options):
+    found = peer.get_image_features(pixels, **options)
+    return found if isinstance(found, torch.Tensor) else found.pooler_output
+
+
+KINDS = {
+    # class: its settings, what it gives, whether it takes other sizes
+    "CLIPVisionModel": ("CLIPVisionConfig", SHAPE, pooled, True),
+    "CLIPVisionModelWithProjection": ("CLIPVisionConfig", SHAPE | {"projection_dim": 16}, image_embeds, True),
+    "CLIPModel": ("CLIPConfig", TOWERS | {"projection_dim": 16}, image_features, True),
+    "SiglipVisionModel": ("SiglipVisionConfig", SHAPE, pooled, True),
+    "SiglipModel": ("SiglipConfig", TOWERS, image_features, True),
+    "DINOv3ViTModel": ("DINOv3ViTConfig", DINOV3, pooled, True),
+    "ViTMAEModel": ("ViTMAEConfig", SHAPE | {"mask_ratio": 0.0}, first_token, False),
+    "ViTMSNModel": ("ViTMSNConfig", SHAPE, first_token, True),
+    "ViTMSNForImageClassification": ("ViTMSNConfig", SHAPE | {"num_labels": 5}, logits, True),
+    "IJepaModel": ("IJepaConfig", SHAPE, mean, True),
+    "IJepaForImageClassification": ("IJepaConfig", SHAPE | {"num_labels": 5}, logits, True),
+    "BeitModel": ("BeitConfig", SHAPE | RELATIVE, pooled, False),
+    "BeitForImageClassification": (
+        "BeitConfig", SHAPE | {"num_labels": 5, "use_shared_relative_position_bias": True}, logits, False,
+    ),
+    "Data2VecVisionModel": ("Data2VecVisionConfig", SHAPE | RELATIVE, patch_mean, False),
+    "Data2VecVisionForImageClassification": (
+        "Data2VecVisionConfig", SHAPE | RELATIVE | {"num_labels": 5}, logits, False,
+    ),
+}  # fmt: skip
+
+
+def made(architecture, folder):
+    """A peer whose every parameter shows in its answers, saved as transformers saves it."""
+    config, changes, answer, resizes = KINDS[architecture]
+    torch.manual_seed(0)
+    peer = getattr(transformers, architecture)(getattr(transformers, config)(**changes)).eval()
+    for parameter in peer.parameters():
+        parameter.data = 0.3 * torch.randn(parameter.shape)
+    peer.save_pretrained(folder)
+    return peer, answer, resizes
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("architecture", KINDS)
+def test_answers_are_those_of_transformers(architecture, tmp_path):
+    peer, answer, resizes = made(architecture, tmp_path / "theirs")
+    model = load(tmp_path / "theirs")
+    for size in ((32, 32), (48, 48)) if resizes else ((32, 32),):
+        pixels = torch.randn(2, 3, *size)
+        options = {"interpolate_pos_encoding": True} if size != (32, 32) and architecture != "DINOv3ViTModel" else {}
+        wanted = answer(peer, pixels, **options)
+        assert float((model(pixels) - wanted).abs().max()) < TOLERANCE * max(1.0, float(wanted.abs().max()))
+    save(model, tmp_path / "native")
+    torch.testing.assert_close(load(tmp_path / "native")(pixels), model(pixels), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@torch.no_grad()
+def test_siglip_2_takes_pixels_where_transformers_takes_patches(tmp_path):
+    torch.manual_seed(0)
+    shape = {key: value for key, value in SHAPE.items() if key != "image_size"}
+    peer = transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**shape, num_patches=16)).eval()
+    for parameter in peer.parameters():
+        parameter.data = 0.3 * torch.randn(parameter.shape)
+    peer.save_pretrained(tmp_path)
+    model = load(tmp_path)
+    for rows, columns in ((4, 4), (2, 6)):
+        pixels = torch.randn(1, 3, rows * 8, columns * 8)
+        patches = pixels.view(1, 3, rows, 8, columns, 8).permute(0, 2, 4, 3, 5, 1).reshape(1, rows * columns, -1)
+        mask, shapes = torch.ones(1, rows * columns), torch.tensor([[rows, columns]])
+        wanted = peer(patches, pixel_attention_mask=mask, spatial_shapes=shapes).pooler_output
+        assert float((model(pixels) - wanted).abs().max()) < TOLERANCE * max(1.0, float(wanted.abs().max()))
+
+
+def test_a_text_tower_is_named_as_not_used(tmp_path):
+    made("CLIPModel", tmp_path)
+    assert "(text tower)" in load(tmp_path).origin
+
+
+def test_dinov3_without_its_settings_asks_for_them(tmp_path):
+    made("DINOv3ViTModel", tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"without config\.json, which states heads and rotary positions"):
+        load(tmp_path)
