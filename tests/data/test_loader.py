@@ -8,6 +8,7 @@ import torch
 from making import Numbers, failing_view, noisy_view
 
 from vitruvian.data.loader import Loader
+from vitruvian.data.order import Blocks
 from vitruvian.errors import ConfigError, DataError, VitruvianError
 
 
@@ -142,6 +143,24 @@ def test_balanced_sampling_meets_all_classes_equally_often():
     assert max(common.values()) <= 2
 
 
+def test_balanced_sampling_keeps_to_a_few_blocks_at_a_time():
+    rng = np.random.default_rng(0)
+    source = Numbers(1000, labels=rng.choice(3, 1000, p=[0.9, 0.08, 0.02]))
+    source.blocks = Blocks(np.full(20, 50), lanes=2)
+    balanced = loader(source, sampling="balanced", batch_size=20)
+    epochs = [list(balanced.batches(epoch)) for epoch in range(4)]
+    for batches in epochs:
+        assert max(len({int(index) // 50 for index in batch.indices}) for batch in batches) <= 6
+        counts = np.bincount(source.labels()[indices(batches)])
+        assert (counts.sum(), counts.max() - counts.min() <= 1) == (1000, True)
+    rare = Counter(index for batches in epochs for index in indices(batches) if source.label(index) == 2)
+    assert max(rare.values()) - min(rare.values()) <= 2  # all of a class before one comes up again
+    assert same(list(balanced.batches(1, start=30)), epochs[1][30:])
+    halves = [loader(source, sampling="balanced", batch_size=20, rank=rank, world=2) for rank in (0, 1)]
+    parts = [torch.cat([batch.indices for batch in half.batches(2)]).view(-1, 10) for half in halves]
+    assert torch.equal(torch.cat(parts, 1).flatten(), torch.cat([batch.indices for batch in epochs[2]]))
+
+
 def test_an_unreadable_image_is_replaced_by_its_neighbor_while_training():
     clean = list(loader(drop_last=False).batches(0))
     broken = loader(Numbers(30, broken=[5, 6]), drop_last=False)
@@ -183,8 +202,16 @@ def test_too_many_unreadable_images_stop_the_run():
 def test_a_few_unreadable_images_pass_unless_none_may():
     source = Numbers(30, broken=range(0, 30, 3))
     assert len(list(loader(source, training=False).batches(0))) == 4
-    with pytest.raises(DataError, match=r"1 of 8 .*; more than 0.0% are not let pass"):
+    with pytest.raises(DataError, match=r"1 of 8 .*; this exceeds max_unreadable=0 of an epoch's 30"):
         list(loader(Numbers(30, broken=[0]), training=False, max_unreadable=0.0).batches(0))
+
+
+def test_broken_images_that_all_come_first_are_judged_by_the_whole():
+    few = loader(Numbers(2000, broken=range(20)), training=False)
+    assert len(indices(few.batches(0))) == 1980
+    many = loader(Numbers(2000, broken=range(21)), training=False)
+    with pytest.raises(DataError, match=r"21 of 24 images .*; this exceeds max_unreadable=0.01 of an epoch's 2,000"):
+        list(many.batches(0))
 
 
 def test_an_evaluation_of_nothing_readable_is_an_error():

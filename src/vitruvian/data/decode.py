@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import stat
 import struct
 from typing import BinaryIO, NamedTuple
 
@@ -82,11 +83,20 @@ def decode(source: ImageInput, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         if isinstance(source, bytes):
             return read(io.BytesIO(source), max_pixels)
         if isinstance(source, str | os.PathLike):
-            with open(source, "rb") as file:
+            with open_file(source) as file:
                 return read(file, max_pixels)
         return read(source, max_pixels)
     except Exception as error:  # Pillow's readers raise whatever broken bytes lead them to
         raise ImageError(f"{name_of(source)}: {reason(error)}") from error
+
+
+def open_file(path: str | os.PathLike[str]) -> BinaryIO:
+    """An open file; of pipes, only one that the shell hands over, as others may wait for ever for their other end."""
+    mode = os.stat(path).st_mode
+    handed_over = stat.S_ISFIFO(mode) and os.fspath(path).startswith("/dev/")
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or handed_over):
+        raise ImageError("this is a pipe, a device or a socket, not an image")
+    return open(path, "rb")
 
 
 def image_of(levels: NDArray[np.uint8]) -> Image.Image:

@@ -172,7 +172,7 @@ class Loader:
         """`batch_size` counts over all `world` processes; see `Plan` for the order.
 
         A short last batch is dropped while training, unless `drop_last` says otherwise, and never in an
-        evaluation. Where more than the share `max_unreadable` of the images, and more than a few, cannot be
+        evaluation. Where more than the share `max_unreadable` of an epoch's images, and more than a few, cannot be
         read, DataError; until then, training takes the next readable one instead, and an evaluation leaves them out.
         """
         check_range("workers", workers, 0)
@@ -223,11 +223,12 @@ class Loader:
         self._seen += rows.count
         self._failed += len(rows.unreadable)
         self.unreadable.update(rows.unreadable)
-        allowed = max(self.max_unreadable * self._seen, FEW if self.max_unreadable else 0)
+        whole = self.plan.rows // self.plan.world  # of an epoch: broken ones may all come first
+        allowed = max(self.max_unreadable * max(self._seen, whole), FEW if self.max_unreadable else 0)
         if self._failed > allowed:
             raise DataError(
                 f"{self.source.name}: {self._failed} of {self._seen} images could not be read, {self._examples()}; "
-                f"more than {self.max_unreadable:.1%} are not let pass"
+                f"this exceeds max_unreadable={self.max_unreadable:g} of an epoch's {whole:,}"
             )
 
     def _examples(self) -> str:

@@ -8,10 +8,10 @@ from typing import Literal
 import numpy as np
 
 from vitruvian.config import check_choice, check_range
-from vitruvian.data.order import IndexArray, ordered, permuted
+from vitruvian.data.order import Blocks, IndexArray, LaneOrder, ordered, permuted
 from vitruvian.data.sources.base import Source
 from vitruvian.data.sources.index import CHUNK, Column, piece
-from vitruvian.data.sources.subset import class_sizes
+from vitruvian.data.sources.subset import class_sizes, ranks_in_class
 from vitruvian.errors import ConfigError
 from vitruvian.files import scratch_folder
 
@@ -37,7 +37,7 @@ class Plan:
     """`uniform`: each example once an epoch; `balanced`: all classes equally often."""
     repeats: int = 1
     """Views of each example in a batch; an epoch keeps its length, so it has fewer examples (repeated augmentation)."""
-    balanced: Balanced | None = field(init=False, default=None)
+    balanced: Balanced | BalancedBlocks | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         check_choice("sampling", self.sampling, Sampling)
@@ -56,7 +56,8 @@ class Plan:
                 f"take {len(self.source)} or less"
             )
         if self.sampling == "balanced":
-            object.__setattr__(self, "balanced", Balanced(self.source))
+            kind = Balanced if self.source.blocks is None else BalancedBlocks
+            object.__setattr__(self, "balanced", kind(self.source))
 
     @property
     def rows(self) -> int:
@@ -119,3 +120,70 @@ class Balanced:
         cycle, place = np.divmod(turn + epoch * -(-length // count), size)
         within = permuted(place, size, seed, stream=cycle * len(self.sizes) + label)
         return np.array([self.members[int(index)] for index in self.starts[label] + within], np.int64)
+
+
+class BalancedBlocks:
+    """The same for a source with blocks: how often each sample comes up in an epoch is balanced, and the samples come
+    block by block, so that only a few blocks are in use at a time.
+
+    Each epoch goes through the labels once; memory grows with the blocks, not with the samples.
+    """
+
+    def __init__(self, source: Source) -> None:
+        assert source.blocks is not None
+        self.source, self.blocks = source, source.blocks
+        labels = source.labels()
+        self.sizes = class_sizes(labels, len(source.classes))
+        self.slots = np.cumsum(self.sizes > 0) - 1
+        """The number of each class among those that have samples."""
+        self.ends = np.cumsum(self.blocks.sizes)
+        path, seen = scratch_folder() / "places.i64", np.zeros_like(self.sizes)
+        with open(path, "wb") as file:
+            for start in range(0, len(labels), CHUNK):
+                ranks_in_class(piece(labels, start).astype(np.int64), seen).astype("i8").tofile(file)
+        self.places = Column(path, "i8")
+        """The number of each sample in its class."""
+        self._order: tuple[tuple[int, int, int], LaneOrder] | None = None
+
+    def uses(self, start: int, stop: int, key: tuple[int, int, int]) -> IndexArray:
+        """How often each of these samples comes up in an epoch; the key is its length, the seed and its number."""
+        length, seed, epoch = key
+        label = np.asarray(self.source.labels()[start:stop], np.int64)
+        size, place = self.sizes[label], np.asarray(self.places.array()[start:stop])
+        classes = int(self.slots[-1]) + 1
+        more = permuted(self.slots[label], classes, seed, epoch, classes) < length % classes
+        first = epoch * -(-length // classes)  # of the turns of a class, which go through it again and again
+        last = first + length // classes + more
+        cycles = first // size, np.maximum(last - 1, 0) // size
+        early, late = (permuted(place, size, seed, stream=cycle * len(self.sizes) + label) for cycle in cycles)
+        begun, within = early >= first - cycles[0] * size, late < last - cycles[1] * size
+        found = np.where(
+            cycles[0] == cycles[1], begun & within, begun.astype(np.int64) + within + cycles[1] - cycles[0] - 1
+        )
+        return np.where(last > first, found, 0)
+
+    def order(self, key: tuple[int, int, int]) -> LaneOrder:
+        """The order of an epoch in which a block is as long as its samples are used."""
+        if self._order is None or self._order[0] != key:
+            used = np.zeros(len(self.ends), np.int64)
+            for start in range(0, len(self.source), CHUNK):
+                uses = self.uses(start, min(start + CHUNK, len(self.source)), key)
+                block = np.searchsorted(self.ends, start + np.arange(len(uses)), side="right")
+                used += np.bincount(block, uses, len(used)).astype(np.int64)
+            self._order = key, LaneOrder(Blocks(used, self.blocks.lanes), *key[1:])
+        return self._order[1]
+
+    def examples(self, positions: IndexArray, length: int, seed: int, epoch: int) -> IndexArray:
+        """The samples at these positions of an epoch of this length, those of a block together."""
+        key = (length, seed, epoch)
+        order = self.order(key)
+        numbers = order.examples(positions)
+        blocks = np.searchsorted(order.starts + order.sizes, numbers, side="right")
+        found = np.empty_like(numbers)
+        for block in np.unique(blocks).tolist():
+            mine = blocks == block
+            stop = int(self.ends[block])
+            start = stop - int(self.blocks.sizes[block])
+            turns = np.cumsum(self.uses(start, stop, key))
+            found[mine] = start + np.searchsorted(turns, numbers[mine] - order.starts[block], side="right")
+        return found

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 Span = tuple[float, float]
 """Least, greatest."""
 
+LONGEST = 64
+"""Longer side over shorter side of what `pad` scales; of a longer image the middle, for the memory."""
+
 GRAY = 128
 """What moves into view from outside the image."""
 
@@ -42,11 +45,16 @@ def visible_part(size: Size, settings: Augment, rng: np.random.Generator) -> tup
         case "resized":
             return resized_box(size, settings.scale, settings.ratio, rng), settings.image_size
         case "pad":
-            return whole, covering(size, settings.image_size)
+            part = whole if max(size) <= LONGEST * min(size) else center_box(size, longest_shape(size))
+            return part, covering((part.rows, part.columns), settings.image_size)
         case "center":
             return center_box(size, settings.image_size), settings.image_size
         case _:
             return whole, settings.image_size
+
+
+def longest_shape(size: Size) -> Size:
+    return (LONGEST, 1) if size[0] > size[1] else (1, LONGEST)
 
 
 def inception_box(size: Size, area: Span, ratio: Span, rng: np.random.Generator) -> Box:

@@ -136,10 +136,14 @@ def inside(where: str | Path, path: str) -> str:
 
 def read_file(path: str | Path) -> bytes:
     """The bytes of a regular file of an image's size."""
+    found = os.stat(path)  # before it is opened, which may wait for ever for a pipe's other end
+    if not stat.S_ISREG(found.st_mode):
+        raise ImageError(f"{printable(str(path))}: this is not a regular file")
+    check_image_bytes(found.st_size, str(path))
     with open(path, "rb", buffering=0) as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise ImageError(f"{printable(str(path))}: this is not a regular file")
-        if found.st_size > MAX_IMAGE_BYTES:
-            raise ImageError(f"{printable(str(path))}: {found.st_size >> 20} MB is too much for an image")
         return file.readall()
+
+
+def check_image_bytes(size: int, key: str) -> None:
+    if size > MAX_IMAGE_BYTES:
+        raise ImageError(f"{printable(key)}: {size >> 20} MB is too much for an image")

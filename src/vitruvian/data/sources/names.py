@@ -122,9 +122,10 @@ def matching(pattern: str) -> list[Path]:
     found: list[Path] = []
     for name in expanded(pattern):
         paths = sorted(glob.glob(name)) if glob.has_magic(name) and not Path(name).exists() else [name]
-        missing = [path for path in paths if not Path(path).exists()]
+        missing = [path for path in paths if not Path(path).is_file()]
         if missing:
-            raise DataError(f"{missing[0]}: no such file (from the pattern {pattern})")
+            what = "not a regular file" if Path(missing[0]).exists() else "no such file"
+            raise DataError(f"{missing[0]}: {what} (from the pattern {pattern})")
         found += map(Path, paths)
     if not found:
         raise DataError(f"{pattern}: no file matches this pattern")

@@ -31,7 +31,7 @@ def files_below(ending: str, folder: Path) -> list[Path]:
     inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
     if any(path.name != "data" and not split_name(path.name) for path in inner):
         return []
-    return [path for place in (folder, *inner) for path in sorted(place.glob(f"[!.]*{ending}"))]
+    return [path for place in (folder, *inner) for path in sorted(place.glob(f"[!.]*{ending}")) if path.is_file()]
 
 
 def nothing(folder: Path) -> list[Path]:

@@ -7,9 +7,11 @@ a record is the label (CIFAR-100: coarse, then fine) and three planes of 32 x 32
 from __future__ import annotations
 
 import io
+import lzma
 import pickle
 import shutil
 import tarfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -23,8 +25,11 @@ from vitruvian.data.sources.cache import derived
 from vitruvian.data.sources.formats.pixels import RecordSource, records_in
 from vitruvian.data.sources.names import parse_classes
 from vitruvian.errors import DataError
+from vitruvian.text import one_line
 
 PIXELS = 3 * 32 * 32
+MAX_ARCHIVE_BYTES = 2**29
+"""Unpacked; the largest original is CIFAR-100's with 185 MB."""
 
 
 @dataclass(frozen=True)
@@ -136,11 +141,13 @@ def archive_members(path: Path) -> Iterator[Member]:
     try:
         with tarfile.open(path, "r|*") as archive:
             for member in archive:
+                if member.offset_data + member.size > MAX_ARCHIVE_BYTES:
+                    raise DataError(f"{path}: unpacks to more than CIFAR does; get it again")
                 file = archive.extractfile(member) if member.isreg() else None
                 if file is not None:
                     yield member.name.rpartition("/")[2], file  # type: ignore[misc]
-    except (tarfile.TarError, EOFError) as error:
-        raise DataError(f"{path}: a broken archive ({error}); get it again") from error
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, ValueError, MemoryError) as error:
+        raise DataError(f"{path}: a broken archive ({one_line(error)}); get it again") from error
 
 
 def folder_members(files: list[Path]) -> Iterator[Member]:

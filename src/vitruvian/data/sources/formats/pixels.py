@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import shutil
 import struct
+import zlib
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from importlib.resources import files
@@ -19,6 +19,10 @@ from vitruvian.data.sources.cache import derived
 from vitruvian.data.sources.index import OpenFile
 from vitruvian.data.sources.subset import hold_out
 from vitruvian.errors import DataError, ImageError
+
+SMALL_FILE = 2**28
+MOST_TIMES = 100
+"""A file may unpack to so many bytes, or to so many times its size; images shrink to a tenth or so when packed."""
 
 
 class RecordSource(Source):
@@ -93,9 +97,14 @@ def unpacked(path: Path) -> Path:
 
 def unpack(path: Path, into: Path) -> None:
     try:
+        limit = max(SMALL_FILE, MOST_TIMES * path.stat().st_size)
         with gzip.open(path) as packed, open(into / path.stem, "wb") as file:
-            shutil.copyfileobj(packed, file, 1 << 20)
-    except (gzip.BadGzipFile, EOFError) as error:
+            while piece := packed.read(1 << 20):
+                limit -= len(piece)
+                if limit < 0:
+                    raise DataError(f"{path}: unpacks to far more than images of its size would; get it again")
+                file.write(piece)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path}: a broken gzip file ({error}); get it again") from error
 
 

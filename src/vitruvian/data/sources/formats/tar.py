@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.data.decode import EXTENSIONS, RawImage
-from vitruvian.data.sources.base import Dataset, LeftOut, make_dataset
+from vitruvian.data.sources.base import Dataset, LeftOut, check_image_bytes, make_dataset
 from vitruvian.data.sources.cache import derived
 from vitruvian.data.sources.index import Entry, Index, IndexedSource, OpenFile, read_index, write_index
 from vitruvian.data.sources.names import listed_classes, natural, split_of_file
@@ -107,7 +107,7 @@ def note_json(sample: Sample, text: str) -> None:
         return
     if isinstance(content, dict):
         weight = content.get("weight", 1.0)
-        if isinstance(weight, int | float) and 0 <= weight < float("inf"):
+        if isinstance(weight, int | float) and 0 <= weight < 1e30:
             sample.weight = float(weight)
         content = next((content[key] for key in LABEL_KEYS if key in content), None)
     if sample.label is None and isinstance(content, str | int) and not isinstance(content, bool):
@@ -115,13 +115,21 @@ def note_json(sample: Sample, text: str) -> None:
 
 
 def check_end(content: OpenFile, offset: int, name: str) -> None:
-    """Python's reader takes a broken header for the end; the end of a whole file is zeros, or nothing."""
-    if content.read(offset, tarfile.BLOCKSIZE).strip(b"\0"):
+    """Python's reader takes a broken header, or none, for the end; the end of a whole file is a block of zeros."""
+    end = content.read(offset, tarfile.BLOCKSIZE)
+    if end.strip(b"\0"):
         raise DataError(f"{name}: broken after byte {offset}")
+    if len(end) < tarfile.BLOCKSIZE:
+        raise DataError(
+            f"{name}: cut short after byte {offset}, where no zeros mark its end; get it again, or append 1024 zeros "
+            "if it is whole"
+        )
 
 
-def image_of(data: bytes, size: int, key: str) -> RawImage:
-    """What a member of `size` bytes holds: an encoded image, or the pixels in an `.npy` member."""
+def read_member(file: OpenFile, offset: int, size: int, key: str) -> RawImage:
+    """What a member holds: an encoded image, or the pixels in an `.npy` member."""
+    check_image_bytes(size, key)
+    data = file.read(offset, size)
     if len(data) < size:
         raise ImageError(f"{key}: the shard ends before the image does")
     if not key.endswith(".npy"):
@@ -174,7 +182,7 @@ class TarSource(IndexedSource):
 
     def read(self, index: int) -> RawImage:
         shard, offset, size = (self.index.numbers[name][index] for name in NUMBERS)
-        return image_of(self._file(shard).read(offset, size), size, self.key(index))
+        return read_member(self._file(shard), offset, size, self.key(index))
 
     def key(self, index: int) -> str:
         return f"{self.shards[self.index.numbers['shard'][index]].name}:{super().key(index)}"

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.data.decode import RawImage
-from vitruvian.data.sources.formats.tar import image_of, samples
+from vitruvian.data.sources.formats.tar import read_member, samples
 from vitruvian.data.sources.index import OpenFile, class_numbers
 from vitruvian.data.sources.names import expanded
 from vitruvian.errors import DataError, FileError, MissingExtraError, VitruvianError, require
-from vitruvian.files import locked, short_hash, staged, writing
+from vitruvian.files import MAX_TEXT_BYTES, decoded, locked, short_hash, staged, writing
 from vitruvian.text import one_line
 
 Result = TypeVar("Result")
@@ -91,7 +91,10 @@ def remote_text(url: str) -> str | None:
     system, path = file_system(url)
     if not attempted(url, lambda: system.exists(path)):
         return None
-    return attempted(url, lambda: bytes(system.cat_file(path))).decode("utf-8-sig")
+    size = remote_size(url)
+    if size is not None and size > MAX_TEXT_BYTES:
+        raise DataError(f"{url}: {size >> 20} MiB exceeds the limit of {MAX_TEXT_BYTES >> 20} MiB for a list")
+    return decoded(attempted(url, lambda: bytes(system.cat_file(path))), url, raises=DataError)
 
 
 def remote_size(url: str) -> int | None:
@@ -146,7 +149,7 @@ class LocalShard:
 
     def read(self, index: int) -> RawImage:
         size = int(self._sizes[index])
-        return image_of(self._file.read(int(self._offsets[index]), size), size, self.key(index))
+        return read_member(self._file, int(self._offsets[index]), size, self.key(index))
 
 
 class ShardCache:

@@ -1,0 +1,171 @@
+"""Data that is broken or hostile: paths that lead out, bombs, pipes, links in circles, files that are cut short."""
+
+import gzip
+import os
+import socket
+import tarfile
+
+import numpy as np
+import pytest
+from making import add_member, idx_bytes, make_folder, make_idx, make_shard, png
+
+from vitruvian.data.augment import Augment, training_view
+from vitruvian.data.augment.geometry import visible_part
+from vitruvian.data.decode import decode
+from vitruvian.data.doctor import diagnose
+from vitruvian.data.sources import base, open_dataset
+from vitruvian.data.sources.formats import cifar, pixels
+from vitruvian.data.sources.formats.folder import find_images, open_lists
+from vitruvian.errors import DataError, ImageError
+
+
+@pytest.fixture(autouse=True)
+def ends():
+    """A test that waits for a pipe's other end is ended after some seconds."""
+    import signal
+
+    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it hangs"))
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+
+
+@pytest.mark.parametrize("path", ["../secret.png", "/etc/passwd", "a/../../secret.png"])
+def test_every_line_of_a_list_must_stay_inside(tmp_path, path):
+    make_folder(tmp_path / "set", ("a", "b"))
+    (tmp_path / "set/train.txt").write_text(f"a/0.png 0\nb/0.png 1\n{path} 1\n")
+    with pytest.raises(DataError, match="leads out of its folder"):
+        open_lists("set", tmp_path / "set", {"train": tmp_path / "set/train.txt"})
+
+
+def test_every_path_in_a_parquet_file_must_stay_inside(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "secret.png").write_bytes(png(9))
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/in.png").write_bytes(png(3))
+    cells = [{"bytes": None, "path": path} for path in ("in.png", "../secret.png", str(tmp_path / "secret.png"))]
+    table = pyarrow.table({"image": cells, "label": [0, 1, 1]})
+    parquet.write_table(table, tmp_path / "set/train.parquet")
+    train = open_dataset(tmp_path / "set").train
+    assert train.read(0) == png(3)
+    for index in (1, 2):
+        with pytest.raises(DataError, match="leads out of its folder"):
+            train.read(index)
+
+
+@pytest.mark.parametrize("size", [(1, 100_000), (100_000, 1)])
+def test_a_long_image_is_not_blown_up_before_its_window_is_cut(size):
+    settings = Augment(image_size=(224, 224), crop="pad")
+    _, scaled = visible_part(size, settings, np.random.default_rng(0))
+    assert scaled[0] * scaled[1] < 10_000_000
+    image = np.zeros((*size, 3), np.uint8)
+    assert training_view(settings)(image, np.random.default_rng(0)).shape == (3, 224, 224)
+
+
+def test_a_gzip_bomb_is_not_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(pixels, "SMALL_FILE", 2**20)
+    make_idx(tmp_path / "mnist")
+    bomb = gzip.compress(idx_bytes(np.zeros((10, 1000, 1000))))
+    (tmp_path / "mnist/train-images-idx3-ubyte.gz").write_bytes(bomb)
+    with pytest.raises(DataError, match="unpacks to far more than images of its size would"):
+        open_dataset(tmp_path / "mnist")
+
+
+def test_an_archive_bomb_is_not_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar, "MAX_ARCHIVE_BYTES", 2**20)
+    with tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as archive:
+        add_member(archive, "x", bytes(2**20))
+        add_member(archive, "batches.meta", b"")
+    with pytest.raises(DataError, match="unpacks to more than CIFAR does"):
+        open_dataset(tmp_path / "cifar-10-python.tar.gz")
+
+
+def test_a_member_too_large_for_an_image_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(base, "MAX_IMAGE_BYTES", 50)
+    make_shard(tmp_path / "train.tar", range(4))
+    with pytest.raises(ImageError, match=r"0000\.png: 0 MB is too much for an image"):
+        open_dataset(tmp_path).train.read(0)
+
+
+def special(folder, name):
+    """A pipe, a socket and a device of this name."""
+    os.mkfifo(folder / f"pipe-{name}")
+    server = socket.socket(socket.AF_UNIX)
+    here = os.open(".", os.O_RDONLY)
+    os.chdir(folder)  # the name of a socket is short
+    server.bind(f"socket-{name}")
+    os.chdir(here)
+    os.close(here)
+    server.close()
+    (folder / f"device-{name}").symlink_to("/dev/zero")
+    return [folder / f"{kind}-{name}" for kind in ("pipe", "socket", "device")]
+
+
+def test_pipes_sockets_and_devices_among_images_are_left_out(tmp_path):
+    make_folder(tmp_path / "set")
+    special(tmp_path / "set/cat", "x.png")
+    data = open_dataset(tmp_path / "set")
+    assert len(data.train) == 6
+    assert "3 links that lead nowhere, or special files" in data.notes[0]
+    assert len(find_images([tmp_path / "set"])) == 6
+
+
+def test_pipes_sockets_and_devices_by_name_are_refused_at_once(tmp_path):
+    for path in special(tmp_path, "x.png"):
+        with pytest.raises(ImageError, match="this is a pipe, a device or a socket, not an image"):
+            decode(path)
+        with pytest.raises(ImageError, match="not a regular file"):
+            base.read_file(path)
+
+
+@pytest.mark.parametrize("ending", ["tar", "parquet", "csv"])
+def test_pipes_for_shards_and_tables_do_not_hang(tmp_path, ending):
+    special(tmp_path, f"x.{ending}")
+    for data in (tmp_path, tmp_path / f"pipe-x.{ending}", tmp_path / f"*.{ending}"):
+        with pytest.raises(DataError):
+            open_dataset(data)
+
+
+def test_a_pipe_in_a_manifest_is_an_unreadable_image(tmp_path):
+    make_folder(tmp_path)
+    special(tmp_path, "x.png")
+    (tmp_path / "list.csv").write_text("path,label\ncat/0.png,cat\ndog/0.png,dog\npipe-x.png,dog\n")
+    with pytest.raises(ImageError, match="not a regular file"):
+        open_dataset(tmp_path / "list.csv").train.read(2)
+
+
+def test_a_pipe_that_the_shell_hands_over_is_read(tmp_path):
+    out, into = os.pipe()
+    os.write(into, png(7))
+    os.close(into)
+    assert decode(f"/dev/fd/{out}").getpixel((0, 0)) == (7, 0, 7)
+    os.close(out)
+
+
+def test_a_link_to_itself_stops_neither_the_doctor_nor_a_search(tmp_path):
+    make_folder(tmp_path / "set", each=6)
+    (tmp_path / "set/cat/loop").symlink_to("loop")
+    (tmp_path / "set/cat/loop.png").symlink_to("loop.png")
+    (tmp_path / "set/loop").symlink_to("loop")
+    assert diagnose(tmp_path / "set").splits == {"train": 12}
+    assert len(find_images([tmp_path / "set"])) == 12
+
+
+def test_a_shard_cut_between_two_members_is_not_whole(tmp_path):
+    whole = make_shard(tmp_path / "whole.tar", range(6)).read_bytes()
+    (tmp_path / "cut").mkdir()
+    members = 12 * 1024  # an image and a label of one block each, with their headers
+    (tmp_path / "cut/train.tar").write_bytes(whole[: members - 4096])
+    with pytest.raises(DataError, match=r"train.tar: cut short after byte 8192, where no zeros mark its end"):
+        open_dataset(tmp_path / "cut")
+    (tmp_path / "cut/train.tar").write_bytes(whole[: members + 512])
+    assert len(open_dataset(tmp_path / "cut").train) == 6
+
+
+@pytest.mark.parametrize("data", ["", "  "])
+def test_an_empty_name_is_not_the_folder_here(tmp_path, monkeypatch, data):
+    make_folder(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="the name of the data is empty"):
+        open_dataset(data)
+    assert len(open_dataset(".").train) == 6
