@@ -83,5 +83,5 @@ def test_another_seed_chooses_others():
 
 
 def test_more_than_there_are_is_refused():
-    with pytest.raises(ConfigError, match="images=62: labeled has 61 images to train on"):
+    with pytest.raises(ConfigError, match="max_train_samples=62: labeled has 61 images to train on"):
         first_of_each(Labeled([0] * 2 + [1] * 50 + [2] * 9, 3), 62, 0)

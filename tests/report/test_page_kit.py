@@ -68,7 +68,7 @@ def test_numbers_of_a_table_stand_to_the_right():
 
 
 def test_settings_inside_settings_have_their_path_as_name():
-    made = facts({"augment": {"flip": True, "erase": None}, "freeze": (), "betas": (0.9, 0.99)})
+    made = facts({"augment": {"hflip": True, "erase": None}, "freeze": (), "betas": (0.9, 0.99)})
     shown = re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", made)
     assert shown == [("augment.hflip", "True"), ("augment.erase", "none"), ("freeze", "none"), ("betas", "0.9, 0.99")]
 
