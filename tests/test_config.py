@@ -1,11 +1,17 @@
 """Settings are validated when made and survive JSON."""
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from vitruvian.config import Numerics, Preprocess, ResNetConfig, StemConfig, ViTConfig
+from vitruvian.data.augment import Augment
+from vitruvian.data.pack.encode import PackSettings
 from vitruvian.errors import ConfigError, UnknownNameError
+from vitruvian.serve.limits import Limits
+from vitruvian.training.recipe import Recipe
 
 
 @pytest.mark.parametrize(
@@ -23,7 +29,7 @@ def test_settings_come_back_from_json_as_they_were(settings):
 
 
 def test_an_unknown_setting_is_answered_with_the_nearest():
-    with pytest.raises(UnknownNameError, match="unknown ViTConfig setting 'patchsize'; did you mean patch_size"):
+    with pytest.raises(UnknownNameError, match="unknown setting 'patchsize'; did you mean patch_size"):
         ViTConfig.from_json({"patchsize": 8})
 
 
@@ -65,6 +71,57 @@ def test_impossible_models_are_refused(changes, text):
 def test_impossible_views_are_refused(changes, text):
     with pytest.raises(ConfigError, match=text):
         Preprocess(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"schedule": "consine"}, "schedule='consine' is not one of .*cosine.*; did you mean 'cosine'\\?"),
+        ({"precision": "bfloat"}, "precision='bfloat' is not one of .*; did you mean 'bfloat16'\\?"),
+        ({"epochs": 1e308}, r"epochs=1e\+308 is not between 0.0 and 1000000.0"),
+        ({"epochs": float("nan")}, "epochs=nan is not a finite number"),
+        ({"seed": 10**30}, "seed=10{30} is too large a number"),
+        ({"seed": -(10**5000)}, r"seed=-10\*\*5000 is too large a number"),
+        ({"batch_size": 10**25}, "batch_size=10{25} is too large a number"),
+        ({"workers": 10**6}, "workers=1000000 is not between 0 and 1024"),
+        ({"workers": "2"}, "workers='2' is not a whole number"),
+        ({"lr": 10**400}, r"lr=10\*\*400 is too large a number"),
+        ({"compile": 1}, "compile=1 is not true or false"),
+        ({"betas": (0.9,)}, r"betas=\[0.9\] does not have 2 values"),
+        ({"architecture": {"layers": 10**9}}, "architecture.layers=1000000000 is not between 1 and 1024"),
+        (
+            {"architecture": {"witdh": 8}},
+            r"unknown setting 'architecture.witdh'; did you mean architecture.width or .*\?",
+        ),
+        ({"view": {"fit": "crp"}}, r"view.fit='crp' is not one of squash, crop; did you mean 'crop'\?"),
+        ({"augment": {"hflip": 2}}, "augment.hflip=2.0 is not between 0.0 and 1.0"),
+        ({"about": 3}, "about=3 is not a text"),
+    ],
+)
+def test_a_recipe_is_checked_when_it_is_made(changes, text):
+    with pytest.raises(ConfigError, match=f"^{text}$") as caught:
+        Recipe(**({"epochs": 1} | changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_numbers_of_other_libraries_become_pythons_own():
+    made = ViTConfig(width=np.int64(768), dropout=np.float32(0.5), image_size=(np.int32(224), 224))
+    assert type(made.width) is int
+    assert type(made.dropout) is float
+    assert type(made.image_size[0]) is int
+    assert json.dumps(made.to_json())
+    assert Recipe(epochs=3, weights=Path("a")).weights == "a"
+    assert ViTConfig(heads=12.0).heads == 12
+
+
+def test_every_number_of_every_setting_has_limits():
+    for settings in (Numerics, StemConfig, ViTConfig, ResNetConfig, Preprocess, Augment, PackSettings, Recipe, Limits):
+        needed = {"epochs": 1} if settings is Recipe else {}
+        for name, value in settings(**needed).to_json().items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                for wrong in (10**5000, -(10**30), float("nan"), float("inf"), 1e308):
+                    with pytest.raises(ConfigError, match=f"^{name}="):
+                        settings(**(needed | {name: wrong}))
 
 
 def test_a_view_at_another_size_keeps_the_share_of_its_crop():

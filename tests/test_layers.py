@@ -11,7 +11,7 @@ import vitruvian
 
 PACKAGE = Path(vitruvian.__file__).parent
 ROWS = [
-    ["errors", "config", "catalog", "cost", "published", "published_tables", "labels", "tasks"],
+    ["errors", "settings", "config", "catalog", "cost", "published", "published_tables", "labels", "tasks"],
     ["files", "text", "progress", "report"],
     ["model"],
     ["data"],

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from vitruvian.config import DINO_NUMERICS, TIMM_NUMERICS, ModelConfig, ResNetConfig, Size, StemConfig, ViTConfig
+from vitruvian.config import DINO_NUMERICS, TIMM_NUMERICS, ModelConfig, ResNetConfig, StemConfig, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError
+from vitruvian.settings import Size
 
 SIZES: dict[str, tuple[str, int, int, int, int]] = {
     # our letter: the word other projects use, layers, width, MLP width, heads

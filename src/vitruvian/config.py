@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from vitruvian.errors import ConfigError, UnknownNameError
+from vitruvian.errors import ConfigError
+from vitruvian.settings import Range, Settings, Size, as_size
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Size = tuple[int, int]
-"""Rows, columns."""
-MAX_SIDE = 2**14
-"""Pixels of the longest side that a model or its view may ask for."""
 BATCH = 16
 """Images that a model answers at a time, unless told."""
 
@@ -35,81 +29,12 @@ Fit = Literal["squash", "crop"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "area", "lanczos"]
 
 
-class Settings:
-    """JSON round trip for a dataclass of numbers, strings, tuples and other settings."""
-
-    __slots__ = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)  # type: ignore[call-overload]
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        """The settings written by `to_json`; an unknown key is answered with the nearest."""
-        hints = typing.get_type_hints(cls)
-        values = {}
-        for key, value in data.items():
-            if key not in hints:
-                raise UnknownNameError(f"{cls.__name__} setting", key, hints)
-            values[key] = _restore(hints[key], value)
-        return cls(**values)
-
-    def replace(self, **changes: Any) -> Self:
-        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
-
-
-def _restore(kind: Any, value: Any) -> Any:
-    """`value` as JSON gives it, with lists back as tuples and objects back as settings."""
-    if isinstance(value, dict):
-        choices = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-        for choice in choices:
-            if isinstance(choice, type) and issubclass(choice, Settings):
-                return choice.from_json(value)
-    return tuple(_restore(None, item) for item in value) if isinstance(value, list) else value
-
-
-def as_size(value: int | Size | list[int], name: str = "image_size") -> Size:
-    """`384` or `(rows, columns)` as (rows, columns)."""
-    pair = (value, value) if isinstance(value, int) else tuple(value)
-    if len(pair) != 2 or not all(isinstance(side, int) and side > 0 for side in pair):
-        raise ConfigError(f"{name}={value!r} is not a positive number or (rows, columns)")
-    if max(pair) > MAX_SIDE:
-        raise ConfigError(f"{name}={value} is larger than {MAX_SIDE} a side")
-    return pair[0], pair[1]
-
-
-def check_choice(name: str, value: object, choices: Any) -> None:
-    if value not in get_args(choices):
-        raise ConfigError(f"{name}={value!r} is not one of {', '.join(get_args(choices))}")
-
-
-def check_range(name: str, value: float, low: float, high: float = float("inf")) -> None:
-    if not low <= value <= high:
-        wanted = f"at least {low}" if high == float("inf") else f"between {low} and {high}"
-        raise ConfigError(f"{name}={value} is not {wanted}")
-
-
-LIMITS: dict[str, Size] = {
-    # setting of a model: least, most. Far past every published model, and within what a machine can hold.
-    "patch_size": (1, 1024),
-    "channels": (1, 4096),
-    "layers": (1, 1024),
-    "width": (1, 65_536),
-    "mlp_width": (1, 262_144),
-    "heads": (1, 4096),
-    "pool_heads": (0, 4096),
-    "pool_mlp_width": (0, 262_144),
-    "classes": (0, 1_000_000),
-    "registers": (0, 4096),
-    "representation_size": (0, 65_536),
-}
-
-
-def check_limits(config: Settings) -> None:
-    """Refuse numbers of a model that no machine could hold."""
-    for name, (least, most) in LIMITS.items():
-        if hasattr(config, name):
-            check_range(name, getattr(config, name), least, most)
+Classes = Annotated[int, Range(0, 1_000_000)]
+Channels = Annotated[int, Range(1, 4096)]
+Width = Annotated[int, Range(1, 65_536)]
+Heads = Annotated[int, Range(1, 4096)]
+Chance = Annotated[float, Range(0.0, 0.99)]
+"""Limits far past every published model, and within what a machine can hold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,33 +44,28 @@ class Numerics(Settings):
     gelu: Gelu = "tanh"
     """Exact (`erf`), the `tanh` approximation (they differ by up to 4.7e-4 an element) or CLIP's x sigmoid(1.702 x)
     (`quick`, up to 0.02)."""
-    norm_eps: float = 1e-6
+    norm_eps: Annotated[float, Range(0.0, 1e-2)] = 1e-6
     """Epsilon of every LayerNorm."""
     position_resize: PositionResize = "zoom"
     """How learned positions follow another grid."""
-
-    def __post_init__(self) -> None:
-        check_choice("gelu", self.gelu, Gelu)
-        check_choice("position_resize", self.position_resize, PositionResize)
-        check_range("norm_eps", self.norm_eps, 0.0, 1e-2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StemConfig(Settings):
     """The ResNet in front of a hybrid's patch embedding."""
 
-    stages: tuple[int, ...] = (3, 4, 9)
+    stages: tuple[Annotated[int, Range(1, 1024)], ...] = (3, 4, 9)
     """Residual units in each stage; empty for the root alone."""
-    width: int = 64
+    width: Annotated[int, Range(32, 4096)] = 64
     """Channels after the root; stage k ends with 4 * width * 2**k."""
     style: ConvStyle = "hybrid"
     """`hybrid`: the paper's release; `timm`: the same with timm's standardization epsilon."""
 
-    def __post_init__(self) -> None:
-        check_choice("style", self.style, ConvStyle)
-        check_range("stem width", self.width, 32)
+    def check(self) -> None:
         if self.width % 32:
             raise ConfigError(f"stem width={self.width} is not a multiple of GroupNorm's 32 groups")
+        if len(self.stages) > 8:
+            raise ConfigError(f"stages={self.stages} are more than 8")
 
     @property
     def stride(self) -> int:
@@ -163,7 +83,7 @@ class RopeConfig(Settings):
     kind: Rope = "axial"
     """`axial`: by row and by column, in patches; `normalized`: the same in shares of the image from -1 to 1 (DINOv3);
     `mixed`: by learned mixtures of both, for each layer and head."""
-    temperature: float = 10_000.0
+    temperature: Annotated[float, Range(1e-3, 1e9)] = 10_000.0
     """Longest wavelength, in units of 2 pi."""
     reference_grid: Size | None = None
     """Places are scaled to this grid (EVA-02), so that another image size spans the same angles."""
@@ -173,12 +93,6 @@ class RopeConfig(Settings):
     """The first half of the channels turns by column, the second by row."""
     half: bool = False
     """Channel i turns with channel i + K / 2; else neighbors turn together."""
-
-    def __post_init__(self) -> None:
-        check_choice("rope kind", self.kind, Rope)
-        check_range("rope temperature", self.temperature, 1e-3, 1e9)
-        if self.reference_grid is not None:
-            object.__setattr__(self, "reference_grid", as_size(self.reference_grid, "reference_grid"))
 
 
 REGULARISERS = ("dropout", "attention_dropout", "drop_path")
@@ -191,15 +105,15 @@ class ViTConfig(Settings):
 
     image_size: Size = (224, 224)
     """Rows and columns of the input, in pixels; a single number means a square."""
-    patch_size: int = 16
+    patch_size: Annotated[int, Range(1, 1024)] = 16
     """Side of one patch, in pixels (in stem features for a hybrid)."""
-    channels: int = 3
-    classes: int = 1000
+    channels: Channels = 3
+    classes: Classes = 1000
     """Outputs of the head; 0 leaves the head out, and the model gives features."""
-    layers: int = 12
-    width: int = 768
-    mlp_width: int = 3072
-    heads: int = 12
+    layers: Annotated[int, Range(1, 1024)] = 12
+    width: Width = 768
+    mlp_width: Annotated[int, Range(1, 262_144)] = 3072
+    heads: Heads = 12
     pool: Pool = "token"
     """`token`: the class token; `mean`: of the patch tokens; `map`: the MAP head, attention pooling by a
     learned probe; `token_mean`: class token and mean of patches side by side."""
@@ -208,7 +122,7 @@ class ViTConfig(Settings):
     class_token: bool = True
     distillation: bool = False
     """A second token with a head of its own; the two heads are averaged."""
-    registers: int = 0
+    registers: Annotated[int, Range(0, 4096)] = 0
     """Extra tokens without position that no head reads."""
     positions: Positions = "learned"
     """Added to the tokens (`learned`, `learned_2d`, `sincos`), or inside attention: the paper's `relative` offsets or
@@ -217,7 +131,7 @@ class ViTConfig(Settings):
     """Rotary positions, alone or beside others."""
     class_position: bool = True
     """The class and distillation tokens have positions of their own."""
-    representation_size: int = 0
+    representation_size: Annotated[int, Range(0, 65_536)] = 0
     """Width of the pre-logits layer (linear, tanh) before the head; 0 for none."""
     projection: bool = False
     """The pre-logits layer is CLIP's projection: without bias and tanh."""
@@ -241,30 +155,21 @@ class ViTConfig(Settings):
     dense_bias: bool = True
     """Of attention's output layer and of the MLP."""
     layer_scale: bool = False
-    pool_heads: int = 0
+    pool_heads: Annotated[int, Range(0, 4096)] = 0
     """Heads of the MAP head; 0 for as many as elsewhere."""
-    pool_mlp_width: int = 0
+    pool_mlp_width: Annotated[int, Range(0, 262_144)] = 0
     """Width of the MAP head's MLP; 0 for that of the blocks."""
     pool_prefix: bool = False
     """The MAP head reads the tokens before the patches too."""
-    dropout: float = 0.0
+    dropout: Chance = 0.0
     """After the position sum and every dense layer except qkv, while training."""
-    attention_dropout: float = 0.0
-    drop_path: float = 0.0
+    attention_dropout: Chance = 0.0
+    drop_path: Chance = 0.0
     """Chance that the last block is skipped while training; earlier blocks less, linearly."""
     stem: StemConfig | None = None
     numerics: Numerics = Numerics()
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "image_size", as_size(self.image_size))
-        check_limits(self)
-        for name in REGULARISERS:
-            check_range(name, getattr(self, name), 0.0, 0.99)
-        check_choice("pool", self.pool, Pool)
-        check_choice("positions", self.positions, Positions)
-        check_choice("mlp", self.mlp, Mlp)
-        check_choice("block", self.block, BlockOrder)
-        check_choice("norm", self.norm, Norm)
+    def check(self) -> None:
         if self.rope is not None and self.width // self.heads % 4:
             raise ConfigError(f"rotary positions need 4 channels a head or a multiple, not {self.width // self.heads}")
         if self.width % (self.pool_heads or 1):
@@ -331,19 +236,17 @@ class ResNetConfig(Settings):
     """Shape of one BiT ResNet: pre-activation, GroupNorm, standardized convolutions."""
 
     image_size: Size = (224, 224)
-    channels: int = 3
-    classes: int = 1000
-    stages: tuple[int, ...] = (3, 4, 6, 3)
-    width: int = 64
+    channels: Channels = 3
+    classes: Classes = 1000
+    stages: tuple[Annotated[int, Range(1, 1024)], ...] = (3, 4, 6, 3)
+    width: Annotated[int, Range(32, 4096)] = 64
     """Channels after the root: 64 times the width factor."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "image_size", as_size(self.image_size))
-        check_limits(self)
-        if self.width < 32 or self.width % 32:
+    def check(self) -> None:
+        if self.width % 32:
             raise ConfigError(f"width={self.width} is not a multiple of GroupNorm's 32 groups")
-        if not self.stages or min(self.stages) < 1:
-            raise ConfigError(f"stages={self.stages} must each have at least one unit")
+        if not 1 <= len(self.stages) <= 8:
+            raise ConfigError(f"stages={self.stages} are not 1 to 8")
 
     @property
     def feature_width(self) -> int:
@@ -377,12 +280,8 @@ class Preprocess(Settings):
     stated: bool = True
     """False where no file says how images are prepared and models of the family differ: to prepare one is an error."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "image_size", as_size(self.image_size))
-        check_choice("fit", self.fit, Fit)
-        check_choice("interpolation", self.interpolation, Interpolation)
+    def check(self) -> None:
         if self.scaled_size is not None:
-            object.__setattr__(self, "scaled_size", as_size(self.scaled_size, "scaled_size"))
             if self.fit == "squash":
                 raise ConfigError("scaled_size has no meaning with fit='squash'")
             if self.scaled_size[0] < self.image_size[0] or self.scaled_size[1] < self.image_size[1]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vitruvian.config import ModelConfig, ResNetConfig, Size, ViTConfig, as_size
+from vitruvian.config import ModelConfig, ResNetConfig, ViTConfig
+from vitruvian.settings import Size, as_size
 
 TRAINING_PASSES = 3
 """Forward passes that an image costs in training: the backward pass is two products where the forward one is one."""

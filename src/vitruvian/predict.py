@@ -18,12 +18,13 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.catalog import title_of
-from vitruvian.config import BATCH, Preprocess, Size
+from vitruvian.config import BATCH, Preprocess
 from vitruvian.data.decode import ImageInput, name_of
 from vitruvian.data.view import EvaluationView, Transform, as_view
 from vitruvian.errors import ConfigError, ImageError
 from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_cores
+from vitruvian.settings import Size
 from vitruvian.text import printable
 from vitruvian.weights.load import load
 

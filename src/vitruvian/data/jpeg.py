@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.config import Size
 from vitruvian.data.decode import MAX_PIXELS, decode, identify, orientation
 from vitruvian.errors import require
+from vitruvian.settings import Size
 
 Levels = NDArray[np.uint8]
 """Pixel values of 0 to 255: (rows, columns, 3) RGB, or (rows, columns) gray."""

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitruvian.config import check_range
 from vitruvian.data.order import IndexArray, generator_for
 from vitruvian.data.sampling import Plan, Sampling
 from vitruvian.data.sources.base import Source
 from vitruvian.data.view import View, seeded
 from vitruvian.data.workers import Workers
 from vitruvian.errors import ConfigError, DataError, ImageError, VitruvianError
+from vitruvian.settings import check_range
 from vitruvian.text import one_line, printable
 
 Unreadable = tuple[str, str]

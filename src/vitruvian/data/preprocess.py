@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vitruvian.config import Preprocess, Size
+from vitruvian.config import Preprocess
 from vitruvian.data.decode import ImageInput, decode
 from vitruvian.errors import ConfigError
+from vitruvian.settings import Size
 
 FILTERS = {
     "nearest": Image.Resampling.NEAREST,

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
-from vitruvian.config import check_choice, check_range
 from vitruvian.data.order import Blocks, IndexArray, LaneOrder, ordered, permuted
 from vitruvian.data.sources.base import Source
 from vitruvian.data.sources.index import CHUNK, Column, piece
 from vitruvian.data.sources.subset import class_sizes, ranks_in_class
 from vitruvian.errors import ConfigError
 from vitruvian.files import scratch_folder
+from vitruvian.settings import check_choice, check_range
 
 Sampling = Literal["uniform", "balanced"]
 
@@ -40,7 +40,7 @@ class Plan:
     balanced: Balanced | BalancedBlocks | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        check_choice("sampling", self.sampling, Sampling)
+        check_choice("sampling", self.sampling, get_args(Sampling))
         check_range("batch_size", self.batch_size, 1)
         check_range("repeats", self.repeats, 1)
         check_range("rank", self.rank, 0, self.world - 1)

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from vitruvian.config import Size
 from vitruvian.errors import ConfigError, DataError
 from vitruvian.explain.attention import grid_of, inference, require_vit
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
+from vitruvian.settings import Size
 
 # B images, R rows and C columns of patches, P = R * C, T tokens before them, N = T + P, H heads, L layers
 # D filters of S x S pixels

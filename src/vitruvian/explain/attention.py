@@ -23,11 +23,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from vitruvian.config import Size
 from vitruvian.errors import ConfigError
 from vitruvian.model.build import Model
 from vitruvian.model.encoder import Block
 from vitruvian.model.vit import ViT
+from vitruvian.settings import Size
 
 # B images, R rows and C columns of patches, T tokens before them, N = T + R * C, D width, H heads, K classes
 

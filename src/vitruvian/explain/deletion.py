@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitruvian.config import Size
 from vitruvian.errors import ConfigError
 from vitruvian.predict import Classifier
+from vitruvian.settings import Size
 
 # R rows and C columns of patches, P = R * C, S steps
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vitruvian.config import check_choice, check_range
 from vitruvian.data.decode import ImageInput, decode, name_of
 from vitruvian.data.preprocess import view
 from vitruvian.errors import ConfigError, ImageError, UnknownNameError
@@ -21,6 +20,7 @@ from vitruvian.explain.deletion import Curve, deletion_curves
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Answer, Classifier, Encoder
+from vitruvian.settings import check_choice, check_range
 
 Method = Literal["gradient", "rollout", "attention"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -48,7 +48,7 @@ class MapSettings:
 
     def __post_init__(self) -> None:
         for method in self.methods:
-            check_choice("method", method, Method)
+            check_choice("method", method, get_args(Method))
         check_range("top", self.top, 1)
         if self.target and self.top > 1:
             raise ConfigError(f"class {self.target!r} is asked for, so the best {self.top} answers have no meaning")

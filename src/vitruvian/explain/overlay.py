@@ -6,9 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from vitruvian.config import Preprocess, Size
+from vitruvian.config import Preprocess
 from vitruvian.data.preprocess import Bounds, geometry
 from vitruvian.report.color import colored
+from vitruvian.settings import Size
 
 LONGEST_SIDE = 640
 """Pixels; larger images are reduced."""

@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitruvian.config import PositionResize, Size, ViTConfig
+from vitruvian.config import PositionResize, ViTConfig
 from vitruvian.model.encoder import norm_layer
 from vitruvian.model.resnet import Stem
+from vitruvian.settings import Size
 
 # B images, R rows and C columns of patches, N = R * C, T tokens before the patches, D width
 

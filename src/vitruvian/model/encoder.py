@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitruvian.config import Numerics, Size, ViTConfig
+from vitruvian.config import Numerics, ViTConfig
 from vitruvian.model.positions import attention_position
+from vitruvian.settings import Size
 
 # B images, N tokens, D width, H heads, K = D // H, M MLP width
 

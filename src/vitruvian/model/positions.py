@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitruvian.config import RopeConfig, Size, ViTConfig
+from vitruvian.config import RopeConfig, ViTConfig
+from vitruvian.settings import Size
 
 # B images, N tokens (T before the patches), H heads, K = D // H, R rows and C columns of patches
 

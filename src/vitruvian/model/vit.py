@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitruvian.config import Preprocess, Size, ViTConfig
+from vitruvian.config import Preprocess, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.embed import Embedding
 from vitruvian.model.encoder import BLOCKS, Block, Mlp, norm_layer
+from vitruvian.settings import Size
 
 # B images, N tokens (T before the patches), D width, F features the head reads, K classes
 

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from vitruvian.config import BATCH, Settings, check_range
+from vitruvian.config import BATCH
+from vitruvian.settings import LARGEST, BatchSize, Range, Settings
+
+Count = Annotated[int, Range(1, LARGEST)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits(Settings):
     """Bounds on one request and on all of them together."""
 
-    batch: int = BATCH
+    batch: BatchSize = BATCH
     """Images the model computes at a time."""
-    queue: int = 64
+    queue: Count = 64
     """Images that are accepted at a time for each model; more are answered with 429."""
-    max_images: int = 32
+    max_images: Count = 32
     """Images in one request."""
-    max_bytes: int = 20_000_000
+    max_bytes: Count = 20_000_000
     """Bytes in the body of one request."""
-    max_pixels: int = 40_000_000
+    max_pixels: Count = 40_000_000
     """Pixels of one image, whatever its file's size."""
-    max_seconds: float = 30.0
+    max_seconds: Annotated[float, Range(0.01, 1e6)] = 30.0
     """For the body of a request to arrive, and again for its answer."""
-
-    def __post_init__(self) -> None:
-        for name in ("batch", "queue", "max_images", "max_bytes", "max_pixels"):
-            check_range(name, getattr(self, name), 1)
-        check_range("max_seconds", self.max_seconds, 0.01)

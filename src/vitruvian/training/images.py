@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 
-from vitruvian.config import ModelConfig, Preprocess, Size, ViTConfig
+from vitruvian.config import ModelConfig, Preprocess, ViTConfig
 from vitruvian.cost import TRAINING_PASSES, multiply_adds
 from vitruvian.data.augment import Augment, training_view
 from vitruvian.data.loader import Batch, Loader
@@ -18,6 +18,7 @@ from vitruvian.data.sources.index import CHUNK, piece
 from vitruvian.data.sources.subset import Concat, first_of_each
 from vitruvian.data.view import Transform, as_view
 from vitruvian.errors import ConfigError
+from vitruvian.settings import Size
 from vitruvian.training.distributed import Processes
 from vitruvian.training.given import DataRef
 from vitruvian.training.recipe import Recipe

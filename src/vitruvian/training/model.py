@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from vitruvian.catalog import resolve
-from vitruvian.config import REGULARISERS, ModelConfig, Preprocess, Size, ViTConfig
+from vitruvian.config import REGULARISERS, ModelConfig, Preprocess, ViTConfig
 from vitruvian.data.augment import Augment
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import Model, build, empty
 from vitruvian.model.vit import ViT
+from vitruvian.settings import Size
 from vitruvian.training.masked import Colors, MaskedViT
 from vitruvian.training.objective import Labels, Objective
 from vitruvian.training.optimizer import freeze

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitruvian.config import Size
 from vitruvian.cost import multiply_adds, parameters
+from vitruvian.settings import Size
 from vitruvian.text import duration, size
 from vitruvian.training.distributed import process_group
 from vitruvian.training.given import DataRef, chosen_recipe

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from vitruvian.config import Settings, check_range
+from vitruvian.config import Preprocess, ResNetConfig, ViTConfig
 from vitruvian.data.augment import Augment
 from vitruvian.data.sampling import Sampling
-from vitruvian.errors import ConfigError
+from vitruvian.errors import ConfigError, UnknownNameError
+from vitruvian.settings import (
+    MAX_SIDE,
+    BatchSize,
+    Range,
+    Seed,
+    Settings,
+    Share,
+    Workers,
+    check_choice,
+    hints_of,
+    typed_field,
+)
 from vitruvian.training.objective import LOSSES
 from vitruvian.training.optimizer import OPTIMIZERS
 from vitruvian.training.schedule import SCHEDULES
@@ -21,9 +33,13 @@ Monitor = Literal["top1", "loss"]
 Validation = Literal["auto", "dev", "test"]
 HeadInit = Literal["zero", "least_squares", "probe"]
 ObjectiveName = Literal["labels", "masked"]
+Steps = Annotated[int, Range(0, 10**12)]
+Lr = Annotated[float, Range(1e-12, 1e6)]
 
 CHOICES: dict[str, Mapping[str, Any]] = {"optimizer": OPTIMIZERS, "schedule": SCHEDULES, "loss": LOSSES}
 """Settings that name a row of a table."""
+TABLES: dict[str, tuple[type[Settings], ...]] = {"architecture": (ViTConfig, ResNetConfig), "view": (Preprocess,)}
+"""Tables of changes, and the settings that they may change."""
 DESCRIPTION = {"about", "command", "time", "result"}
 """Settings that tell of a recipe and change nothing."""
 HARMLESS = {"workers", "checkpoint_seconds", "checkpoint_steps", "keep_checkpoints", "parallel", "device", "compile"}
@@ -46,11 +62,11 @@ class Recipe(Settings):
     """Name in the catalog; `weights` say their own."""
     weights: str = ""
     """What to start from: a file, a folder or a published name; empty starts from scratch."""
-    image_size: int = 0
+    image_size: Annotated[int, Range(0, MAX_SIDE)] = 0
     """Side in pixels of the images that the model is measured with and saved for; 0 is `enlarge` times its own."""
-    enlarge: float = 1.0
+    enlarge: Annotated[float, Range(0.1, 10.0)] = 1.0
     """Where `image_size` is 0: the side as a multiple of the model's own, in whole patches."""
-    train_scale: float = 1.0
+    train_scale: Annotated[float, Range(0.1, 10.0)] = 1.0
     """Side of training views as a multiple of the measured one. Training crops show things larger than they are in
     whole images: smaller views make up for it, and are cheaper."""
     architecture: Mapping[str, Any] = field(default_factory=dict)
@@ -58,54 +74,54 @@ class Recipe(Settings):
     as `drop_path`, can change, and nothing of a ResNet's."""
     view: Mapping[str, Any] = field(default_factory=dict)
     """Other settings of the evaluation view than its own, by name (see Preprocess)."""
-    head_bias: float = 0.0
+    head_bias: Annotated[float, Range(-1e6, 1e6)] = 0.0
     """Where the biases of a fresh head start; the paper takes -10 with 21k classes."""
     head_init: HeadInit = "zero"
     """Of a fresh head. `probe`: where logistic regression on the frozen features ends, as `vit probe` fits it;
     `least_squares`: where ridge regression ends, which is quicker with many classes."""
     freeze: tuple[str, ...] = ()
     """Patterns of parameter names that do not learn, such as `embed.*` or `blocks.[0-5].*`."""
-    freeze_layers: float = 0.0
+    freeze_layers: Share = 0.0
     """Share of the layers that do not learn, from the embedding on; the backward pass ends above them."""
 
-    epochs: float = 0.0
+    epochs: Annotated[float, Range(0.0, 1e6)] = 0.0
     """How often every image is trained on."""
-    steps: int = 0
+    steps: Steps = 0
     """In place of `epochs`: steps of the optimizer."""
-    batch_size: int = 128
+    batch_size: BatchSize = 128
     """Images in a step, over all processes."""
-    grad_accum_steps: int = 1
+    grad_accum_steps: Annotated[int, Range(1, 2**20)] = 1
     """Parts in which a process works through its share of a batch, to need less memory."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the fresh weights, the order of the images, their views and dropout."""
 
     optimizer: str = "adamw"
     """A key of OPTIMIZERS. `adamw` keeps weight decay out of the gradient, `adam` and `sgd` add it."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    momentum: float = 0.9
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    momentum: Share = 0.9
     """Of SGD."""
-    lr: float = 1e-3
+    lr: Lr = 1e-3
     """The highest learning rate."""
-    lrs: tuple[float, ...] = ()
+    lrs: tuple[Lr, ...] = ()
     """Those that `vit finetune` chooses among; without any, `lr` alone."""
     schedule: str = "cosine"
     """A key of SCHEDULES."""
-    warmup: float = 0.0
+    warmup: Annotated[float, Range(0.0, 1e12)] = 0.0
     """Steps in which the learning rate rises from 0; below 1 their share of all steps."""
-    min_lr: float = 0.0
+    min_lr: Annotated[float, Range(0.0, 1e6)] = 0.0
     """Where a linear or cosine schedule ends."""
-    cooldown: float = 0.0
+    cooldown: Annotated[float, Range(0.0, 1e12)] = 0.0
     """Steps at the end in which a constant or reciprocal-root learning rate falls to `min_lr`; below 1 a share."""
-    timescale: float = 10_000.0
+    timescale: Annotated[float, Range(1, 1e12)] = 10_000.0
     """Steps after which a reciprocal-root learning rate has fallen to 0.71 of its height."""
-    weight_decay: float = 0.0
+    weight_decay: Annotated[float, Range(0.0, 1e6)] = 0.0
     decouple_lr: bool = False
     """A step takes `weight_decay` off the weights at the highest learning rate, whatever that is, as in big_vision."""
     weight_decay_on: Literal["kernels", "all"] = "kernels"
     """`kernels`: the matrices of dense layers and convolutions alone."""
-    layer_decay: float = 1.0
+    layer_decay: Annotated[float, Range(1e-6, 1.0)] = 1.0
     """Factor of the learning rate from each layer to the one before it."""
-    grad_clip: float = 0.0
+    grad_clip: Annotated[float, Range(0.0, 1e12)] = 0.0
     """Longest gradient; 0 for any."""
 
     objective: ObjectiveName = "labels"
@@ -113,7 +129,7 @@ class Recipe(Settings):
     gives a model without a head to train further."""
     loss: str = "cross_entropy"
     """A key of LOSSES. `bce`: binary cross-entropy, each class on its own, summed over the classes."""
-    label_smoothing: float = 0.0
+    label_smoothing: Share = 0.0
     """Share of each label that is spread over all classes."""
     class_weights: Literal["none", "balanced"] = "none"
     """`balanced`: an image counts more the rarer its class is, one in the mean."""
@@ -121,81 +137,65 @@ class Recipe(Settings):
     """`balanced`: every class comes up equally often."""
     augment: Augment = field(default_factory=Augment)
     """Training views; their size, mean and deviation are those of the evaluation view."""
-    aug_repeats: int = 1
+    aug_repeats: Annotated[int, Range(1, 1024)] = 1
     """Views of each image in a batch."""
-    max_train_samples: int = 0
+    max_train_samples: Steps = 0
     """To train on no more than so many, the classes as equal as they allow; fewer are always among more. 0 for all."""
-    val_fraction: float = 0.1
+    val_fraction: Annotated[float, Range(0.001, 0.9)] = 0.1
     """Share of each class held out for validation where the data has no such split."""
     validation: Validation = "auto"
     """`auto`: on the split `val`, or else `test`, or else on what is held out. `dev`: never on the test split. `test`:
     on the test split, after training on all other images."""
-    max_unreadable: float = 0.01
+    max_unreadable: Share = 0.01
     """Share of images that may be unreadable before the run stops."""
 
     average: AverageName = "none"
     """`ema`: an exponential mean of the weights; `polyak`: their plain mean. The mean is what is evaluated and used."""
-    ema_decay: float = 0.9999
+    ema_decay: Annotated[float, Range(1e-6, 1.0)] = 0.9999
     """Of `ema`; less in the first steps."""
-    polyak_start: float = 0.5
+    polyak_start: Share = 0.5
     """Share of the run after which `polyak` begins."""
 
     precision: Precision = "float32"
     """What autocast computes in; weights stay float32."""
     grad_checkpointing: bool = False
     compile: bool = False
-    patch_drop: float = 0.0
+    patch_drop: Annotated[float, Range(0.0, 0.95)] = 0.0
     """Share of patch tokens left out while training."""
-    resolutions: tuple[tuple[float, int], ...] = ()
+    resolutions: tuple[tuple[Share, Annotated[int, Range(1, MAX_SIDE)]], ...] = ()
     """Pairs of a share of the run and the side in pixels from there on; before and without them, `image_size`."""
 
-    eval_every: float = 1.0
+    eval_every: Annotated[float, Range(0.0, 1e9)] = 1.0
     """In epochs; 0 for the last step alone, which is always evaluated."""
-    eval_batch_size: int = 0
+    eval_batch_size: Annotated[int, Range(0, 2**20)] = 0
     """0: as in training."""
     monitor: Monitor = "top1"
     """What the best evaluation is best in."""
-    patience: int = 0
+    patience: Steps = 0
     """Evaluations without a better one after which the run ends early; 0 for never."""
     final: Literal["last", "best"] = "last"
     """Which weights become the model; `best` needs images apart from the test split, and holds some out."""
 
-    log_every: int = 10
+    log_every: Annotated[int, Range(1, 10**9)] = 10
     """Steps that a line of metrics covers."""
-    checkpoint_seconds: float = 120.0
-    checkpoint_steps: int = 0
+    checkpoint_seconds: Annotated[float, Range(0.0, 1e9)] = 120.0
+    checkpoint_steps: Steps = 0
     """Also every so many steps; 0 leaves it to the clock."""
-    keep_checkpoints: int = 2
-    workers: int = 2
+    keep_checkpoints: Annotated[int, Range(1, 10**6)] = 2
+    workers: Workers = 2
     """Processes that read images; the result does not depend on them."""
     parallel: Parallel = "ddp"
     """Under torchrun: copies of the model (`ddp`), or one in parts (`fsdp`)."""
     device: str = "auto"
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         for name, table in CHOICES.items():
-            if getattr(self, name) not in table:
-                raise ConfigError(f"{name}={getattr(self, name)!r} is not one of {', '.join(table)}")
-        if (self.epochs > 0) == (self.steps > 0) or self.epochs < 0 or self.steps < 0:
+            check_choice(name, getattr(self, name), table)
+        for name, owners in TABLES.items():
+            changes = {key: typed_change(owners, key, value, name) for key, value in getattr(self, name).items()}
+            object.__setattr__(self, name, changes)
+        if (self.epochs > 0) == (self.steps > 0):
             raise ConfigError(f"a recipe has epochs or steps, not epochs={self.epochs:g} and steps={self.steps}")
-        for name in ("batch_size", "grad_accum_steps", "aug_repeats", "log_every", "keep_checkpoints", "timescale"):
-            check_range(name, getattr(self, name), 1)
-        for name in ("image_size", "warmup", "cooldown", "min_lr", "weight_decay", "grad_clip", "workers", "seed"):
-            check_range(name, getattr(self, name), 0)
-        for name in ("max_train_samples", "patience", "eval_batch_size", "checkpoint_steps", "checkpoint_seconds"):
-            check_range(name, getattr(self, name), 0)
-        for name in ("label_smoothing", "max_unreadable", "polyak_start", "momentum", "freeze_layers"):
-            check_range(name, getattr(self, name), 0.0, 1.0)
-        for name in ("enlarge", "train_scale"):
-            check_range(name, getattr(self, name), 0.1, 10.0)
-        for name in ("ema_decay", "layer_decay"):
-            check_range(name, getattr(self, name), 1e-6, 1.0)
-        for name, least, most in (("patch_drop", 0.0, 0.95), ("val_fraction", 0.001, 0.9), ("eval_every", 0.0, 1e9)):
-            check_range(name, getattr(self, name), least, most)
-        for name, values in (("lr", (self.lr,)), ("lrs", self.lrs)):
-            for value in values:
-                if not 0 < value < float("inf"):
-                    raise ConfigError(f"{name}={value} is not a finite number above 0")
         if self.head_init != "zero" and self.loss != "cross_entropy":
             raise ConfigError(f"head_init={self.head_init!r} is for loss='cross_entropy', not for {self.loss!r}")
         if self.validation == "test" and (self.patience or self.final == "best"):
@@ -228,3 +228,13 @@ class Recipe(Settings):
         for name, is_given in given.items():
             if is_given:
                 raise ConfigError(f"{name} cannot be set with objective='masked', which learns colors and no labels")
+
+
+def typed_change(owners: tuple[type[Settings], ...], key: str, value: Any, where: str) -> Any:
+    """The value of a field of the first of these settings that has it."""
+    for owner in owners:
+        if key in hints_of(owner):
+            return typed_field(owner, key, value, where)
+    raise UnknownNameError(
+        "setting", f"{where}.{key}", [f"{where}.{name}" for owner in owners for name in hints_of(owner)]
+    )

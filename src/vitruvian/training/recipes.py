@@ -9,14 +9,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from vitruvian.config import Preprocess, ResNetConfig, Settings, ViTConfig
 from vitruvian.errors import ConfigError, FileError, UnknownNameError, shown
 from vitruvian.files import parse_toml, read_bytes
 from vitruvian.training.recipe import Recipe
-from vitruvian.training.typed import typed_field
-
-TABLES: dict[str, tuple[type[Settings], ...]] = {"architecture": (ViTConfig, ResNetConfig), "view": (Preprocess,)}
-"""Tables of changes, and the settings that they may change."""
 
 OWNED = {"augment.image_size": "image_size", "augment.mean": "view.mean", "augment.std": "view.std"}
 """Settings of training views that follow from others."""
@@ -117,13 +112,9 @@ def recipe_from(table: Mapping[str, Any], where: str) -> Recipe:
     try:
         for key, value in table.items():
             refuse_other_name(key)
-            for inner in value if key == "augment" and isinstance(value, Mapping) else ():
-                refuse_other_name(f"augment.{inner}")
-        values = {key: typed_field(Recipe, key, value) for key, value in table.items()}
-        for name, owners in TABLES.items():
-            if name in values:
-                values[name] = {key: typed_change(owners, key, value, name) for key, value in values[name].items()}
-        return Recipe(**values)
+            for inner in value if isinstance(value, Mapping) else ():
+                refuse_other_name(f"{key}.{inner}")
+        return Recipe.from_json(table)
     except UnknownNameError:
         raise
     except ConfigError as error:
@@ -141,14 +132,6 @@ def refuse_other_name(key: str) -> None:
             raise ConfigError(f"unknown setting {key!r}: here it is {name}")
     if plain in known:
         raise ConfigError(f"unknown setting {key!r}: here it is {plain}")
-
-
-def typed_change(owners: tuple[type[Settings], ...], key: str, value: Any, where: str) -> Any:
-    known = {field.name: owner for owner in reversed(owners) for field in dataclasses.fields(owner)}  # type: ignore[arg-type]
-    if key not in known:
-        refuse_other_name(f"{where}.{key}")
-        raise UnknownNameError("setting", f"{where}.{key}", [f"{where}.{name}" for name in known])
-    return typed_field(known[key], key, value, where)
 
 
 def changed(recipe: Recipe, changes: Iterable[str]) -> Recipe:

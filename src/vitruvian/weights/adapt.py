@@ -8,10 +8,11 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from vitruvian.config import LIMITS, ModelConfig, ResNetConfig, Size, ViTConfig, as_size, check_range
+from vitruvian.config import ModelConfig, ResNetConfig, ViTConfig
 from vitruvian.errors import CheckpointError
 from vitruvian.model.embed import interpolate_positions, resize_patch_kernel
 from vitruvian.model.positions import resize_bias_table
+from vitruvian.settings import Size, as_size, typed_field
 from vitruvian.weights.families.rules import Tensors
 
 Head = Literal["keep", "new"]
@@ -34,7 +35,7 @@ class Changes:
             raise CheckpointError(f"head={self.head!r} is not 'keep' or 'new'")
         for name in ("patch_size", "classes"):
             if getattr(self, name) is not None:
-                check_range(name, getattr(self, name), *LIMITS[name])
+                typed_field(ViTConfig, name, getattr(self, name))
 
     @property
     def size(self) -> Size | None:

@@ -11,10 +11,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vitruvian.config import ModelConfig, Size
+from vitruvian.config import ModelConfig
 from vitruvian.errors import ConversionError
 from vitruvian.files import json_bytes, staged, write_json
 from vitruvian.model.build import Model, empty
+from vitruvian.settings import Size
 from vitruvian.weights.adapt import Changes
 from vitruvian.weights.families.registry import check_writer, writer
 from vitruvian.weights.load import load, locate, open_model, published_name

@@ -12,9 +12,10 @@ import json
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from vitruvian.config import MODEL_KINDS, ModelConfig, Preprocess, ResNetConfig, Settings
+from vitruvian.config import MODEL_KINDS, ModelConfig, Preprocess, ResNetConfig
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.model.build import Model
+from vitruvian.settings import Settings
 from vitruvian.weights.files import Checkpoint
 
 S = TypeVar("S", bound=Settings)
@@ -71,8 +72,8 @@ class Description:
         if not isinstance(kind, str) or kind not in MODEL_KINDS:
             raise CheckpointError(f"{where}: kind {kind!r} is not one of {', '.join(MODEL_KINDS)}")
         try:
-            config: ModelConfig = typed(MODEL_KINDS[kind], data["architecture"])
-            preprocess = typed(Preprocess, data.get("preprocess") or {})
+            config: ModelConfig = MODEL_KINDS[kind].from_json(data["architecture"])
+            preprocess = Preprocess.from_json(data.get("preprocess") or {})
             temperature = float(data.get("temperature", 1.0))  # files of earlier versions have none
         except (ConfigError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{where}: {error}") from error
@@ -88,22 +89,6 @@ class Description:
             origin=str(data.get("origin") or ""),
             temperature=temperature,
         )
-
-
-def typed(kind: type[S], data: dict[str, Any]) -> S:
-    """The settings in `data`, if each value has the type of its default: JSON promises nothing."""
-    defaults = kind()
-    for name, value in data.items():
-        default = getattr(defaults, name, None)
-        if isinstance(default, Settings):
-            if not isinstance(value, dict):
-                raise ConfigError(f"{name}={value!r} is not an object")
-            typed(type(default), value)
-        elif isinstance(default, bool | int | float | str):
-            wanted = (int, float) if isinstance(default, float) else (type(default),)
-            if not isinstance(value, wanted) or isinstance(value, bool) != isinstance(default, bool):
-                raise ConfigError(f"{name}={value!r} is not of type {type(default).__name__}")
-    return kind.from_json(data)
 
 
 def is_native(checkpoint: Checkpoint) -> bool:

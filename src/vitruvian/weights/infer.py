@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from vitruvian.config import ModelConfig, Pool, ResNetConfig, Size, StemConfig, ViTConfig
+from vitruvian.config import ModelConfig, Pool, ResNetConfig, StemConfig, ViTConfig
 from vitruvian.errors import CheckpointError
+from vitruvian.settings import Size
 from vitruvian.weights.families.family import Facts
 from vitruvian.weights.families.positions import FLAT, find_grid
 from vitruvian.weights.families.rules import Tensors

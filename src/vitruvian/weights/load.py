@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from vitruvian.config import ModelConfig, Preprocess, Size
+from vitruvian.config import ModelConfig, Preprocess
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.files import read_object
 from vitruvian.model.build import Model, empty
 from vitruvian.progress import tell
+from vitruvian.settings import Size
 from vitruvian.text import counted
 from vitruvian.weights import files
 from vitruvian.weights.adapt import Changes, Head, adapt

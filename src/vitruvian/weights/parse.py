@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from vitruvian.catalog import resolve
-from vitruvian.config import ModelConfig, Preprocess, ResNetConfig, Size, ViTConfig, as_size
+from vitruvian.config import ModelConfig, Preprocess, ResNetConfig, ViTConfig
 from vitruvian.errors import CheckpointError, UnknownNameError
 from vitruvian.model.build import Model, empty
 from vitruvian.published import find
+from vitruvian.settings import Size, as_size
 from vitruvian.text import brief
 from vitruvian.weights.description import Description, describe_native, is_native
 from vitruvian.weights.families.family import Family, first_match

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vitruvian.config import Interpolation, Size
+from vitruvian.config import Interpolation
 from vitruvian.data.jpeg import Box, Levels, opencv, shrink_factor
 from vitruvian.data.preprocess import covering
+from vitruvian.settings import Size
 
 if TYPE_CHECKING:
     from vitruvian.data.augment.settings import Augment, PaddingMode

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitruvian.config import Size
 from vitruvian.data.augment.settings import Augment
 from vitruvian.data.jpeg import Box
 from vitruvian.errors import ConfigError
+from vitruvian.settings import Size
 
 # B images, C channels, H rows, W columns, K classes
 

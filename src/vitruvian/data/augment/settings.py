@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from vitruvian.config import Interpolation, Settings, Size, as_size, check_choice, check_range
+from vitruvian.config import Interpolation
 from vitruvian.data.augment.ops import OPS
 from vitruvian.errors import ConfigError, UnknownNameError
+from vitruvian.settings import Range, Settings, Share, Size, check_range
 
 Crop = Literal["inception", "resized", "pad", "center", "none"]
 PaddingMode = Literal["constant", "reflect"]
@@ -31,57 +32,41 @@ class Augment(Settings):
     """Least and greatest share of the image that `inception` and `resized` keep; 0.05 is the paper's, 0.08 usual."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """Least and greatest width / height of that part."""
-    padding: int = 4
+    padding: Annotated[int, Range(0, 1024)] = 4
     """Pixels that `pad` adds on each side."""
     padding_mode: PaddingMode = "constant"
     """`constant`: black."""
     interpolation: Interpolation = "bilinear"
     """Between pixels when scaling; a part at least twice as large as the view is first averaged down."""
-    hflip: float = 0.5
+    hflip: Share = 0.5
     """Chance of a horizontal flip."""
-    rand_augment: int = 0
+    rand_augment: Annotated[int, Range(0, 16)] = 0
     """Operations one after the other, each drawn anew from the 16 of RandAugment."""
-    rand_augment_magnitude: float = 10.0
+    rand_augment_magnitude: Annotated[float, Range(0.0, 10.0)] = 10.0
     """Of 10, in the ranges of big_vision (see ops.py); torchvision's and timm's scales are others."""
     color_jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     """Brightness, contrast, saturation: a factor between 1 - x and 1 + x; hue: a turn of up to x of the circle."""
-    ops: tuple[tuple[str, float, float], ...] = ()
+    ops: tuple[tuple[str, Share, Share], ...] = ()
     """More operations of the table OPS, one after the other: name, chance, strength from 0 to 1."""
-    random_erasing: float = 0.0
+    random_erasing: Share = 0.0
     """Chance that a rectangle of 2 to 33% of the view becomes noise."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     """Subtracted from values between 0 and 1; one number for gray views, three for RGB."""
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     output: Output = "float32"
     """`uint8` leaves mean and std to `normalize`: a quarter of the bytes from worker to training process."""
-    mixup_alpha: float = 0.0
+    mixup_alpha: Annotated[float, Range(0.0, 1e6)] = 0.0
     """Of the Beta distribution that a batch's share is drawn from."""
-    cutmix_alpha: float = 0.0
-    mixup_prob: float = 1.0
+    cutmix_alpha: Annotated[float, Range(0.0, 1e6)] = 0.0
+    mixup_prob: Share = 1.0
     """Chance that a batch is mixed at all, given an alpha; with two alphas, each has half of it."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "image_size", as_size(self.image_size))
-        check_choice("crop", self.crop, Crop)
-        check_choice("padding_mode", self.padding_mode, PaddingMode)
-        check_choice("interpolation", self.interpolation, Interpolation)
-        check_choice("output", self.output, Output)
+    def check(self) -> None:
         _check_span("scale", self.scale, 1e-4, 1.0)
         _check_span("ratio", self.ratio, 0.01, 100.0)
-        check_range("padding", self.padding, 0, MAX_PADDING)
-        check_range("rand_augment", self.rand_augment, 0, 16)
-        check_range("rand_augment_magnitude", self.rand_augment_magnitude, 0.0, 10.0)
-        for name in ("hflip", "random_erasing", "mixup_prob"):
-            check_range(name, getattr(self, name), 0.0, 1.0)
-        for name in ("mixup_alpha", "cutmix_alpha"):
-            check_range(name, getattr(self, name), 0.0)
-        for op, chance, strength in self.ops:
+        for op, _, _ in self.ops:
             if op not in OPS:
                 raise UnknownNameError("operation in augment.ops", op, OPS)
-            check_range(f"ops {op} chance", chance, 0.0, 1.0)
-            check_range(f"ops {op} strength", strength, 0.0, 1.0)
-        if len(self.color_jitter) != 4:
-            raise ConfigError(f"color_jitter={self.color_jitter} is not (brightness, contrast, saturation, hue)")
         for name, strength, most in zip(
             ("brightness", "contrast", "saturation", "hue"), self.color_jitter, (1.0, 1.0, 1.0, 0.5)
         ):

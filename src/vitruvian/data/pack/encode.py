@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from PIL import Image
 
-from vitruvian.config import Settings, check_choice, check_range
 from vitruvian.data.decode import RawImage, open_reduced, reason
 from vitruvian.data.sources.base import Dataset, Source
+from vitruvian.settings import Range, Settings
 
 PackFormat = Literal["auto", "jpeg", "pixels"]
 
@@ -24,20 +24,14 @@ EXACT_PIXELS = 128 * 128
 class PackSettings(Settings):
     """How images are packed."""
 
-    side: int = 256
+    side: Annotated[int, Range(8, 8192)] = 256
     """Pixels of the shorter side; smaller images keep their size."""
     format: PackFormat = "auto"
     """`pixels`: raw, the quickest; `jpeg`: a tenth of the size, half as quick; `auto`: pixels if they fit in memory."""
-    quality: int = 90
+    quality: Annotated[int, Range(1, 100)] = 90
     """Of JPEG, from 1 to 100."""
-    shard_mb: int = 256
+    shard_mb: Annotated[int, Range(1, 1_000_000)] = 256
     """Most megabytes of a shard; one image may exceed it alone."""
-
-    def __post_init__(self) -> None:
-        check_choice("format", self.format, PackFormat)
-        check_range("side", self.side, 8, 8192)
-        check_range("quality", self.quality, 1, 100)
-        check_range("shard_mb", self.shard_mb, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitruvian.config import check_range
 from vitruvian.data.loader import Batch
 from vitruvian.errors import DataError, NotFiniteError, VitruvianError
+from vitruvian.settings import check_range
 
 # B examples, K classes
 

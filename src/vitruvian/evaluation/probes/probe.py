@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vitruvian.config import BATCH, Preprocess, check_range
+from vitruvian.config import BATCH, Preprocess
 from vitruvian.data.sources import open_dataset
 from vitruvian.data.view import Transform
 from vitruvian.errors import ConfigError, UnknownNameError
@@ -23,6 +23,7 @@ from vitruvian.evaluation.probes.store import open_store
 from vitruvian.model.build import Model
 from vitruvian.predict import Encoder
 from vitruvian.progress import Track, untracked
+from vitruvian.settings import check_range
 from vitruvian.text import counted
 
 

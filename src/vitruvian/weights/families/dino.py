@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from vitruvian.config import DINO_NUMERICS, IMAGENET_MEAN, IMAGENET_STD, ModelConfig, Preprocess, Size
+from vitruvian.config import DINO_NUMERICS, IMAGENET_MEAN, IMAGENET_STD, ModelConfig, Preprocess
+from vitruvian.settings import Size
 from vitruvian.weights.families.family import Facts, Family, scaled_crop
 from vitruvian.weights.families.rules import Table, Tensors, pair
 from vitruvian.weights.families.timm import BLOCK_ROWS, TOKEN_ROWS, Timm, rename

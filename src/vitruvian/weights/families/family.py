@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from vitruvian.config import ConvStyle, ModelConfig, Numerics, Preprocess, Size, ViTConfig
+from vitruvian.config import ConvStyle, ModelConfig, Numerics, Preprocess, ViTConfig
 from vitruvian.labels import imagenet_labels
+from vitruvian.settings import Size
 from vitruvian.weights.families.rules import Table, Tensors
 from vitruvian.weights.files import Checkpoint
 

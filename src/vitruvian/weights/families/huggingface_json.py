@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitruvian.config import Gelu, Interpolation, Preprocess, Size
+from vitruvian.config import Gelu, Interpolation, Preprocess
 from vitruvian.errors import CheckpointError, ConfigError
+from vitruvian.settings import Size
 
 ACTIVATIONS: dict[str, Gelu] = {
     "gelu": "erf",

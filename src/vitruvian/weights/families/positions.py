@@ -7,9 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from vitruvian.config import Size, ViTConfig
+from vitruvian.config import ViTConfig
 from vitruvian.errors import CheckpointError
 from vitruvian.model.embed import sincos_positions
+from vitruvian.settings import Size
 from vitruvian.weights.families.rules import Tensors
 
 # N patches in R rows and C columns, P tokens (class, distillation) and G registers before them, D width

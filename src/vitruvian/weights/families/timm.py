@@ -14,9 +14,9 @@ from vitruvian.config import (
     ModelConfig,
     Preprocess,
     ViTConfig,
-    as_size,
 )
 from vitruvian.errors import CheckpointError
+from vitruvian.settings import as_size
 from vitruvian.weights.families.family import Facts, Family, vit_obstacles
 from vitruvian.weights.families.positions import FLAT
 from vitruvian.weights.families.rules import Row, Table, Tensors, pair
