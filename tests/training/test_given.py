@@ -90,10 +90,20 @@ SCRIPT = """
 """
 
 
-@pytest.mark.parametrize(("ending", "noted"), [("main()", True), ('if __name__ == "__main__":\n    main()', False)])
-def test_a_script_without_a_guard_trains_without_workers_and_says_so_in_a_line(tmp_path, ending, noted):
-    (tmp_path / "mine.py").write_text(textwrap.dedent(SCRIPT) + ending + "\n")
-    done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+@pytest.mark.parametrize(
+    ("started", "ending", "noted"),
+    [
+        ("mine.py", "main()", True),
+        ("mine.py", 'if __name__ == "__main__":\n    main()', False),
+        ("-m mine", "main()", False),  # the __main__ of a package, which no worker imports
+    ],
+)
+def test_a_script_without_a_guard_trains_without_workers_and_says_so_in_a_line(tmp_path, started, ending, noted):
+    place = tmp_path / ("mine.py" if started == "mine.py" else "mine/__main__.py")
+    place.parent.mkdir(exist_ok=True)
+    place.write_text(textwrap.dedent(SCRIPT) + ending + "\n")
+    words = [sys.executable, *started.split()]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "model").is_dir()
     assert "Traceback" not in done.stderr

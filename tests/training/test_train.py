@@ -290,7 +290,7 @@ def test_images_of_ones_own_are_trained_from_scratch_with_an_honest_note(tmp_pat
     small = ["steps=1", "batch_size=2", "workers=0", "image_size=64", "architecture.layers=1"]
     run = train(data, model="ViT-Ti/16", out=tmp_path / "run", settings=small)
     assert run.finished
-    assert "from scratch, 6 images give a poor model; weights= to start from do far better" in str(run.facts["notes"])
+    assert "from scratch, 6 images give a poor model; weights to start from do far better" in str(run.facts["notes"])
 
 
 def test_an_existing_folder_is_refused_before_the_head_is_fitted(tmp_path, monkeypatch):

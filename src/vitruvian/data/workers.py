@@ -168,14 +168,16 @@ def unguarded_script() -> str:
     """The line of the running script that came here outside `if __name__ == "__main__":`; empty where all is well.
 
     A worker imports the script again, and would come here once more. What has no file, such as a notebook, is not
-    imported.
+    imported, nor is the `__main__` of a package.
     """
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
             break
-    path = frame.f_globals.get("__file__")
+    path, spec = frame.f_globals.get("__file__"), frame.f_globals.get("__spec__")
+    if spec is not None and spec.name.endswith(".__main__"):
+        return ""
     if frame.f_code.co_name != "<module>" or path is None or frame.f_code.co_filename != path:
         return ""
     try:

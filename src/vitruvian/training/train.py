@@ -189,7 +189,7 @@ def honest_notes(recipe: Recipe, images: Images) -> list[str]:
     side = recipe.image_size or resolve(recipe.model).image_size[0]
     if recipe.weights or recipe.objective != "labels" or count >= FEW_IMAGES or side < PHOTO_PIXELS:
         return []
-    return [f"from scratch, {count:,} images give a poor model; weights= to start from do far better"]
+    return [f"from scratch, {count:,} images give a poor model; weights to start from do far better"]
 
 
 def check_recipe(run: Run) -> None:
