@@ -8,7 +8,7 @@ import time
 
 import pytest
 from processes import Process
-from tiny_service import photo, tiny_vit
+from tiny_service import photo, tiny_digits, tiny_vit
 
 import vitruvian as vt
 
@@ -26,7 +26,8 @@ def service(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     vt.save(tiny_vit(), folder / "one")
     vt.save(tiny_vit(1, size=48), folder / "two")
-    running = Process("--model", f"one={folder / 'one'}", "--model", f"two={folder / 'two'}")
+    vt.save(tiny_digits(), folder / "digits")
+    running = Process(*(part for name in ("one", "two", "digits") for part in ("--model", f"{name}={folder / name}")))
     yield running
     running.close()
 
@@ -257,6 +258,25 @@ def test_two_models_are_side_by_side_and_hover_together(page):
     left, right = (page.find(f"[data-model={name}]").rect for name in ("one", "two"))
     assert left["y"] == right["y"]
     assert left["x"] < right["x"]
+
+
+def test_a_drawn_digit_is_answered_and_kept_in_the_link(page):
+    page.open("model=digits&sample=7")
+    before = page.pixels()
+    assert len(page.texts("#samples button")) == 10
+    for step in range(9):
+        page.pointer("pointerdown" if step == 0 else "pointermove", 0.5, 0.1 + 0.1 * step, 1, selector="#paper")
+    page.until("return location.hash.includes('digit=')")
+    page.settled()
+    link, shown = page.browser.current_url, page.pixels()
+    digit = link.split("digit=")[1].split("&")[0]
+    assert len(digit) == 64
+    assert all(row[:2] == "00" and row[3:5] != "00" for row in (digit[i : i + 8] for i in range(0, 64, 8)))
+    assert shown != before
+    page.browser.get("about:blank")
+    page.browser.get(link)
+    page.settled()
+    assert page.pixels() == shown
 
 
 def test_a_file_that_is_no_image_gets_a_sentence(page, tmp_path):

@@ -29,6 +29,18 @@ def tiny_vit(seed: int = 0, *, classes: int = 6, size: int = 32) -> ViT:
     return model.eval()
 
 
+def tiny_digits() -> ViT:
+    """The same for gray digits."""
+    torch.manual_seed(2)
+    config = ViTConfig(
+        image_size=(16, 16), patch_size=4, channels=1, classes=10, layers=2, width=16, mlp_width=32, heads=2
+    )
+    model = build(config)
+    model.preprocess = Preprocess(image_size=(16, 16), mean=(0.5,), std=(0.5,))
+    model.labels = tuple("0123456789")
+    return model.eval()
+
+
 def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
     file = io.BytesIO()
     image.save(file, kind)

@@ -23,7 +23,7 @@ SETTINGS = (
     "architecture.mlp_width=96",
     "architecture.pool=token",
     "architecture.class_token=true",
-    "augment.pad=2",
+    "augment.padding=2",
 )
 
 
