@@ -28,7 +28,7 @@ def weights(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(weights):
-    running = Process("--model", f"tiny={weights}", "--max-seconds", "1", "--max-mb", "2")
+    running = Process("--model", f"tiny={weights}", "--max-seconds", "1", "--max-mb", "2", "--queue", "3")
     yield running
     running.close()
 
@@ -94,6 +94,20 @@ def test_clients_that_leave_are_forgotten(service):
         if 'vit_accepted_images{model="tiny"} 0.0' in service.client.get("/metrics").text:
             break
         time.sleep(0.05)
+    assert service.client.post("/predict", **upload(photo(1))).status_code == 200
+
+
+def test_bodies_that_arrive_at_the_same_time_are_bounded(service):
+    host, port = service.url.removeprefix("http://").split(":")
+    head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+    slow = [socket.create_connection((host, int(port)), timeout=5) for _ in range(3)]
+    for connection in slow:
+        connection.sendall(head)
+    time.sleep(0.2)
+    assert service.client.post("/predict", **upload(photo(1))).status_code == 429
+    for connection in slow:
+        connection.close()
+    time.sleep(0.2)
     assert service.client.post("/predict", **upload(photo(1))).status_code == 200
 
 

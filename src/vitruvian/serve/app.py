@@ -103,11 +103,16 @@ def add_states(app: FastAPI, service: Service, metrics: Metrics) -> None:
 def add_questions(app: FastAPI, service: Service) -> None:
     """The routes that images are sent to."""
     limits = service.limits
+    arriving: set[Request] = set()
 
     async def asked(request: Request, options: type[O], most_images: int) -> tuple[Asked[O], Served]:
-        if service.full:
+        if service.full or len(arriving) >= limits.queue:  # before the body is read: the memory stays bounded, too
             raise Full(next(iter(service.models.values())).batcher.retry_seconds())
-        read = await read_request(request, options, limits, most_images=most_images)
+        arriving.add(request)
+        try:
+            read = await read_request(request, options, limits, most_images=most_images)
+        finally:
+            arriving.discard(request)
         served = service.named(read.options.model)
         request.state.model, request.state.images = served.name, len(read.images)
         return read, served

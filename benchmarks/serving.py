@@ -1,0 +1,190 @@
+"""Requests a second with many clients: `vit serve`, one forward a request, and litserve, with the same model.
+
+python benchmarks/serving.py --model weights.safetensors [--clients 16] [--seconds 10] [--rounds 3]
+
+Each server runs alone in a process of its own, in another order each round; the clients are a process of threads that
+send one JPEG again and again over kept connections. `forward` is the model alone at that batch size, without HTTP and
+decoding. litserve is measured where it is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import importlib.util
+import io
+import json
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+
+BATCH = 16
+PLAIN = """
+import sys, torch, uvicorn
+from fastapi import FastAPI, File, UploadFile
+from vitruvian.predict import Classifier
+classifier, app = Classifier(sys.argv[1]), FastAPI()
+@app.post("/predict")
+def predict(image: UploadFile = File()):
+    (answers,) = classifier.predict([image.file.read()])
+    return [{"label": a.label, "probability": a.probability} for a in answers]
+@app.get("/ready")
+def ready(): return {}
+uvicorn.run(app, port=int(sys.argv[2]), log_level="error")
+"""
+LITSERVE = """
+import sys, torch, litserve
+from fastapi import UploadFile
+from vitruvian.data.decode import decode
+from vitruvian.data.preprocess import view
+from vitruvian.predict import Classifier
+class Api(litserve.LitAPI):
+    def setup(self, device): self.classifier = Classifier(sys.argv[1])
+    def decode_request(self, request):
+        return view(decode(request["image"].file.read()), self.classifier.model.preprocess)
+    def batch(self, inputs): return torch.stack(inputs)
+    def predict(self, pixels): return self.classifier.ranked(self.classifier.logits(pixels), 5)
+    def unbatch(self, output): return list(output)
+    def encode_response(self, answers): return [{"label": a.label, "probability": a.probability} for a in answers]
+if __name__ == "__main__":
+    api = Api(max_batch_size=16, batch_timeout=0.01)
+    litserve.LitServer(api, accelerator="cpu", healthcheck_path="/ready").run(port=int(sys.argv[2]), log_level="error")
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--clients", type=int, default=BATCH)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    asked = parser.parse_args()
+    servers = {
+        "vit serve": ["-m", "vitruvian.cli", "serve", "--batch", str(BATCH), "--model", asked.model, "--port"],
+        "one forward a request": ["-c", PLAIN, asked.model],
+    }
+    if importlib.util.find_spec("litserve"):
+        servers["litserve"] = ["-c", LITSERVE, asked.model]
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
+    alone = []
+    for number in range(asked.rounds):
+        order = list(servers)
+        random.Random(number).shuffle(order)
+        alone.append(forward(asked.model, asked.seconds))
+        for name in order:
+            found[name].append(measured(servers[name], asked.clients, asked.seconds))
+    print(json.dumps({"forward": statistics.median(alone), "batch": BATCH, "rounds": asked.rounds}))
+    for name, rounds in found.items():
+        row = {key: round(statistics.median(each[key] for each in rounds), 4) for key in rounds[0]}
+        print(json.dumps({"server": name, "clients": asked.clients, **row}))
+
+
+def forward(weights: str, seconds: float) -> float:
+    """Images a second of the model alone, in a process of its own."""
+    code = f"""
+import sys, time, torch
+from vitruvian.predict import Classifier
+classifier = Classifier(sys.argv[1])
+pixels = torch.zeros({BATCH}, len(classifier.model.preprocess.mean), *classifier.model.preprocess.image_size)
+classifier.logits(pixels)
+started, count = time.monotonic(), 0
+while time.monotonic() - started < {seconds}:
+    classifier.logits(pixels)
+    count += len(pixels)
+print(count / (time.monotonic() - started))
+"""
+    command = [sys.executable, "-c", code, weights]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def measured(arguments: list[str], clients: int, seconds: float) -> dict[str, float]:
+    """Images a second and latencies of one server."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, *arguments, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0
+    )
+    try:
+        wait_until_ready(port, server)
+        load = [sys.executable, __file__, "load", str(port), str(clients), str(seconds)]
+        return json.loads(subprocess.run(load, check=True, capture_output=True, text=True).stdout)
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(60)
+
+
+def wait_until_ready(port: int, server: subprocess.Popen[bytes]) -> None:
+    for _ in range(1200):
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5).read()
+            return
+        except (OSError, urllib.error.HTTPError):
+            if server.poll() is not None:
+                raise SystemExit(f"the server ended with {server.returncode}") from None
+            time.sleep(0.1)
+    raise SystemExit("the server did not get ready")
+
+
+def load(port: int, clients: int, seconds: float) -> None:
+    """Clients that each wait for their answer before they ask again; the first second does not count."""
+    body, kind = form()
+    begin = time.monotonic() + 1.0
+    taken: list[list[float]] = [[] for _ in range(clients)]
+    failed = [0] * clients
+
+    def ask(number: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        while (now := time.monotonic()) < begin + seconds:
+            connection.request("POST", "/predict", body, {"Content-Type": kind})
+            response = connection.getresponse()
+            response.read()
+            if response.status != 200:
+                failed[number] += 1
+            elif now >= begin:
+                taken[number].append(time.monotonic() - now)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    every = sorted(second for each in taken for second in each)
+    print(
+        json.dumps(
+            {
+                "images_per_second": len(every) / seconds,
+                "median_seconds": every[len(every) // 2],
+                "p99_seconds": every[int(0.99 * len(every))],
+                "failed": sum(failed),
+            }
+        )
+    )
+
+
+def form() -> tuple[bytes, str]:
+    """A JPEG of 256 x 256 pixels as a form."""
+    import numpy as np
+    from PIL import Image
+
+    small = Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8))
+    file = io.BytesIO()
+    small.resize((256, 256)).save(file, "JPEG", quality=90)
+    mark = "benchmark-boundary"
+    head = f'--{mark}\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\n\r\n'
+    return head.encode() + file.getvalue() + f"\r\n--{mark}--\r\n".encode(), f"multipart/form-data; boundary={mark}"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["load"]:
+        load(int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
+    else:
+        main()
