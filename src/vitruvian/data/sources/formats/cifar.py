@@ -25,6 +25,7 @@ from vitruvian.data.sources.cache import derived
 from vitruvian.data.sources.formats.pixels import RecordSource, records_in
 from vitruvian.data.sources.names import parse_classes
 from vitruvian.errors import DataError
+from vitruvian.files import read_text
 from vitruvian.text import one_line
 
 PIXELS = 3 * 32 * 32
@@ -107,7 +108,7 @@ def open_binary(folder: Path, name: str) -> Dataset:
     layout = next((layout for layout in LAYOUTS if binary_files(folder, layout)), None)
     if layout is None:
         raise DataError(f"{name}: not an archive of CIFAR-10 or CIFAR-100; unpack it and pass the folder")
-    classes = parse_classes((folder / layout.names).read_text(), layout.names)
+    classes = parse_classes(read_text(folder / layout.names, raises=DataError), str(folder / layout.names))
     prefix = len(layout.label_keys)
     sources: dict[str, Source] = {}
     notes = []
@@ -232,4 +233,4 @@ def plain_pickle(data: bytes, where: str) -> Any:
     try:
         return PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
     except Exception as error:  # broken bytes lead the unpickler to nearly any error
-        raise DataError(f"{where}: not a pickle of plain data ({error})") from error
+        raise DataError(f"{where}: not a pickle of plain data ({one_line(error)})") from error

@@ -22,6 +22,7 @@ from vitruvian.data.sources.index import Entry, Index, IndexedSource, OpenFile, 
 from vitruvian.data.sources.names import listed_classes, natural, split_of_file
 from vitruvian.errors import DataError, FileError, ImageError
 from vitruvian.files import parse_json
+from vitruvian.text import one_line
 
 IMAGES = EXTENSIONS | {".npy"}
 """Endings of members that hold the image; `.npy` holds its pixels."""
@@ -136,8 +137,8 @@ def read_member(file: OpenFile, offset: int, size: int, key: str) -> RawImage:
         return data
     try:
         return pixels_of(data)
-    except (ValueError, EOFError, OSError) as error:
-        raise ImageError(f"{key}: broken array ({error})") from error
+    except Exception as error:  # NumPy's reader of headers raises whatever broken bytes lead it to
+        raise ImageError(f"{key}: broken array ({one_line(error)})") from error
 
 
 def pixels_of(data: bytes) -> NDArray[np.uint8]:

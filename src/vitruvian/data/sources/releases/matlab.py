@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from vitruvian.errors import DataError
+from vitruvian.text import one_line
 
 HEADER_BYTES = 128
 MAX_BYTES = 2**28
-"""Of a file, and of what is packed in it."""
+"""Of a file, and of all that is packed in it."""
 
 MATRIX, COMPRESSED = 14, 15
 NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8", 16: "u1"}
@@ -41,11 +42,20 @@ def read_matlab(path: Path) -> dict[str, Any]:
     if len(content) < HEADER_BYTES or content[126:128] not in (b"IM", b"MI"):
         raise DataError(f"{path}: not a MATLAB file of level 5 (MATLAB 5 to 7); get it again")
     order = "<" if content[126:128] == b"IM" else ">"
+    variables, left = {}, MAX_BYTES
     try:
-        found = (variable(kind, body, order) for kind, body in elements(content[HEADER_BYTES:], order))
-        return {name: value for name, value in found if name}
-    except (struct.error, zlib.error, ValueError, IndexError, OverflowError, RuntimeError) as error:
-        raise DataError(f"{path}: a broken MATLAB file ({error or 'it ends too soon'}); get it again") from error
+        for kind, body in elements(content[HEADER_BYTES:], order):
+            if kind == COMPRESSED:
+                kind, body = next(elements(unpacked(body, left), order))
+            if kind != MATRIX:
+                raise ValueError(f"a variable of type {kind}")
+            left -= len(body)
+            name, value = matrix(body, order)
+            variables[name] = value
+    except (struct.error, zlib.error, ValueError, IndexError, OverflowError, RuntimeError, StopIteration) as error:
+        reason = "it ends too soon" if isinstance(error, StopIteration) else one_line(error)
+        raise DataError(f"{path}: a broken MATLAB file ({reason}); get it again") from error
+    return {name: value for name, value in variables.items() if name}
 
 
 def elements(content: bytes, order: str) -> Iterator[Element]:
@@ -65,17 +75,12 @@ def elements(content: bytes, order: str) -> Iterator[Element]:
         place += 8 + size + (0 if kind == COMPRESSED else -size % 8)
 
 
-def variable(kind: int, body: bytes, order: str) -> tuple[str, Any]:
-    """The name and the value of one variable."""
-    if kind == COMPRESSED:
-        unpacker = zlib.decompressobj()
-        unpacked = unpacker.decompress(body, MAX_BYTES)
-        if unpacker.unconsumed_tail:
-            raise ValueError("a variable is too large")
-        kind, body = next(elements(unpacked, order))
-    if kind != MATRIX:
-        raise ValueError(f"a variable of type {kind}")
-    return matrix(body, order)
+def unpacked(body: bytes, most: int) -> bytes:
+    unpacker = zlib.decompressobj()
+    content = unpacker.decompress(body, max(most, 1))
+    if unpacker.unconsumed_tail:
+        raise ValueError("its variables are too large")
+    return content
 
 
 def matrix(body: bytes, order: str) -> tuple[str, Any]:
