@@ -1,6 +1,6 @@
 """Tiny checkpoints of other libraries with the answers their own models give, for tests without those libraries.
 
-Run in an environment with timm (1.0.30 made the files here):
+Run in an environment with timm and open_clip (1.0.30 and 3.3.0 made the files here):
 
     python tests/golden/make_golden.py
 
@@ -119,6 +119,27 @@ def make_variant(name: str) -> None:
 
 
 @torch.no_grad()
+def make_open_clip() -> None:
+    """open_clip's own tower with CLIP's activation, beside a text tower."""
+    import open_clip
+
+    vision = {"image_size": 32, "layers": 1, "width": 32, "head_width": 8, "patch_size": 8, "mlp_ratio": 2.0}
+    text = {"context_length": 4, "vocab_size": 8, "width": 8, "heads": 1, "layers": 1}
+    settings = {"embed_dim": 16, "quick_gelu": True, "vision_cfg": vision, "text_cfg": text}
+    model = randomise(open_clip.model.CLIP(**settings))
+    (OUT / "open_clip").mkdir(exist_ok=True)
+    state = {key: value.contiguous() for key, value in model.state_dict().items()}
+    save_file(state, OUT / "open_clip" / "open_clip_model.safetensors")
+    statistics = {"mean": [0.48145466, 0.4578275, 0.40821073], "std": [0.26862954, 0.26130258, 0.27577711]}
+    view = {**statistics, "interpolation": "bicubic", "resize_mode": "shortest"}
+    (OUT / "open_clip" / "open_clip_config.json").write_text(
+        json.dumps({"model_cfg": settings, "preprocess_cfg": view}, indent=2) + "\n"
+    )
+    expected = {"input_32x32": images(32, 32), "output_32x32": model.encode_image(images(32, 32)).contiguous()}
+    save_file(expected, OUT / "open_clip.expected.safetensors")
+
+
+@torch.no_grad()
 def make_dino() -> None:
     """DINO's layout and its way with positions, on timm's blocks: a scale factor with 0.1 added to the new side."""
     model = randomise(VisionTransformer(**(SHAPE | {"num_classes": 0})))
@@ -151,4 +172,5 @@ if __name__ == "__main__":
         make_timm(name, changes)
     for name in VARIANTS:
         make_variant(name)
+    make_open_clip()
     make_dino()

@@ -11,7 +11,7 @@ import torch
 from checkpoints import TOLERANCE, arrays_of, expected, largest_difference, path_of
 from safetensors.torch import load_file, save_file
 
-from vitruvian.config import IMAGENET_MEAN, ResNetConfig
+from vitruvian.config import IMAGENET_MEAN, TIMM_NUMERICS, ResNetConfig, ViTConfig
 from vitruvian.errors import CheckpointError
 from vitruvian.model.build import build
 from vitruvian.weights.load import load
@@ -259,3 +259,30 @@ class TestDino:
         model = same_answers(tmp_path / "w.safetensors", "timm_registers", heads=4)
         assert model.config.numerics.position_resize == "bicubic_antialias"
         assert model.config.registers == 2
+
+
+class TestOpenClip:
+    def test_a_tower_of_timm_answers_as_timms_own_folder(self, tmp_path):
+        config = ViTConfig(image_size=32, patch_size=8, layers=1, width=32, mlp_width=64, heads=2, classes=0)
+        save(build(config.replace(numerics=TIMM_NUMERICS), seed=1), tmp_path / "w.safetensors", "timm")
+        tensors = load_file(tmp_path / "w.safetensors")
+        alone, beside = tmp_path / "timm", tmp_path / "open_clip"
+        for folder in (alone, beside):
+            folder.mkdir()
+        save_file(tensors, alone / "model.safetensors")
+        (alone / "config.json").write_text(json.dumps({"architecture": "test_vit", "global_pool": "token"}))
+        trunk = {f"visual.trunk.{name}": tensor for name, tensor in tensors.items()}
+        text = {"text.transformer.resblocks.0.ln_1.weight": torch.ones(4), "logit_scale": torch.ones(())}
+        save_file(trunk | text, beside / "open_clip_model.safetensors")
+        tower = {"timm_model_name": "test_vit", "timm_pool": "token", "image_size": 32}
+        (beside / "open_clip_config.json").write_text(json.dumps({"model_cfg": {"vision_cfg": tower}}))
+        one, other = load(alone), load(beside)
+        pixels = torch.randn(1, 3, 32, 32)
+        assert one.config.heads == other.config.heads == 2
+        torch.testing.assert_close(one(pixels), other(pixels), atol=TOLERANCE, rtol=0)
+        assert "(text tower)" in other.origin
+
+    def test_without_its_settings_it_is_refused(self, tmp_path):
+        save_file(load_file(path_of("open_clip") / "open_clip_model.safetensors"), tmp_path / "w.safetensors")
+        with pytest.raises(CheckpointError, match=r"without open_clip_config\.json, which states their heads"):
+            load(tmp_path / "w.safetensors")

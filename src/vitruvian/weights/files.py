@@ -25,10 +25,12 @@ WEIGHT_FILES = (
     "model.safetensors.index.json",
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
+    "open_clip_model.safetensors",
+    "open_clip_pytorch_model.bin",
 )
 """What a folder is searched for, in this order."""
 
-SETTING_FILES = ("config.json", "preprocessor_config.json")
+SETTING_FILES = ("config.json", "preprocessor_config.json", "open_clip_config.json")
 
 WRAPPERS = ("teacher", "model", "state_dict", "model_state_dict", "net", "model_ema", "state_dict_ema")
 """Entries under which training scripts keep the weights, first choice first (DINO evaluates its teacher)."""

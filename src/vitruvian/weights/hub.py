@@ -13,9 +13,16 @@ from vitruvian.errors import CheckpointError, ConfigError, FileError, HubError, 
 from vitruvian.files import cache_folder, read_object
 from vitruvian.published import REPOSITORY_SCHEME, find, names, of_variant, web_address
 from vitruvian.weights.download import SUFFIXES, TIMEOUT_SECONDS, cached_path, fetch
+from vitruvian.weights.files import SETTING_FILES
 
-DESCRIPTIONS = ("config.json", "preprocessor_config.json")
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+DESCRIPTIONS = SETTING_FILES
+WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "open_clip_model.safetensors",
+    "pytorch_model.bin",
+    "open_clip_pytorch_model.bin",
+)
 """Names of weights in a repository, the best first; what runs no code comes before a pickle."""
 
 

@@ -13,6 +13,7 @@ from vitruvian.weights.families.huggingface import HuggingFaceViT
 from vitruvian.weights.families.huggingface_beit import HuggingFaceBeit, HuggingFaceDinoV3
 from vitruvian.weights.families.huggingface_dinov2 import HuggingFaceDinoV2
 from vitruvian.weights.families.huggingface_towers import HuggingFaceTower
+from vitruvian.weights.families.openclip import OpenClip, OpenClipTimm
 from vitruvian.weights.families.timm import Timm
 from vitruvian.weights.families.torchvision import Torchvision
 from vitruvian.weights.files import Checkpoint
@@ -25,6 +26,7 @@ READERS: dict[str, tuple[Family, ...]] = {
     "big_vision": (BigVision(),),
     "torchvision": (Torchvision(),),
     "huggingface": (HuggingFaceBeit(), VIT, DINOV2, HuggingFaceDinoV3(), HuggingFaceTower()),
+    "open_clip": (OpenClip(), OpenClipTimm()),
     "dino": (DinoV2(), Dino()),
     "timm": (Timm(),),
 }

@@ -84,8 +84,16 @@ class Timm(Family):
     name = "timm"
     numerics = TIMM_NUMERICS
     anchor = "patch_embed.proj.weight"
-    prefixes = ("", "module.", "backbone.", "module.backbone.", "model.", "module.model.", "_orig_mod.")
-    suffixes = (".safetensors", ".pth", ".pt", ".bin")
+    prefixes: ClassVar[tuple[str, ...]] = (
+        "",
+        "module.",
+        "backbone.",
+        "module.backbone.",
+        "model.",
+        "module.model.",
+        "_orig_mod.",
+    )
+    suffixes: ClassVar[tuple[str, ...]] = (".safetensors", ".pth", ".pt", ".bin")
     refused: ClassVar[dict[str, str]] = {
         ".q_norm.": "normalized queries and keys",
         "norm_pre.": "a norm before the blocks (CLIP)",
@@ -139,7 +147,10 @@ class Timm(Family):
         )
 
     def settings_of(self, checkpoint: Checkpoint) -> dict[str, Any] | None:
-        return stated_settings(checkpoint.settings.get("config.json", {}))
+        return stated_settings(self.config_of(checkpoint))
+
+    def config_of(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        return checkpoint.settings.get("config.json", {})
 
     def refused_parts(self, checkpoint: Checkpoint) -> dict[str, str]:
         return self.refused if self.settings_of(checkpoint) is None else {}
