@@ -64,11 +64,11 @@ KINDS = {
     "ViTMSNForImageClassification": ("ViTMSNConfig", SHAPE | {"num_labels": 5}, logits, True),
     "IJepaModel": ("IJepaConfig", SHAPE, mean, True),
     "IJepaForImageClassification": ("IJepaConfig", SHAPE | {"num_labels": 5}, logits, True),
-    "BeitModel": ("BeitConfig", SHAPE | RELATIVE, pooled, False),
+    "BeitModel": ("BeitConfig", SHAPE | RELATIVE, pooled, True),
     "BeitForImageClassification": (
         "BeitConfig", SHAPE | {"num_labels": 5, "use_shared_relative_position_bias": True}, logits, False,
     ),
-    "Data2VecVisionModel": ("Data2VecVisionConfig", SHAPE | RELATIVE, patch_mean, False),
+    "Data2VecVisionModel": ("Data2VecVisionConfig", SHAPE | RELATIVE, patch_mean, True),
     "Data2VecVisionForImageClassification": (
         "Data2VecVisionConfig", SHAPE | RELATIVE | {"num_labels": 5}, logits, False,
     ),

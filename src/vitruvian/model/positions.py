@@ -63,11 +63,11 @@ class RelativeBias(AttentionPosition):
 
 
 def resize_bias_table(table: Tensor, old: Size, new: Size) -> Tensor:
-    """The biases (offsets + 3, H) for another grid, bicubic; those of the class token stay."""
+    """The biases (offsets + 3, H) for another grid, bilinear as in transformers; those of the class token stay."""
     if old == new:
         return table
     image = table[:-3].T.reshape(1, -1, 2 * old[0] - 1, 2 * old[1] - 1)
-    image = F.interpolate(image, (2 * new[0] - 1, 2 * new[1] - 1), mode="bicubic", align_corners=False)
+    image = F.interpolate(image, (2 * new[0] - 1, 2 * new[1] - 1), mode="bilinear", align_corners=False)
     return torch.cat([image[0].flatten(1).T, table[-3:]])
 
 

@@ -42,13 +42,14 @@ def load(
     """A model in evaluation mode from a weights file, a folder or a published name.
 
     The family is recognized from the names inside. `family` names it instead (native, google, big_vision, timm,
-    torchvision, huggingface, dino), and then a description that the file carries from an earlier conversion is not
-    read. `heads`, `grid` (rows, columns of patches) and `preprocess` tell what a file cannot; what is assumed in their
-    place is said once on stderr and in `model.origin`. `image_size` (a side, or rows and columns) and `patch_size`
-    resample positions and patch embedding in the family's own way. `classes` other than the file's, or `head="new"`,
-    puts a single linear layer of zeros in place of the head and of a pre-logits layer before it; `classes=0` leaves
-    the head out. A state dict that `torch.save` wrote of our own model needs `config`: its settings or the name of its
-    variant. What a file held that has no place in the model stands in `model.origin`.
+    torchvision, huggingface, open_clip, dino), and then a description that the file carries from an earlier conversion
+    is not read. `heads`, `grid` (rows, columns of patches) and `preprocess` tell what a file cannot; what is assumed in
+    their place is said once on stderr and in `model.origin`. `image_size` (a side, or rows and columns) and
+    `patch_size` resample positions and patch embedding in the family's own way. `classes` other than the file's, or
+    `head="new"`, puts a single linear layer of zeros in place of the head and of a pre-logits layer before it;
+    `classes=0` leaves the head out. `config` is the name of timm's architecture for a file that does not state it, or
+    settings (or the name of a variant) for a state dict that `torch.save` wrote of our own model. What a file held that
+    has no place in the model stands in `model.origin`.
     """
     changes = Changes(image_size=image_size, patch_size=patch_size, classes=classes, head=head)
     path = locate(source)

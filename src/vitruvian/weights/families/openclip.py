@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
-from vitruvian.config import CLIP_MEAN, CLIP_STD, ModelConfig, Numerics, Preprocess, as_size
+from vitruvian.config import CLIP_MEAN, CLIP_STD, ModelConfig, Numerics, Preprocess
 from vitruvian.errors import CheckpointError, ConfigError
+from vitruvian.settings import as_size
 from vitruvian.weights.families.family import Facts, Family
 from vitruvian.weights.families.huggingface_json import number
 from vitruvian.weights.families.positions import FLAT
