@@ -301,7 +301,7 @@ def test_a_sweep_killed_half_way_continues_and_ends_as_an_unbroken_one(weights, 
     ended = subprocess.run(command(weights, tmp_path / "sweep", "--json"), capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("(done before)") == 3
-    assert "seed 1, measured on the test split (goes on)" in ended.stderr
+    assert "seed 1, for the result (goes on)" in ended.stderr
     found, expected = [json.loads((tmp_path / name / "sweep.json").read_text()) for name in ("sweep", "whole")]
     for record in (found, expected):
         for trial in record["trials"]:
