@@ -147,6 +147,14 @@ def test_starts_without_a_folder_never_share_one(tmp_path, monkeypatch):
     assert [str(run.folder) for run in runs] == ["runs/digits-1", "runs/digits-2"]
 
 
+def test_a_folder_with_nothing_but_a_recipe_of_ones_own_is_not_taken(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.toml").write_text("mine")
+    with pytest.raises(TrainingError, match="run: exists and is not empty; choose another out="):
+        train("digits", out=tmp_path / "run", settings=TINY, progress=False)
+    assert (tmp_path / "run" / "recipe.toml").read_text() == "mine"
+
+
 def test_a_start_that_comes_to_nothing_leaves_nothing(tmp_path):
     with pytest.raises(ConfigError, match="warmup and cooldown"):
         train("digits", out=tmp_path / "run", settings=[*TINY, "warmup=500"], progress=False)

@@ -106,10 +106,10 @@ class Checkpoints:
             said("no checkpoint is whole: starting again from step 0")
         return None
 
-    def forget_worse(self, best: Path) -> None:
-        """Remove the weights that were the best for none of the checkpoints."""
+    def forget_worse(self, best: Path, step: int) -> None:
+        """Remove the weights that are neither the best now, after `step`, nor were for one of the checkpoints."""
         with suppress(TrainingError):  # of a checkpoint that is damaged
-            kept = {read_position(path).best_step for path in self.all()}
+            kept = {step, *(read_position(path).best_step for path in self.all())}
             for path in best.glob("step-*"):
                 if int(path.name.removeprefix("step-")) not in kept:
                     shutil.rmtree(path, ignore_errors=True)

@@ -238,7 +238,7 @@ class Loop:
             self.position.journal_bytes, self.position.journal_digest = self.journal.kept_bytes(), self.journal.digest()
         self.checkpoints.write(self.position.step, self.state.tensors(), self.position.to_json())
         if self.processes.is_main:
-            self.checkpoints.forget_worse(Run(self.folder).best(0).parent)
+            self.checkpoints.forget_worse(Run(self.folder).best(0).parent, self.position.best_step)
         self.clock.checkpointed()
 
 

@@ -97,12 +97,9 @@ class Run:
 
     def seal(self, evaluation: Line) -> None:
         """Write result.json, which ends a run: the numbers of its model, and what its files are."""
-        files = {name: digest(self.folder / name) for name in self.sealed_files()}
+        paths = [self.folder / METRICS_FILE, *sorted((self.folder / "model").iterdir())]
+        files = {path.relative_to(self.folder).as_posix(): digest(path) for path in paths}
         write_sealed(self.folder / RESULT_FILE, {"evaluation": evaluation, "files": files})
-
-    def sealed_files(self) -> list[str]:
-        model = sorted(path.name for path in (self.folder / "model").iterdir())
-        return [METRICS_FILE, *(f"model/{name}" for name in model)]
 
     def damage(self) -> str:
         """In what the files of a finished run are not what they were; empty if in nothing."""
@@ -202,7 +199,7 @@ def claimed(out: str | Path | None, name: str) -> Iterator[Path]:
 
 def is_free(folder: Path) -> bool:
     """Whether nothing is in the folder but what a start leaves that ends before there is a run."""
-    mine = {LOCK_FILE, "recipe.toml", "checkpoints"}
+    mine = {LOCK_FILE, "checkpoints", *(("recipe.toml",) if (folder / LOCK_FILE).exists() else ())}
     left = [path for path in folder.iterdir() if path.name not in mine and not is_unfinished(path)]
     return not left and not (folder / RUN_FILE).exists() and not any(folder.glob("checkpoints/*"))
 
