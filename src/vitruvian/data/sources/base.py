@@ -56,8 +56,8 @@ class Source(ABC):
     @abstractmethod
     def __len__(self) -> int: ...
 
-    @abstractmethod
-    def label(self, index: int) -> int: ...
+    def label(self, index: int) -> int:
+        return int(self.labels()[index])
 
     @abstractmethod
     def labels(self) -> NDArray[np.int32]:
