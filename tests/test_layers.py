@@ -81,7 +81,7 @@ def test_the_floor_loads_no_torch():
 NAMES = (
     "Answer Certificate Classifier Explainer Interrupted Listener MapSettings ModelConfig Numerics Prediction "
     "Preprocess Recipe ResNet ResNetConfig Run StemConfig ViT ViTConfig VitruvianError build convert create_model "
-    "evaluate finetune load preprocess_image probe protocol_for read_recipe resume save train"
+    "evaluate features finetune load preprocess_image probe protocol_for read_recipe resume save train"
 )
 
 

@@ -13,13 +13,13 @@ import torch
 from PIL import Image
 from torch import nn
 
-from vitruvian.config import Preprocess, ViTConfig
+from vitruvian.config import Preprocess, ResNetConfig, ViTConfig
 from vitruvian.data.decode import decode
 from vitruvian.data.preprocess import view
 from vitruvian.errors import CheckpointError, ConfigError, ImageError
 from vitruvian.model.build import build
 from vitruvian.model.vit import ViT
-from vitruvian.predict import Classifier, Prediction
+from vitruvian.predict import Classifier, Prediction, features
 from vitruvian.weights.save import save
 
 TINY = ViTConfig(image_size=(16, 16), patch_size=8, layers=1, width=16, mlp_width=32, heads=2, classes=5)
@@ -186,3 +186,30 @@ def test_wrong_arguments_are_refused():
 def test_a_device_without_values_is_refused():
     with pytest.raises(ConfigError, match="device='meta' cannot be used: it computes nothing"):
         Classifier(tiny_model(), device="meta")
+
+
+@torch.no_grad()
+def test_features_of_layers_are_maps_of_patches_or_all_tokens():
+    model = tiny_model(layers=3, registers=2, image_size=(16, 24)).eval()
+    pixels = torch.randn(2, 3, 16, 24)
+    first, last = features(model, pixels, layers=[0, -1])
+    assert first.shape == last.shape == (2, 16, 2, 3)
+    wanted = model.forward_intermediates(pixels, ["block_2"])["block_2"]
+    assert torch.equal(last[1, :, 1, 2], wanted[1, 3 + 5])  # after class token and registers, the sixth patch
+    (tokens,) = features(model, pixels, grid=False)
+    assert torch.equal(tokens, wanted)
+    (seen,) = features(model, make_images(2))
+    assert seen.shape == (2, 16, 2, 3)
+    with pytest.raises(ConfigError, match="layer 3 does not exist"):
+        features(model, pixels, layers=[3])
+
+
+def test_features_of_a_resnet_are_the_maps_of_its_stages():
+    model = build(ResNetConfig(stages=(1, 1), width=32, image_size=32))
+    early, late = features(model, torch.randn(1, 3, 32, 32), layers=[0, 1])
+    assert early.shape == (1, 128, 8, 8)
+    assert late.shape == (1, 256, 4, 4)
+    with pytest.raises(ConfigError, match="stage 2 does not exist: the model has stages 0 to 1"):
+        features(model, torch.randn(1, 3, 32, 32), layers=[2])
+    with pytest.raises(ConfigError, match="grid=False has no meaning for a ResNet"):
+        features(model, torch.randn(1, 3, 32, 32), grid=False)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vitruvian.model.build import build, create_model
     from vitruvian.model.resnet import ResNet
     from vitruvian.model.vit import ViT
-    from vitruvian.predict import Answer, Classifier, Prediction
+    from vitruvian.predict import Answer, Classifier, Prediction, features
     from vitruvian.training import Listener, Recipe, Run, read_recipe
     from vitruvian.training.finetune import finetune, protocol_for
     from vitruvian.training.train import resume, train
@@ -50,6 +50,7 @@ _HOMES = {
     "convert": "weights",
     "create_model": "model.build",
     "evaluate": "evaluation.measuring.evaluate",
+    "features": "predict",
     "finetune": "training.finetune",
     "load": "weights",
     "preprocess_image": "data.preprocess",
@@ -85,6 +86,7 @@ __all__ = [
     "convert",
     "create_model",
     "evaluate",
+    "features",
     "finetune",
     "load",
     "preprocess_image",

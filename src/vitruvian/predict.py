@@ -24,6 +24,7 @@ from vitruvian.data.view import EvaluationView, Transform, as_view
 from vitruvian.errors import ConfigError, ImageError
 from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_cores
+from vitruvian.model.resnet import ResNet
 from vitruvian.settings import Size
 from vitruvian.text import printable
 from vitruvian.weights.load import load
@@ -218,3 +219,28 @@ def labels_of(model: Model) -> tuple[str, ...]:
     if len(model.labels) != classes:
         raise ConfigError(f"the model has {classes} classes but {len(model.labels)} labels")
     return model.labels
+
+
+def features(
+    model: Model, images: Tensor | Iterable[ImageInput], *, layers: Iterable[int] | None = None, grid: bool = True
+) -> list[Tensor]:
+    """What chosen layers give, in their order, as detection, segmentation and retrieval need it.
+
+    `images` are normalized pixels (B, channels, height, width), or images that the model's preprocessing is applied to.
+    `layers` count from 0, negative from the end; without them, the last. With `grid`, the patches of each as
+    (B, D, rows, columns); else all tokens (B, N, D). Of a ResNet, layers are stages. No final norm is applied.
+    """
+    pixels = images if isinstance(images, Tensor) else torch.stack([model.preprocess(image) for image in images])
+    pixels = pixels.to(next(model.parameters()).device)
+    wanted = [-1] if layers is None else list(layers)
+    with torch.no_grad():
+        if isinstance(model, ResNet):
+            if not grid:
+                raise ConfigError("grid=False has no meaning for a ResNet, which has no tokens")
+            return model.stage_maps(pixels, wanted)
+        names = [f"block_{model.layer(layer)}" for layer in wanted]
+        found = model.forward_intermediates(pixels, names)
+    if not grid:
+        return [found[name] for name in names]
+    T, (rows, columns) = model.config.prefix_tokens, model.grid_of(pixels)
+    return [found[name][:, T:].transpose(1, 2).reshape(len(pixels), -1, rows, columns) for name in names]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitruvian.config import ConvStyle, Preprocess, ResNetConfig, StemConfig
+from vitruvian.errors import ConfigError
 
 GROUPS = 32
 
@@ -162,6 +165,18 @@ class ResNet(nn.Module):
         for stage in self.stages:
             x = stage(x)
         return F.relu(self.norm(x))
+
+    def stage_maps(self, pixels: Tensor, stages: Iterable[int]) -> list[Tensor]:
+        """The maps after these stages, each (B, channels, height, width); negative numbers count from the end."""
+        x, maps = F.max_pool2d(F.pad(self.root(pixels), (1, 1, 1, 1)), 3, 2), []
+        for stage in self.stages:
+            x = stage(x)
+            maps.append(x)
+        chosen = list(stages)
+        for stage_number in chosen:
+            if not -len(maps) <= stage_number < len(maps):
+                raise ConfigError(f"stage {stage_number} does not exist: the model has stages 0 to {len(maps) - 1}")
+        return [maps[stage_number] for stage_number in chosen]
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Logits of the map of `forward_features`; with `pre_logits`, or without a head, what the head reads."""
