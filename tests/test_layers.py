@@ -20,7 +20,7 @@ ROWS = [
     ["evaluation"],
     ["training", "explain", "deploy"],
     ["study"],
-    ["cli", "serve"],
+    ["cli", "serve", "__main__"],
 ]
 ROW = {name: row for row, names in enumerate(ROWS) for name in names}
 STRANGERS = {"model": {"data"}, "data": {"model"}}

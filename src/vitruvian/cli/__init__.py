@@ -25,6 +25,7 @@ from vitruvian.cli.study import study
 from vitruvian.cli.tasks import tasks
 from vitruvian.cli.train import train
 from vitruvian.errors import Interrupted, VitruvianError
+from vitruvian.progress import tell
 
 app = typer.Typer(
     name="vit",
@@ -70,7 +71,7 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("VIT_TRACEBACK"):
             raise
-        print(one_line(error), file=sys.stderr)
+        tell(one_line(error))
         sys.exit(error.exit_code if isinstance(error, VitruvianError) else 1)
 
 

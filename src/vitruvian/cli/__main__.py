@@ -1,5 +1,5 @@
 """`python -m vitruvian.cli` is `vit`."""
 
-from vitruvian.cli import main
+from vitruvian.__main__ import main
 
 main()

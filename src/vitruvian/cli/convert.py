@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from enum import StrEnum
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 
 from vitruvian.cli.options import Heads, ImageSize
 from vitruvian.cli.start import quick_imports
+from vitruvian.progress import tell
 
 
 class WritableFamily(StrEnum):
@@ -59,6 +59,6 @@ def convert(
         image_size=image_size,
         patch_size=patch_size,
         classes=classes,
-        progress=lambda step: print(f"{step} ...", file=sys.stderr),
+        progress=lambda step: tell(f"{step} ..."),
     )
     print(json.dumps(certificate.to_json()) if as_json else f"{certificate}\nwrote {certificate.destination}")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitruvian.progress import track
+from vitruvian.progress import tell, track
 
 if TYPE_CHECKING:
     from vitruvian.data.doctor import Diagnosis
@@ -42,7 +41,7 @@ def doctor(
         show(diagnosis)
     if out is not None:
         write_text(out, page(diagnosis, opened))
-        print(f"the images are in {out}", file=sys.stderr)
+        tell(f"the images are in {out}")
     if not diagnosis.healthy:
         raise typer.Exit(1)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +12,7 @@ import typer
 from vitruvian.cli.options import Batch, Device, Heads, ImageSize, ModelName, ReportFolder
 from vitruvian.cli.start import quick_imports, quiet_pillow
 from vitruvian.config import BATCH
-from vitruvian.progress import track
+from vitruvian.progress import tell, track
 
 if TYPE_CHECKING:
     from vitruvian.evaluation.measuring.evaluate import Evaluation
@@ -73,10 +72,10 @@ def evaluate(
     print(json.dumps(found.to_json()) if as_json else as_table(found))
     complain(found)
     if out is not None:
-        print(f"the report is {write_evaluation(found, out)}", file=sys.stderr)
+        tell(f"the report is {write_evaluation(found, out)}")
     if calibrated is not None:
         save_calibrated(found, calibrated)
-        print(f"the calibrated model is {calibrated}", file=sys.stderr)
+        tell(f"the calibrated model is {calibrated}")
 
 
 def as_table(found: Evaluation) -> str:
@@ -106,10 +105,10 @@ def as_table(found: Evaluation) -> str:
 def complain(found: Evaluation) -> None:
     """What is not in the numbers, on stderr."""
     for key, why in list(found.unreadable.items())[:SHOWN_UNREADABLE]:
-        print(f"not read: {key}: {why}", file=sys.stderr)
+        tell(f"not read: {key}: {why}")
     if found.unreadable:
-        print(f"{len(found.unreadable):,} images could not be read and are not counted", file=sys.stderr)
+        tell(f"{len(found.unreadable):,} images could not be read and are not counted")
     if found.left_out:
-        print(f"{found.left_out:,} images of classes that the model does not have are not counted", file=sys.stderr)
+        tell(f"{found.left_out:,} images of classes that the model does not have are not counted")
     for note in found.notes:
-        print(f"note: {note}", file=sys.stderr)
+        tell(f"note: {note}")

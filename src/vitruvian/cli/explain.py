@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ import typer
 
 from vitruvian.cli.options import Device, Heads, ImageSize, ModelName
 from vitruvian.cli.start import quick_imports, quiet_pillow
-from vitruvian.progress import track
+from vitruvian.progress import tell, track
 
 if TYPE_CHECKING:
     from vitruvian.explain import MapSettings, Written
@@ -131,7 +130,7 @@ def show_figures(model: Model, images: list[str], out: Path, *, count: int, devi
     if not as_json:
         print(f"page: {out / FIGURES_PAGE}")
     for error in unread:
-        print(f"error: {error}", file=sys.stderr)
+        tell(f"error: {error}")
     if unread:
         raise typer.Exit(1)
 
@@ -152,7 +151,7 @@ def show_images(
         print(f"page: {out / PAGE}")
     if failed:
         if len(images) > 1:
-            print(f"{failed} of {len(images)} images could not be read", file=sys.stderr)
+            tell(f"{failed} of {len(images)} images could not be read")
         raise typer.Exit(1)
 
 
@@ -163,7 +162,7 @@ def show(written: Written, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(as_object(written)), flush=True)
     elif explained.error:
-        print(f"error: {explained.error}", file=sys.stderr)
+        tell(f"error: {explained.error}")
     else:
         best = explained.answers[0] if explained.answers else None
         answer = f": {printable(best.label)} {best.probability:.1%}" if best else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from vitruvian.progress import track
+from vitruvian.progress import tell, track
 
 
 class Form(StrEnum):
@@ -48,6 +47,6 @@ def pack(
         print(f"{name}: {split.images:,} images in {shards}, {split.bytes / 1e6:,.1f} MB as {state.settings.format}")
     skipped = sum(len(split.skipped) for split in state.splits.values())
     if skipped:
-        print(f"left out because they cannot be read: {skipped:,}, listed in {folder / 'pack.json'}", file=sys.stderr)
+        tell(f"left out because they cannot be read: {skipped:,}, listed in {folder / 'pack.json'}")
     for note in state.notes:
-        print(f"note: {note}", file=sys.stderr)
+        tell(f"note: {note}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +10,7 @@ import typer
 from vitruvian.cli.options import Batch, Device, Heads, ImageSize, ModelName
 from vitruvian.cli.start import quick_imports, quiet_pillow
 from vitruvian.config import BATCH
-from vitruvian.progress import track
+from vitruvian.progress import tell, track
 
 if TYPE_CHECKING:
     from vitruvian.predict import Prediction
@@ -44,7 +43,7 @@ def predict(
         show(prediction, as_json=as_json)
     if failed:
         if len(images) > 1:
-            print(f"{failed} of {len(images)} images could not be read", file=sys.stderr)
+            tell(f"{failed} of {len(images)} images could not be read")
         raise typer.Exit(1)
 
 
@@ -53,7 +52,7 @@ def show(prediction: Prediction, *, as_json: bool) -> None:
     if as_json:
         print(as_line(prediction), flush=True)
     elif prediction.error:
-        print(f"error: {prediction.error}", file=sys.stderr)
+        tell(f"error: {prediction.error}")
     else:
         print(as_table(prediction), flush=True)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +11,7 @@ import typer
 from vitruvian.cli.options import Batch, Device, Heads, ImageSize, ModelName, ReportFolder, names_in
 from vitruvian.cli.start import quick_imports, quiet_pillow
 from vitruvian.config import BATCH
-from vitruvian.progress import track
+from vitruvian.progress import tell, track
 
 if TYPE_CHECKING:
     from vitruvian.evaluation.probes.probe import ProbeReport
@@ -67,9 +66,9 @@ def probe(
     )
     print(json.dumps(report.to_json()) if as_json else as_table(report))
     if report.unreadable:
-        print(f"{len(report.unreadable)} images could not be read and were left out", file=sys.stderr)
+        tell(f"{len(report.unreadable)} images could not be read and were left out")
     if out is not None:
-        print(f"the report is {write_probe(report, out)}", file=sys.stderr)
+        tell(f"the report is {write_probe(report, out)}")
 
 
 def as_table(report: ProbeReport) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Annotated
 
 import typer
@@ -11,6 +10,7 @@ import typer
 from vitruvian.cli.options import Batch, ImageSize
 from vitruvian.cli.start import quick_imports, quiet_pillow
 from vitruvian.config import BATCH
+from vitruvian.progress import tell
 
 KEY_VARIABLE = "VITRUVIAN_API_KEY"
 
@@ -67,7 +67,7 @@ def serve(
 
 
 def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    tell(text)
 
 
 def name_and_weights(text: str) -> tuple[str, str]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from vitruvian.__main__ import leave
 
 
 @contextmanager
@@ -14,14 +18,19 @@ def quick_imports() -> Iterator[None]:
     """Import inside this block without garbage collection, now and when the process ends.
 
     torch brings a million objects that stay; looking through them again and again takes a quarter of the time
-    of `vit predict` for one image.
+    of `vit predict` for one image. Ctrl-C ends the process here without an exception, which an import could swallow.
     """
+    interrupt = signal.getsignal(signal.SIGINT)
+    if interrupt is signal.default_int_handler and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, leave)
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
         gc.enable()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, interrupt)
 
 
 def quiet_pillow() -> None:

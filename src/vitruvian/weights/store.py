@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import zipfile
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
 from vitruvian.files import digest
@@ -24,18 +30,45 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], carried: dict[str, Any
     if path.suffix == ".npz":
         return write_npz(path, own, carried)
     if path.suffix == ".safetensors":
-        from safetensors.torch import save_file
-
-        path.touch()
-        mode = path.stat().st_mode
-        save_file(own, path, metadata={"format": "pt", CARRIED: json.dumps(carried)})
-        path.chmod(mode)  # safetensors makes files that only their owner can read
+        write_safetensors(path, own, {"format": "pt", CARRIED: json.dumps(carried)})
     else:
         state = OrderedDict(own)
         # PyTorch keeps versions of modules here and asks only for those it has, so an entry more is not seen.
         state._metadata = OrderedDict({"": {"version": 1}, CARRIED: json.dumps(carried)})  # type: ignore[attr-defined]
-        torch.save(state, path)
+        with disk_errors(path):
+            torch.save(state, path)
     return []
+
+
+def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """The same bytes for the same content: safetensors writes metadata in an order that changes from run to run."""
+    path.touch()
+    mode = path.stat().st_mode
+    with disk_errors(path):
+        save_file(tensors, path, metadata=metadata)
+    path.chmod(mode)  # safetensors makes files that only their owner can read
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header = {"__metadata__": dict(sorted(header.pop("__metadata__").items()))} | header
+        ordered = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(ordered) <= length:
+            file.seek(8)
+            file.write(ordered.ljust(length))
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """What the operating system refused, as the OSError that safetensors and PyTorch hide in errors of their own."""
+    try:
+        yield
+    except (SafetensorError, RuntimeError) as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number:
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+        with path.open("ab") as file:  # fails as the write before did
+            file.write(bytes(2**20))
+        raise
 
 
 def owned(tensor: Tensor) -> Tensor:
