@@ -13,7 +13,7 @@ import torch
 
 from vitruvian.catalog import resolve
 from vitruvian.model.build import build
-from vitruvian.training.timing import give_back_freed
+from vitruvian.training.model import give_back_freed
 
 
 def peak_kilobytes():
