@@ -37,3 +37,21 @@ def test_a_missing_or_broken_file_is_one_line(tmp_path):
     (tmp_path / "real.json").write_text("[[")
     with pytest.raises(DataError, match="not valid JSON"):
         read_real(tmp_path / "real.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("[[1, 2], [3", "not valid JSON"),
+        ("[" * 5000 + "]" * 5000, "not valid JSON: nested more than 100 deep"),
+        ('{"a": 1}', "not ReaL labels"),
+        ("[[99999999999999999999999999]]", "not ReaL labels"),
+        ("[[NaN]]", "not ReaL labels"),
+        ("[[true]]", "not ReaL labels"),
+        ("[1]", "not ReaL labels"),
+    ],
+)
+def test_a_file_of_another_kind_is_one_line_that_names_it(tmp_path, content, why):
+    (tmp_path / "real.json").write_text(content)
+    with pytest.raises(DataError, match=rf"real\.json: {why}[^\n]*$"):
+        read_real(tmp_path / "real.json")
