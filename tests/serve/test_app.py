@@ -339,6 +339,20 @@ def test_a_service_is_not_ready_before_every_batch_size_is_warm(model, monkeypat
     assert sizes == [1, 2, 3]
 
 
+def test_the_page_has_the_colors_of_the_reports(client):
+    from vitruvian.report.color import COLORS, color_map
+    from vitruvian.report.style import STYLE
+
+    style = client.get("/page/style.css").text
+    for number, color in enumerate(COLORS):
+        dark = STYLE.split("prefers-color-scheme: dark")[1].split(f"--c{number}: ")[1][:7]
+        assert style.count(f"--c{number}: {color};") == style.count(f"--c{number}: {dark};") == 1
+    anchors = client.get("/page/arrays.js").text.split("ANCHORS = [")[1].split("]")[0].replace('"', "").split(", ")
+    places = np.rint(np.linspace(0, 255, len(anchors))).astype(int)
+    found = np.array([list(bytes.fromhex(anchor)) for anchor in anchors])
+    np.testing.assert_allclose(found, color_map()[places], atol=2)  # the places are between two of 256 steps
+
+
 def test_the_page_and_its_files_come_from_the_package(client):
     page = client.get("/")
     assert page.headers["content-type"] == "text/html; charset=utf-8"

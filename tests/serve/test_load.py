@@ -18,7 +18,8 @@ from vitruvian.predict import Classifier
 pytestmark = pytest.mark.slow
 
 CLIENTS = 16
-SECONDS = 6.0
+SECONDS = float(os.environ.get("VITRUVIAN_LOAD_SECONDS", "6"))
+"""Of overload; half an hour of it is `VITRUVIAN_LOAD_SECONDS=1800`."""
 BAD = [b"", b"not an image", photo(0)[:60], b"\x80\x04K\x01."]
 
 
@@ -64,7 +65,7 @@ def burst(running: Process, expected: list[float], seconds: float) -> list[Clien
     for client in clients:
         client.start()
     for client in clients:
-        client.join(60)
+        client.join(seconds + 60)
         assert not client.is_alive()
     return clients
 
@@ -91,6 +92,7 @@ def test_overload_is_refused_and_what_is_accepted_is_quick_and_right(tmp_path):
     assert len(taken) > 20
     # Six images wait at most; the bound leaves room for a busy machine, on which the clients wait for each other.
     assert taken[int(0.99 * len(taken))] < 5.0
+    print(f"{len(taken)} answers, memory {before[0]} -> {after[0]} KB, threads {before[1]} -> {after[1]}")
     assert after[0] - before[0] < 30_000, f"memory grew from {before[0]} to {after[0]} KB"
     assert after[1] <= before[1] + 1
     assert after[2] <= before[2] + 2
