@@ -18,6 +18,8 @@ PUBLISHED = {
     "ViT-L/16": 304_326_632,
     "ViT-L/32": 306_535_400,
     "ViT-H/14": 632_045_800,
+    "CLIP-B/32": 87_456_000,  # the image tower, as transformers counts it
+    "SigLIP-B/16": 92_884_224,
 }
 PUBLISHED_GIGA_MULTIPLY_ADDS = {
     "ViT-B/16": "17.6",

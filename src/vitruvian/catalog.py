@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import re
 
-from vitruvian.config import DINO_NUMERICS, TIMM_NUMERICS, ModelConfig, ResNetConfig, StemConfig, ViTConfig
+from vitruvian.config import (
+    CLIP_NUMERICS,
+    DINO_NUMERICS,
+    DINOV3_NUMERICS,
+    HUGGINGFACE_NUMERICS,
+    SIGLIP_NUMERICS,
+    TIMM_NUMERICS,
+    ModelConfig,
+    ResNetConfig,
+    RopeConfig,
+    StemConfig,
+    ViTConfig,
+)
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.settings import Size
 
@@ -76,6 +88,18 @@ def _variants() -> dict[str, ModelConfig]:
     for size in ("S", "B", "L"):
         changes = {"classes": 0, "layer_scale": True, "image_size": (518, 518), "numerics": DINO_NUMERICS}
         table[f"DINOv2-{size}/14"] = shape(size, 14).replace(**changes)
+    for size, patch in (("B", 32), ("B", 16), ("L", 14)):
+        changes = {"classes": 0, "pre_norm": True, "patch_bias": False, "numerics": CLIP_NUMERICS}
+        table[f"CLIP-{size}/{patch}"] = shape(size, patch).replace(**changes)
+    for size in ("B", "L"):
+        changes = {"classes": 0, "pool": "map", "class_token": False, "numerics": SIGLIP_NUMERICS}
+        table[f"SigLIP-{size}/16"] = shape(size, 16).replace(**changes)
+        relative = {"positions": "relative_bias", "pool": "mean", "norm_after_pool": True, "layer_scale": True}
+        table[f"BEiT-{size}/16"] = shape(size, 16).replace(**relative, numerics=HUGGINGFACE_NUMERICS)
+    for size in ("S", "B", "L"):
+        rope = RopeConfig(kind="normalized", temperature=100.0, half=True)
+        changes = {"classes": 0, "layer_scale": True, "registers": 4, "positions": "none", "rope": rope}
+        table[f"DINOv3-{size}/16"] = shape(size, 16).replace(**changes, numerics=DINOV3_NUMERICS)
     giant = shape("B", 14).replace(layers=40, width=1536, mlp_width=4096, heads=24, mlp="swiglu")
     table["DINOv2-g/14"] = giant.replace(classes=0, layer_scale=True, image_size=(518, 518), numerics=DINO_NUMERICS)
     return table
@@ -107,6 +131,10 @@ def _other_names(variant: str) -> list[str]:
         "ViT-": [f"{size}/{patch}", f"vit_{word}_patch{patch}"],
         "DeiT-": [f"deit_{word}_{'distilled_' if distilled else ''}patch{patch}"],
         "DeiT-III-": [f"deit3_{word}_patch{patch}"],
+        "CLIP-": [f"clip_vit_{word}_patch{patch}", f"vit_{word}_patch{patch}_clip"],
+        "SigLIP-": [f"siglip_{word}_patch{patch}", f"vit_{word}_patch{patch}_siglip"],
+        "BEiT-": [f"beit_{word}_patch{patch}"],
+        "DINOv3-": [f"dinov3_vit{size}{patch}", f"vit_{word}_patch{patch}_dinov3"],
         "DINO-": [f"dino_vit{size}{patch}", f"vit_{word}_patch{patch}_dino"],
         "DINOv2-": [f"dinov2_{word}", f"dinov2_vit{size}{patch}", f"vit_{word}_patch{patch}_dinov2"],
     }[kind]

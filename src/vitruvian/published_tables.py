@@ -223,6 +223,9 @@ TORCHVISION: dict[str, tuple[str, str, int, str]] = {
 LVD = "LVD-142M without labels"
 LVD_LINEAR = "LVD-142M without labels, then a head on ImageNet"
 
+PAIRS = "images with their texts; the image tower"
+LVD = "1.7 billion images without labels; 4 registers; asks for consent"
+
 HUGGING_FACE: dict[str, tuple[str, int, int, str]] = {
     # repository: variant, image size, classes, note
     "google/vit-base-patch16-224": ("ViT-B/16", 224, 1000, BOTH),
@@ -244,6 +247,23 @@ HUGGING_FACE: dict[str, tuple[str, int, int, str]] = {
     "facebook/deit-small-distilled-patch16-224": ("DeiT-S/16-distilled", 224, 1000, IN1K),
     "facebook/deit-base-distilled-patch16-224": ("DeiT-B/16-distilled", 224, 1000, IN1K),
     "facebook/deit-base-distilled-patch16-384": ("DeiT-B/16-distilled", 384, 1000, IN1K),
+    "openai/clip-vit-base-patch32": ("CLIP-B/32", 224, 0, PAIRS),
+    "openai/clip-vit-base-patch16": ("CLIP-B/16", 224, 0, PAIRS),
+    "openai/clip-vit-large-patch14": ("CLIP-L/14", 224, 0, PAIRS),
+    "openai/clip-vit-large-patch14-336": ("CLIP-L/14", 336, 0, PAIRS),
+    **{f"google/siglip-base-patch16-{side}": ("SigLIP-B/16", side, 0, PAIRS) for side in (224, 256, 384, 512)},
+    **{f"google/siglip-large-patch16-{side}": ("SigLIP-L/16", side, 0, PAIRS) for side in (256, 384)},
+    "microsoft/beit-base-patch16-224": ("BEiT-B/16", 224, 1000, BOTH),
+    "microsoft/beit-base-patch16-384": ("BEiT-B/16", 384, 1000, BOTH),
+    "microsoft/beit-large-patch16-224": ("BEiT-L/16", 224, 1000, BOTH),
+    "facebook/dinov3-vits16-pretrain-lvd1689m": ("DINOv3-S/16", 224, 0, LVD),
+    "facebook/dinov3-vitb16-pretrain-lvd1689m": ("DINOv3-B/16", 224, 0, LVD),
+    "facebook/dinov3-vitl16-pretrain-lvd1689m": ("DINOv3-L/16", 224, 0, LVD),
+    "facebook/vit-mae-base": ("ViT-B/16", 224, 0, f"{IN1K} without labels, masked"),
+    "facebook/vit-mae-large": ("ViT-L/16", 224, 0, f"{IN1K} without labels, masked"),
+    "facebook/vit-mae-huge": ("ViT-H/14", 224, 0, f"{IN1K} without labels, masked"),
+    "facebook/vit-msn-small": ("ViT-S/16", 224, 0, f"{IN1K} without labels"),
+    "facebook/vit-msn-base": ("ViT-B/16", 224, 0, f"{IN1K} without labels"),
     "facebook/dino-vits16": ("DINO-S/16", 224, 0, f"{IN1K} without labels"),
     "facebook/dino-vits8": ("DINO-S/8", 224, 0, f"{IN1K} without labels"),
     "facebook/dino-vitb16": ("DINO-B/16", 224, 0, f"{IN1K} without labels"),
