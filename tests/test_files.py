@@ -126,6 +126,12 @@ def test_what_a_killed_process_left_is_removed_after_a_day_or_when_asked(tmp_pat
     assert list(tmp_path.rglob("*")) == [tmp_path / "file", tmp_path / "a"]
 
 
+def test_a_name_that_is_not_unicode_is_one_line_where_a_text_cannot_hold_it(tmp_path):
+    with pytest.raises(FileError, match=r"a: cannot be written: 'caf\\\\udce9.png' is not Unicode") as caught:
+        write_text(tmp_path / "a", os.fsdecode(b"caf\xe9.png"))
+    assert "\n" not in str(caught.value)
+
+
 def test_json_comes_back_whatever_is_in_it(tmp_path):
     content = {"label": "Größe 😀", "path": os.fsdecode(b"caf\xe9.png"), "numbers": [1, 2.5, None]}
     assert read_json(write_json(tmp_path / "a.json", content)) == content

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 from filelock import FileLock, Timeout
 
 from vitruvian.errors import FileError, VitruvianError
+from vitruvian.text import printable
 
 UNFINISHED = ".tmp"
 """How the name of a temporary folder beside a file that is being written ends; it begins with a dot."""
@@ -127,7 +128,11 @@ def write_bytes(path: Path, content: bytes) -> Path:
 
 
 def write_text(path: Path, content: str) -> Path:
-    return write_bytes(path, content.encode("utf-8"))
+    try:
+        return write_bytes(path, content.encode("utf-8"))
+    except UnicodeEncodeError as error:
+        what = printable(content[max(0, error.start - 30) : error.end + 30])
+        raise FileError(f"{path}: cannot be written: {what!r} is not Unicode; rename the file it comes from") from error
 
 
 def write_json(path: Path, content: Any) -> Path:

@@ -208,7 +208,8 @@ class Position:
             return cls(**data)
         except TypeError as error:
             raise TrainingError(
-                f"the checkpoint was written by another version: {error}; go on with that one, or start a new run"
+                f"the checkpoint was written by another version: {one_line(error)}; "
+                "go on with that one, or start a new run"
             ) from error
 
 

@@ -111,7 +111,7 @@ class Repository:
         """Fetches the preprocessing if another program cached the weights alone; without network, goes on as it is."""
         file = "preprocessor_config.json"
         config = folder / "config.json"
-        text = config.read_text() if config.is_file() else ""
+        text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
         if '"pretrained_cfg"' in text or '"preprocess"' in text or self._find(file) is not None:
             return  # timm and our own folders describe themselves; or it is there; or there is none
         try:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from vitruvian.errors import DataError
-from vitruvian.files import parse_json
+from vitruvian.files import parse_json, read_text
 
 SPLITS = {
     # the name used here: how folders, files and manifests call it
@@ -53,7 +53,7 @@ def listed_classes(folder: Path) -> tuple[tuple[str, ...] | None, list[Path]]:
     for name in CLASS_FILES:
         path = folder / name
         if path.is_file():
-            return parse_classes(path.read_text(encoding="utf-8-sig"), str(path)), [path]
+            return parse_classes(read_text(path, raises=DataError), str(path)), [path]
     return None, []
 
 

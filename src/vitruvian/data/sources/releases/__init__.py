@@ -23,7 +23,7 @@ from vitruvian.data.sources.index import Entry
 from vitruvian.data.sources.releases.imagenet import open_imagenet, open_numbered, open_watermarked, open_wordnet
 from vitruvian.data.sources.releases.matlab import read_matlab
 from vitruvian.errors import DataError
-from vitruvian.files import read_json
+from vitruvian.files import read_json, read_text
 from vitruvian.labels import imagenet_ids
 from vitruvian.tasks import TASKS, Task, data_root, how_to_get
 
@@ -69,7 +69,7 @@ def open_pets(folder: Path) -> Dataset:
 def pet_rows(path: Path) -> list[tuple[str, int]]:
     """Name of the image and number of its class: the first two of four columns."""
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_text(path, raises=DataError).splitlines(), 1):
         words = line.split()
         if not words or line.startswith("#"):
             continue
