@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peers import Forward, declare_torchvision_operators
-from vitruvian.training.timing import give_back_freed
+from vitruvian.training.model import give_back_freed
 
 
 @dataclass(frozen=True, kw_only=True)
