@@ -95,7 +95,7 @@ class RopeConfig(Settings):
     """Channel i turns with channel i + K / 2; else neighbors turn together."""
 
 
-REGULARISERS = ("dropout", "attention_dropout", "drop_path")
+REGULARIZERS = ("dropout", "attention_dropout", "drop_path")
 """Settings of a ViT that act in training alone: they change neither its weights nor its answers."""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from vitruvian.catalog import resolve
-from vitruvian.config import REGULARISERS, ModelConfig, Preprocess, ViTConfig
+from vitruvian.config import REGULARIZERS, ModelConfig, Preprocess, ViTConfig
 from vitruvian.data.augment import Augment
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import Model, build, empty
@@ -89,11 +89,11 @@ def from_scratch(recipe: Recipe, labels: Sequence[str]) -> Model:
 
 def from_weights(recipe: Recipe, labels: Sequence[str]) -> Model:
     """The weights, with their own head where it is for the same classes, else with a fresh one."""
-    others = set(recipe.architecture).difference(REGULARISERS)
+    others = set(recipe.architecture).difference(REGULARIZERS)
     if others:
         raise ConfigError(
             f"architecture.{min(others)} cannot change what weights already have; "
-            f"with weights, only {', '.join(sorted(REGULARISERS))} can"
+            f"with weights, only {', '.join(sorted(REGULARIZERS))} can"
         )
 
     def changes(found: Description) -> Changes:
@@ -119,7 +119,7 @@ def from_weights(recipe: Recipe, labels: Sequence[str]) -> Model:
 
 def without_shape(recipe: Recipe) -> dict[str, Any]:
     """What of a recipe's architecture holds for weights: only what acts in training, for they have their own shape."""
-    return {key: value for key, value in recipe.architecture.items() if key in REGULARISERS}
+    return {key: value for key, value in recipe.architecture.items() if key in REGULARIZERS}
 
 
 def start_head(model: Model, bias: float) -> None:

@@ -107,7 +107,7 @@ class Recipe(Settings):
     schedule: str = "cosine"
     """A key of SCHEDULES."""
     warmup: Annotated[float, Range(0.0, 1e12)] = 0.0
-    """Steps in which the learning rate rises from 0; below 1 their share of all steps."""
+    """Learning rate (lr) warmup: steps in which it rises from 0; below 1 their share of all steps."""
     min_lr: Annotated[float, Range(0.0, 1e6)] = 0.0
     """Where a linear or cosine schedule ends."""
     cooldown: Annotated[float, Range(0.0, 1e12)] = 0.0
@@ -120,9 +120,9 @@ class Recipe(Settings):
     weight_decay_on: Literal["kernels", "all"] = "kernels"
     """`kernels`: the matrices of dense layers and convolutions alone."""
     layer_decay: Annotated[float, Range(1e-6, 1.0)] = 1.0
-    """Factor of the learning rate from each layer to the one before it."""
+    """Layer decay: factor of the learning rate from each layer to the one before it."""
     grad_clip: Annotated[float, Range(0.0, 1e12)] = 0.0
-    """Longest gradient; 0 for any."""
+    """Gradient clipping: the largest norm of all gradients together; 0 for any."""
 
     objective: ObjectiveName = "labels"
     """`labels`: the class of each image. `masked`: the colors of patches that are hidden, which needs no labels and
@@ -130,7 +130,7 @@ class Recipe(Settings):
     loss: str = "cross_entropy"
     """A key of LOSSES. `bce`: binary cross-entropy, each class on its own, summed over the classes."""
     label_smoothing: Share = 0.0
-    """Share of each label that is spread over all classes."""
+    """Label smoothing: share of each label that is spread over all classes."""
     class_weights: Literal["none", "balanced"] = "none"
     """`balanced`: an image counts more the rarer its class is, one in the mean."""
     sampling: Sampling = "uniform"
@@ -152,7 +152,7 @@ class Recipe(Settings):
     average: AverageName = "none"
     """`ema`: an exponential mean of the weights; `polyak`: their plain mean. The mean is what is evaluated and used."""
     ema_decay: Annotated[float, Range(1e-6, 1.0)] = 0.9999
-    """Of `ema`; less in the first steps."""
+    """Decay of the EMA; less in the first steps."""
     polyak_start: Share = 0.5
     """Share of the run after which `polyak` begins."""
 
@@ -161,7 +161,7 @@ class Recipe(Settings):
     grad_checkpointing: bool = False
     compile: bool = False
     patch_drop: Annotated[float, Range(0.0, 0.95)] = 0.0
-    """Share of patch tokens left out while training."""
+    """Patch dropout: share of patch tokens left out while training."""
     resolutions: tuple[tuple[Share, Annotated[int, Range(1, MAX_SIDE)]], ...] = ()
     """Pairs of a share of the run and the side in pixels from there on; before and without them, `image_size`."""
 

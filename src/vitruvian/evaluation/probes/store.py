@@ -19,7 +19,7 @@ import PIL
 import torch
 from numpy.typing import NDArray
 
-from vitruvian.config import REGULARISERS, Preprocess
+from vitruvian.config import REGULARIZERS, Preprocess
 from vitruvian.data.decode import RawImage
 from vitruvian.errors import ConfigError, FileError
 from vitruvian.files import cache_folder, short_hash, writing
@@ -32,7 +32,7 @@ ROWS_A_FILE = 512
 KEY_BYTES = 16
 HEADS = ("head.", "distillation_head.")
 """Weights that only answer from features."""
-WITHOUT_EFFECT = {"classes", *REGULARISERS}
+WITHOUT_EFFECT = {"classes", *REGULARIZERS}
 """Settings that features do not depend on."""
 GIGABYTE = 2**30
 LIMIT = "VITRUVIAN_FEATURES_GB"
