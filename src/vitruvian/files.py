@@ -7,6 +7,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 import stat
@@ -198,6 +199,8 @@ def parse_object(text: str | bytes, where: object, *, raises: type[VitruvianErro
 def parse_toml(text: str | bytes, where: object, *, raises: type[VitruvianError] = FileError) -> dict[str, Any]:
     text = decoded(text, where, raises=raises) if isinstance(text, bytes) else text
     with _parsing("TOML", where, raises):
+        if re.search(rf"(?m)^[ \t\[]*[\w'\"-]+([ \t]*\.[ \t]*[\w'\"-]+){{{MAX_DEPTH}}}", text):
+            raise RecursionError  # before tomllib takes minutes over a key of so many parts
         return _shallow(tomllib.loads(text))
 
 
@@ -231,7 +234,9 @@ def _items(value: Any) -> Iterable[Any]:
 
 
 def digest(path: Path, algorithm: str = "sha256") -> str:
-    """Of a file's bytes, hexadecimal."""
+    """Of a file's bytes, hexadecimal; empty where there is no regular file to read."""
+    if not path.is_file():
+        return ""
     with path.open("rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
 

@@ -167,7 +167,14 @@ def test_a_stopped_run_is_its_own_line_and_128_more_than_the_signal(vit, monkeyp
     ],
 )
 def test_what_the_library_calls_an_argument_is_an_option_in_a_commands_error(command, text, shown):
-    assert in_options(text, dict(commands())[command].params) == shown
+    assert in_options(text, dict(commands())[command].params, {"heads", "device", "target", "data"}) == shown
+
+
+def test_what_a_file_says_is_not_shown_as_an_option():
+    params = dict(commands())["predict"].params
+    assert in_options("config.json: heads=0 is not above 0; pass heads=", params, set()) == (
+        "config.json: heads=0 is not above 0; pass --heads"
+    )
 
 
 def test_a_commands_error_names_its_option(vit, photos, weights):

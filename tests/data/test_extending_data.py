@@ -10,7 +10,7 @@ from making import make_folder
 
 from vitruvian.data.augment import Augment, ops, training_view
 from vitruvian.data.sources import base, open_dataset
-from vitruvian.data.sources import formats as opening
+from vitruvian.data.sources import open as opening
 from vitruvian.data.sources.formats import folder
 from vitruvian.errors import DataError
 

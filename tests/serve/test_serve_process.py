@@ -126,7 +126,7 @@ def test_wrong_options_are_one_line(vit_serve, weights):
         code, _, err = vit_serve("--model", weights, "--port", port)
         assert (code, err) == (
             1,
-            f"error: --host '127.0.0.1' --port {port}: Address already in use; choose another with --host or --port\n",
+            f"error: host='127.0.0.1' port={port}: Address already in use; choose another with --host or --port\n",
         )
     code, _, err = vit_serve("--model", f"a={weights}", "--model", f"a={weights}")
     assert (code, err) == (1, "error: --model: two models are called 'a'; name them with NAME=MODEL\n")
@@ -173,9 +173,7 @@ def test_a_signal_under_load_loses_no_accepted_request(weights, stop):
     clients = [Client(running.url, seed) for seed in range(8)]
     for client in clients:
         client.start()
-    end = time.monotonic() + 60
-    while not all(client.statuses for client in clients) and time.monotonic() < end:
-        time.sleep(0.05)
+    time.sleep(1.0)
     os.kill(running.process.pid, stop)
     assert running.process.wait(30) in (0, -stop, 128 + stop)
     for client in clients:
@@ -184,7 +182,7 @@ def test_a_signal_under_load_loses_no_accepted_request(weights, stop):
     answered = sum(client.statuses.count(200) for client in clients)
     lines = [json.loads(line) for line in running.lines[1:]]
     posts = [line for line in lines if line["method"] == "POST"]
-    assert answered >= len(clients)
+    assert answered > 8
     assert {line["status"] for line in posts} <= {200}
     assert len(posts) == answered, "a request that was accepted got no answer"
     expected = Classifier(weights).predict([client.image for client in clients], top=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -23,15 +23,21 @@ class Command(TyperCommand):
         try:
             return super().invoke(ctx)
         except VitruvianError as error:
-            error.args = (in_options(str(error), self.params),)
+            given = {p.name for p in self.params if ctx.get_parameter_source(p.name).name == "COMMANDLINE"}
+            error.args = (in_options(str(error), self.params, given),)
             raise
 
 
-def in_options(text: str, parameters: Sequence[Any]) -> str:
-    """The text with each `name=` and `name=value` as one writes it for the command with these parameters."""
+def in_options(text: str, parameters: Sequence[Any], given: Container[str]) -> str:
+    """The text with each `name=` as one writes it for the command with these parameters.
+
+    A `name=value` of one that was not given is a setting that some file has.
+    """
     flags = {p.name: p.opts[0] if p.opts[0].startswith("-") else p.metavar for p in parameters}
 
     def flag(found: re.Match[str]) -> str:
+        if found[2] and found[1] not in given:
+            return found[0]
         return f"{flags[found[1]]} " if found[2] else str(flags[found[1]])
 
     return re.sub(rf"""(?<![\w./\\-])({"|".join(flags)})=(?=(['"[(\w-])?)""", flag, text)
@@ -111,7 +117,7 @@ ImageSize = Annotated[
     InputSize | None,
     typer.Option(parser=parse_size, metavar="SIZE", help="Input size, 384 or ROWSxCOLUMNS; else the weights' own."),
 ]
-Batch = Annotated[int, typer.Option(min=1, metavar="N", help="How many images the model takes at a time.")]
+Batch = Annotated[int, typer.Option(min=1, max=65_536, metavar="N", help="How many images the model takes at a time.")]
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")
 ]

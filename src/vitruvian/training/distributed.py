@@ -138,6 +138,8 @@ def chosen_device(name: str) -> torch.device:
         name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
         device = torch.device(name)
+        if device.type == "meta":
+            raise RuntimeError("it computes nothing")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device={name!r} cannot be used: {str(error).splitlines()[0]}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import pickle
+import warnings
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,7 +169,8 @@ def read_safetensors(path: Path) -> Checkpoint:
 
 def read_torch(path: Path) -> Checkpoint:
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):  # inert options
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():  # inert options
+            warnings.simplefilter("ignore")  # torch's remarks on the file; what matters is an error
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         if "weights_only" not in str(error) and "Unsupported" not in str(error):

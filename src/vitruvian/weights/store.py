@@ -95,4 +95,4 @@ def digests(path: Path) -> dict[str, str]:
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors")) + sorted(path.glob("*.bin"))
     if path.is_dir():
         files += sorted(path.glob("*config.json"))
-    return {file.name: digest(file) for file in files}
+    return {file.name: digest(file) for file in files if file.is_file()}

@@ -56,8 +56,8 @@ class Source(ABC):
     @abstractmethod
     def __len__(self) -> int: ...
 
-    def label(self, index: int) -> int:
-        return int(self.labels()[index])
+    @abstractmethod
+    def label(self, index: int) -> int: ...
 
     @abstractmethod
     def labels(self) -> NDArray[np.int32]:

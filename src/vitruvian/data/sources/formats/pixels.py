@@ -57,6 +57,9 @@ class RecordSource(Source):
     def __len__(self) -> int:
         return len(self._labels)
 
+    def label(self, index: int) -> int:
+        return int(self._labels[index])
+
     def labels(self) -> NDArray[np.int32]:
         return self._labels
 
@@ -182,6 +185,9 @@ class DigitsSource(Source):
 
     def __len__(self) -> int:
         return len(stored()[1])
+
+    def label(self, index: int) -> int:
+        return int(stored()[1][index])
 
     def labels(self) -> NDArray[np.int32]:
         return stored()[1]

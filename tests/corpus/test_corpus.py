@@ -1,0 +1,288 @@
+"""Every command on every bad input that concerns it: one line that says what is wrong, and nothing else.
+
+CASES is the table: what a command makes of an input is its exit codes and a pattern of the last line on stderr.
+Inputs that could hang or take all memory are tried in a process apart.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from vitruvian.cli import app
+
+ONE = "--workers 0"
+COMMANDS = {
+    "images": ["predict {bad} -m {good}/model", "explain {bad} -m {good}/model --out {out}"],
+    "weights": ["predict {good}/photo.png -m {bad}", "convert {bad} {out} --to native"],
+    "models": [
+        "predict {good}/photo.png -m {bad}",
+        "convert {bad} {out} --to native",
+        "evaluate {good}/data -m {bad}",
+        "probe {good}/data -m {bad}",
+        "explain {good}/photo.png -m {bad} --out {out}",
+        f"train {{good}}/data --from {{bad}} --out {{out}} {ONE}",
+        f"finetune {{good}}/data --from {{bad}} --out {{out}} {ONE}",
+        "serve -m {bad} --port 0",
+    ],
+    "data": [
+        f"doctor {{bad}} {ONE}",
+        f"pack {{bad}} {{out}} {ONE}",
+        "evaluate {bad} -m {good}/model",
+        "probe {bad} -m {good}/model --only fewshot --shots 1",
+        f"train {{bad}} --from {{good}}/model --out {{out}} --set steps=1 --batch-size 4 {ONE}",
+    ],
+    "recipes": ["train {good}/data --model ViT-Ti/16 --recipe {bad} --plan"],
+    "runs": ["train --resume {bad}"],
+}
+"""The commands that take an input of each kind."""
+
+NO_IMAGE = "(not an image|broken [A-Z0-9 ]*image|the file is empty|no such file|no images in|too many levels)"
+NO_WEIGHTS = (
+    "(not an npz, safetensors or PyTorch file|broken or truncated|the file is empty|no such file or folder|"
+    "the folder has none of|too many levels|cannot be read)"
+)
+STRANGE = "are those of no known family"
+PICKLE = "refused, the file holds Python objects that would run code when opened"
+NOT_REGULAR = "(not a regular file|this is a pipe, a device or a socket)"
+
+CASES: dict[str, dict[str, str]] = {
+    "images": {
+        "bomb.png": "pixels are more than the limit",
+        "endless.jpg": f"({NO_IMAGE}|{NOT_REGULAR})",
+        "fifo.jpg": NOT_REGULAR,
+        "flipped.jpg|flipped.png|flipped.gif|flipped.webp|flipped.tif": f"({NO_IMAGE}|^$)",
+        "truncated.jpg|truncated.png|truncated.gif|truncated.webp|truncated.tif": NO_IMAGE,
+        "empty.jpg|text.jpg|zeros.jpg|loop.jpg|dangling.jpg|folder.jpg|nothing.png|script.png": NO_IMAGE,
+        "text-bomb.png": "broken image: Decompressed data too large",
+        "narrow.png|nan.tif|\udcff\udcfe.png|two\nlines.png": "^$",
+    },
+    "weights": {
+        **{f"fifo{s}|endless{s}": NOT_REGULAR for s in (".safetensors", ".pth", ".npz")},
+        **{
+            f"empty{s}|text{s}|zeros{s}|loop{s}|dangling{s}|folder{s}": NO_WEIGHTS
+            for s in (".safetensors", ".pth", ".npz")
+        },
+        "truncated.safetensors|long-header.safetensors|deep-header.safetensors|truncated.pth": NO_WEIGHTS,
+        "overlap.safetensors|huge-shape.safetensors|flipped-header.safetensors": NO_WEIGHTS,
+        "bomb.npz": NO_WEIGHTS,
+        "stranger.safetensors|stranger.npz|complex.pth": STRANGE,
+        "planted.pth|raw-pickle.pth": PICKLE,
+        "objects.npz": "(Python objects|pickle)",
+        "list.pth|tensor.pth": "holds a (list|Tensor), not a dictionary of tensors",
+        "numbers.pth|nothing.pth|itself.pth": "(no tensors|names inside|no known family)",
+        "meta.pth": "meta",
+        "expanded.pth": "refused, its tensors would take 3725.3 GiB",
+        "sparse.pth": "is a torch.sparse_coo tensor",
+    },
+    "models": {
+        "deep|deeper": "not valid JSON: nested more than 100 deep",
+        "digits": "not valid JSON: a number has thousands of digits",
+        "array": "holds a JSON list, not an object",
+        "not-json": "not valid JSON",
+        "not-utf-8": "not UTF-8 text",
+        "escaping-index": "is not a file beside the index",
+        "no-weights": NO_WEIGHTS,
+        "wide": "width=1000000000 is not between",
+        "long": "layers=1000000000 is not between",
+        "many-classes": "classes=1000000000000 is not between",
+        "huge-image": "image_size=.* is larger than",
+        "negative": "image_size=.* is not a positive number",
+        "no-heads": "heads=0 is not between",
+        "text-width|list-width": "width=.* is not",
+        "odd-pool": "pool='guess' is not one of",
+    },
+    "data": {
+        "empty|empty-classes": "no images in class folders",
+        "all-broken": "(^$|not one image can be read|can be read|images in a row cannot be read)",
+        "empty.csv|no-columns.csv": "no column path",
+        "not-utf-8.csv": "not a table in UTF-8",
+        "endless.csv|fifo.csv|fifo.tar|loop.csv": "(no such file or folder|not a regular file|too many levels)",
+        "deep.jsonl|digits.jsonl": "not a format of datasets known here",
+        "text.parquet|truncated.parquet": "(not|no|cannot) .*[Pp]arquet",
+        "bomb.tar|truncated.tar|text.tar|cut.tar": "(not a whole tar file|broken after byte|cut off|truncated)",
+        "zeros.tar": "no labeled images",
+        "escaping.tar": "(one class|escapes|outside|refused|leaves)",
+        "cifar-10-batches-py": "not a pickle of plain data",
+        "idx|idx-bomb": "idx",
+    },
+    "recipes": {
+        "deep|deep-key": "not valid TOML: nested more than 100 deep",
+        "digits": "not valid TOML: a number has thousands of digits",
+        "forever|infinite|not-a-number|seed": "(epochs|lr|seed)=.* is (not between|not a finite|too large)",
+        "unknown": "unknown setting 'epocs'; did you mean epochs",
+        "twice|text": "not valid TOML",
+        "empty": "a recipe has epochs or steps",
+        "own-base": "base",
+        "typed|date": "steps=.* is not a whole number",
+        "escaping-base": "unknown recipe",
+        "not-utf-8": "not UTF-8 text",
+        "zeros": "(not valid TOML|not UTF-8)",
+        "fifo|endless|folder": NOT_REGULAR,
+        "loop|dangling": "cannot be read",
+    },
+    "runs": {
+        "no-record|fifo-run": "not a training run",
+        "empty-run|truncated-run|deep-run": "run.json: not valid JSON",
+        "flipped-run": "run.json: ",
+        "empty-recipe|truncated-recipe|flipped-recipe|deep-recipe|fifo-recipe": "recipe.toml: ",
+        "other-lr|other-steps": "when the run began, not .*; put it back, or start a new run",
+        "empty-metrics|truncated-metrics|flipped-metrics|deep-metrics|fifo-metrics": "has changed since the checkpoint",
+    },
+}
+
+FALLS_BACK = [f"{damage}-{file}" for damage in ("truncated", "flipped", "fifo") for file in ("position", "state")]
+"""Runs with a damaged newest checkpoint, which go on from the one before it, and say so."""
+
+OPTIONS = {
+    "predict {good}/photo.png -m {good}/model --batch 10000000000000000000000000": "--batch",
+    "predict {good}/photo.png -m {good}/model --top 99999999999999999999999": "(^$|--top)",
+    "predict {good}/photo.png -m {good}/model --device meta": "--device 'meta' cannot be used",
+    "predict {good}/photo.png -m {good}/model --device nowhere": "--device 'nowhere' cannot be used",
+    "predict {good}/photo.png -m {good}/model --heads 99999999999999": "--heads 99999999999999",
+    "predict {good}/photo.png -m {good}/model --image-size 99999": "--image-size",
+    "predict {good}/photo.png -m {empty}": "empty",
+    "predict {empty} -m {good}/model": "(no such file|empty)",
+    "convert {empty} {out} --to timm": "empty",
+    "convert {good}/model {out} --to native --classes 1000000000000": "--classes 1000000000000 is not between",
+    "convert {good}/model {good}/photo.png/x --to native": "(cannot be written|[Nn]ot a directory)",
+    "convert {good}/model {out} --to native --patch-size 1000000000": "patch",
+    "doctor {empty}": "empty",
+    "pack {empty} {out}": "empty",
+    "pack {good}/data {good}/photo.png/x --workers 0": "(cannot be written|[Nn]ot a directory)",
+    "pack {good}/data {out} --side 1000000000000 --workers 0": "--side 1000000000000",
+    "pack {good}/data {out} --quality 1000 --workers 0": "--quality 1000",
+    "evaluate {empty} -m {good}/model": "empty",
+    "evaluate {good}/data -m {good}/model --batch 10000000000000000000000000": "--batch",
+    "evaluate {good}/data -m {good}/model --seed 1000000000000000000000000000000": "(^$|--seed)",
+    "evaluate {good}/data -m {good}/model --split nowhere": "nowhere",
+    "probe {good}/data -m {good}/model --shots 99999999999999999999": "(shots|--shots)",
+    "probe {good}/data -m {good}/model --only guess": "guess",
+    "explain {good}/photo.png -m {good}/model --layer 1000000000000 --out {out}": "layer",
+    "explain {good}/photo.png -m {good}/model --class nobody --out {out}": "nobody",
+    "train {good}/data --model ViT-Ti/16 --plan --set architecture.layers=1000000000": "layers=1000000000 is not",
+    "train {good}/data --model ViT-Ti/16 --plan --set architecture.width=1000000000": "width=1000000000 is not",
+    "train {good}/data --model ViT-Ti/16 --plan --workers 1000000": "--workers 1000000 is not between 0 and 1024",
+    "train {good}/data --model ViT-Ti/16 --epochs 1e308": "--epochs 1e.308 is not between",
+    "train {good}/data --model ViT-Ti/16 --epochs nan": "--epochs nan is not",
+    "train {good}/data --model ViT-Ti/16 --seed 1000000000000000000000000000000": "--seed 10.* is .*(between|large)",
+    "train {good}/data --model ViT-Ti/16 --batch-size 10000000000000000000000": "--batch-size 10.*(between|large)",
+    "train {good}/data --model ViT-Ti/16 --lr inf": "--lr inf is not a finite number",
+    "train {good}/data --model ViT-Ti/16 --set device=meta --epochs 1": "device='meta' cannot be used",
+    "train {empty} --model ViT-Ti/16": "empty",
+    "train --resume {empty}": "",
+    "train --resume {good}/data": "not a training run",
+    "finetune {good}/data --from {good}/model --lrs 1e999": "is not a list of numbers above 0",
+    "finetune {good}/data --from {good}/model --steps 10000000000000000000000000": "(--steps|steps)",
+    "finetune {good}/data --from {good}/model --out {good}/data": "(exists and is no sweep|not empty)",
+    "study table5 --models {empty}": "give the weights to start from",
+    "study vtab --models {good}/nowhere --data-root {out}": "",
+    "study data-size {empty}": "empty",
+    "study compute {good}/data --steps 0": "is not a list of whole numbers above 0",
+    "models nothing-like-it": "unknown model 'nothing-like-it'",
+    "tasks nothing-like-it": "unknown task 'nothing-like-it'",
+    "demo --set epochs=1e308": "epochs=1e.308 is not between",
+    "serve --port 99999": "--port",
+    "serve -m {empty}": "empty",
+}
+"""Commands with bad options, and what they say."""
+
+
+OWNERS = {"cut.tar": "data: the end of a tar is not looked for"}
+"""Inputs that are not yet answered as they should be, and where that is to be mended."""
+
+
+def cases():
+    for kind, table in CASES.items():
+        for names, pattern in table.items():
+            for name in names.split("|"):
+                for command in COMMANDS[kind]:
+                    marks = [pytest.mark.xfail(reason=OWNERS[name], run=False)] if name in OWNERS else []
+                    yield pytest.param(
+                        kind, name, command, pattern, id=f"{command.split()[0]}-{kind}-{name!a}", marks=marks
+                    )
+
+
+def check(found, pattern):
+    """One line that says what is wrong, whatever else happened."""
+    last = (found.err.splitlines() or [""])[-1]
+    assert found.code in (0, 1, 2), found.err
+    assert "Traceback" not in found.err
+    assert "internal error" not in found.err
+    assert re.search(pattern, last), found.err
+    assert sum(line.startswith("error: ") for line in found.err.splitlines()) <= 1
+    assert (found.code == 0) <= ("error: " not in found.err)
+
+
+@pytest.mark.parametrize(("kind", "name", "command", "pattern"), list(cases()))
+def test_a_bad_input_is_one_line(vit, corpus, tmp_path, kind, name, command, pattern):
+    if kind == "recipes":
+        name += ".toml"
+    words = [
+        word.format(bad=corpus / kind / name, good=corpus / "good", out=tmp_path / "out") for word in command.split()
+    ]
+    apart = bool(re.search("fifo|endless|bomb|itself|deep", name))
+    check(vit(*words, apart=apart), pattern)
+    assert not (corpus / "PLANTED").exists()
+
+
+@pytest.mark.parametrize("name", FALLS_BACK)
+def test_a_damaged_checkpoint_is_said_and_the_one_before_it_continued(vit, corpus, name):
+    found = vit("train", "--resume", str(corpus / "runs" / name), apart="fifo" in name)
+    assert found.code == 0, found.err
+    assert "step-00000005" in found.err
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_a_bad_option_is_one_line(vit, corpus, tmp_path, command):
+    values = {"good": corpus / "good", "out": tmp_path / "out", "empty": ""}
+    check(vit(*(word.format(**values) for word in command.split())), OPTIONS[command])
+
+
+def test_every_command_is_in_the_table():
+    def names(group, before=""):
+        for name, command in group.commands.items():
+            inner = getattr(command, "commands", None)
+            yield from names(command, f"{before}{name} ") if inner else [before + name]
+
+    lines = [*OPTIONS, *(line for lines in COMMANDS.values() for line in lines)]
+    missing = [
+        name
+        for name in names(typer.main.get_command(app))
+        if not any(f"{line} ".startswith(f"{name} ") for line in lines)
+    ]
+    assert missing == []
+
+
+def test_every_input_of_the_corpus_is_in_the_table(corpus):
+    listed = {kind: {name for names in CASES[kind] for name in names.split("|")} for kind in CASES}
+    for kind in ("weights", "images", "recipes"):
+        found = {os.fsdecode(name) for name in os.listdir(os.fsencode(corpus / kind))}
+        assert {name.removesuffix(".toml") for name in found} == listed[kind]
+
+
+def test_a_disk_that_is_full_while_converting_is_one_line(corpus, tmp_path):
+    def small_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
+
+    command = [sys.executable, "-m", "vitruvian.cli", "convert", corpus / "good" / "model", tmp_path / "out", "--to"]
+    found = subprocess.run([*command, "native"], capture_output=True, text=True, preexec_fn=small_disk)
+    assert found.returncode == 1
+    assert "Traceback" not in found.stderr
+    assert "internal error" not in found.stderr
+    assert found.stderr.splitlines()[-1].startswith("error: ")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.xfail(reason="floor: print(file=None) is stdout")
+def test_with_stderr_closed_an_error_is_not_printed_elsewhere(corpus):
+    command = f"{sys.executable} -m vitruvian.cli predict {corpus}/nowhere.png -m {corpus}/good/model 2>&-"
+    found = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, text=True)
+    assert found.returncode == 1
+    assert found.stdout == ""
