@@ -154,7 +154,10 @@ class OpenClipTimm(Timm):
     ignored: ClassVar[dict[str, str]] = IGNORED
     suffixes = ()
     table = Table(
-        rows=(*Timm.table.rows, Row("pre_logits.weight", ("visual.head.proj.weight",))),
+        rows=(
+            *(row for row in Timm.table.rows if not row.native.startswith("pre_logits.")),
+            Row("pre_logits.weight", ("visual.head.proj.weight",)),
+        ),
         block=Timm.table.block,
         unit=Timm.table.unit,
     )
