@@ -4,10 +4,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from vitruvian import Classifier, create_model
 from vitruvian.config import Preprocess, ViTConfig
+from vitruvian.data.doctor import diagnose
+from vitruvian.data.pack import pack
 from vitruvian.data.pack.shards import read_state
+from vitruvian.data.sources import open_dataset
 from vitruvian.data.sources.names import listed_classes
-from vitruvian.errors import VitruvianError
+from vitruvian.errors import ConfigError, VitruvianError
 from vitruvian.files import parse_json, parse_toml
 from vitruvian.training.checkpoint import read_position
 from vitruvian.training.journal import read_journal
@@ -65,6 +69,19 @@ def test_a_hostile_change_is_one_short_line(key, text):
     with pytest.raises(VitruvianError) as caught:
         changed(read_recipe("digits"), [f"{key}={text}"])
     check(caught.value)
+
+
+@pytest.mark.parametrize("number", [10**25, -(10**30), 2**31])
+def test_an_endless_batch_or_number_of_workers_is_one_short_line(number, tmp_path):
+    attempts = [
+        lambda: Classifier(create_model("ViT-Ti/16", image_size=32)).predict([], batch=number),
+        lambda: pack("digits", tmp_path / "packed", workers=number),
+        lambda: diagnose(open_dataset("digits"), workers=number),
+    ]
+    for attempt in attempts:
+        with pytest.raises(ConfigError, match=r"^(batch|workers)=") as caught:
+            attempt()
+        check(caught.value)
 
 
 @QUICK

@@ -175,7 +175,7 @@ def test_wrong_arguments_are_refused():
     classifier = Classifier(tiny_model())
     with pytest.raises(ConfigError, match="expected a list of images, not one"):
         classifier.predict("a.jpg")
-    with pytest.raises(ConfigError, match="top=0 and batch=16 must be at least 1"):
+    with pytest.raises(ConfigError, match="top=0 is not at least 1"):
         classifier.stream([], top=0)
     with pytest.raises(ConfigError, match="heads and image_size are for loading weights"):
         Classifier(tiny_model(), image_size=32)

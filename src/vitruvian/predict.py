@@ -25,7 +25,7 @@ from vitruvian.errors import ConfigError, ImageError
 from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_cores
 from vitruvian.model.resnet import ResNet
-from vitruvian.settings import Size
+from vitruvian.settings import BatchSize, Size, check_range, typed
 from vitruvian.text import printable
 from vitruvian.weights.load import load
 
@@ -175,8 +175,8 @@ class Classifier(Encoder):
         """
         if isinstance(images, str | bytes | os.PathLike | Image.Image):
             raise ConfigError("expected a list of images, not one: predict(['a.jpg'])")
-        if top < 1 or batch < 1:
-            raise ConfigError(f"top={top} and batch={batch} must be at least 1")
+        check_range("top", top, 1)
+        typed("batch", BatchSize, batch)
         return self._stream(images, top, batch)
 
     def _stream(self, images: Iterable[ImageInput], top: int, batch: int) -> Iterator[Prediction]:

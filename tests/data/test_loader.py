@@ -243,7 +243,7 @@ def test_views_of_several_shapes_are_an_error():
         ({"sampling": "odd"}, "sampling='odd' is not one of uniform, balanced"),
         ({"training": False, "drop_last": True}, "an evaluation takes each example once"),
         ({"training": False, "sampling": "balanced"}, "an evaluation takes each example once"),
-        ({"workers": -1}, "workers=-1 is not at least 0"),
+        ({"workers": -1}, "workers=-1 is not between 0 and 1024"),
         ({"max_unreadable": 2.0}, r"max_unreadable=2.0 is not between 0.0 and 1.0"),
     ],
 )

@@ -20,7 +20,8 @@ from vitruvian.data.sources.base import Source
 from vitruvian.data.view import View, seeded
 from vitruvian.data.workers import Workers
 from vitruvian.errors import ConfigError, DataError, ImageError, VitruvianError
-from vitruvian.settings import check_range
+from vitruvian.settings import Workers as WorkerCount
+from vitruvian.settings import check_range, typed
 from vitruvian.text import one_line, printable
 
 Unreadable = tuple[str, str]
@@ -175,7 +176,7 @@ class Loader:
         evaluation. Where more than the share `max_unreadable` of an epoch's images, and more than a few, cannot be
         read, DataError; until then, training takes the next readable one instead, and an evaluation leaves them out.
         """
-        check_range("workers", workers, 0)
+        typed("workers", WorkerCount, workers)
         check_range("max_unreadable", max_unreadable, 0.0, 1.0)
         self.plan = Plan(
             source=source,

@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from vitruvian.errors import DataError, VitruvianError
+from vitruvian.settings import Workers as WorkerCount
+from vitruvian.settings import typed
 from vitruvian.text import one_line
 
 Item = TypeVar("Item")
@@ -193,7 +195,7 @@ def unguarded_script() -> str:
 
 def in_order(function: Callable[[Item], Result], items: Iterable[Item], *, workers: int) -> Iterator[Result]:
     """`function(item)` of each item, in the order of the items; 0 workers: in this process."""
-    if workers == 0:
+    if typed("workers", WorkerCount, workers) == 0:
         yield from map(function, items)
         return
     with closing(Workers(function, workers)) as processes:

@@ -25,6 +25,7 @@ from vitruvian.evaluation.measuring.label_spaces import LabelSpace
 from vitruvian.files import scratch_folder
 from vitruvian.predict import Classifier, Encoder
 from vitruvian.progress import Track, untracked
+from vitruvian.settings import BatchSize, typed
 from vitruvian.tasks import view_for
 from vitruvian.text import printable
 
@@ -98,6 +99,7 @@ def vectors(
 
     numbers: list[int] = []
     views: list[Tensor] = []
+    typed("batch", BatchSize, batch)
     for name, seen in encoder.views(encoded(), ahead=2 * batch):
         number = waiting.popleft()
         if isinstance(seen, ImageError):
