@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -64,8 +63,8 @@ def ended(work: Callable[[], object]) -> int:
 
 
 @pytest.fixture(scope="session")
-def corpus() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="corpus-"))
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
     made = in_child(lambda: bad_inputs.make(folder), folder)
     assert made.code == 0, made.err
     return folder
