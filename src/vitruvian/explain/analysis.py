@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from vitruvian.config import ViTConfig
 from vitruvian.errors import ConfigError, DataError
 from vitruvian.explain.attention import grid_of, inference, require_vit
 from vitruvian.model.build import Model
@@ -23,6 +24,7 @@ COMPONENTS = 28
 """As many as the paper shows."""
 
 NO_POSITIONS = {
+    "rope": "the model's positions turn queries and keys inside its attention: no patch has an embedding of its own",
     "none": "the model has no positions: it sees its patches as a set",
     "relative": "the model's positions are offsets inside its attention: no patch has an embedding of its own place",
     "relative_bias": "the model's positions are biases inside its attention: no patch has an embedding of its own",
@@ -50,6 +52,11 @@ def pixel_filters(vit: ViT) -> Tensor:
     return vit.embed.patch.weight if vit.embed.stem is None else vit.embed.stem.root.standardized()
 
 
+def position_kind(config: ViTConfig) -> str:
+    """The kind of positions that are added to patches; `rope` where only rotations tell places."""
+    return "rope" if config.rope is not None and config.positions == "none" else config.positions
+
+
 def position_similarity(model: Model, grid: Size | None = None) -> Tensor:
     """Cosine similarity of each position's embedding with every other's, (R, C, R, C).
 
@@ -57,8 +64,8 @@ def position_similarity(model: Model, grid: Size | None = None) -> Tensor:
     """
     vit = require_vit(model)
     config = vit.config
-    if config.positions in NO_POSITIONS:
-        raise ConfigError(NO_POSITIONS[config.positions])
+    if (kind := position_kind(config)) in NO_POSITIONS:
+        raise ConfigError(NO_POSITIONS[kind])
     positions = vit.embed.grid_positions(grid or config.grid)
     assert positions is not None
     directions = torch.nn.functional.normalize(positions.detach().double().cpu(), dim=-1)

@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from vitruvian.explain.analysis import NO_POSITIONS, attention_distance, filter_components, position_similarity
+from vitruvian.explain.analysis import (
+    NO_POSITIONS,
+    attention_distance,
+    filter_components,
+    position_kind,
+    position_similarity,
+)
 from vitruvian.explain.attention import require_vit
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
@@ -90,7 +96,7 @@ def tinted(components: NDArray[np.floating]) -> NDArray[np.uint8]:
 
 def positions_figure(vit: ViT) -> Figure:
     name, title = "positions", "Similarity of positions"
-    kind = vit.config.positions
+    kind = position_kind(vit.config)
     if kind in NO_POSITIONS:
         note = NO_POSITIONS[kind]
         return Figure(name=name, title=title, note=f"{note[0].upper()}{note[1:]}.", arrays={})
