@@ -1,10 +1,6 @@
 """Every line of docs/pytorch.md runs: its code blocks, one after the other, on tiny models."""
 
-import importlib.machinery
-import importlib.util
 import re
-import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -20,19 +16,9 @@ TEXT = (Path(__file__).parents[1] / "docs" / "pytorch.md").read_text(encoding="u
 BLOCKS = re.findall("```python\n(.*?)```", TEXT, re.DOTALL)
 
 
-class Frame(dict):
-    """As much of a DataFrame as the page uses, where pandas is not installed."""
-
-    def __init__(self, rows):
-        super().__init__({key: [row.get(key) for row in rows] for key in rows[0]})
-
-    def __getitem__(self, keys):
-        return {key: dict.__getitem__(self, key) for key in keys}
-
-
 @pytest.fixture
 def tiny(tmp_path, monkeypatch):
-    """A folder with photos, and tiny stand-ins for published weights, the compiler and pandas."""
+    """A folder with photos, and tiny stand-ins for published weights and the compiler."""
     rng = np.random.default_rng(0)
     for split, count in (("train", 6), ("test", 4)):
         for name, color in (("cat", 60), ("dog", 180)):
@@ -54,11 +40,6 @@ def tiny(tmp_path, monkeypatch):
 
     monkeypatch.setattr(vitruvian, "load", load, raising=False)
     monkeypatch.setattr(torch, "compile", lambda model: real_compile(model, backend="eager"))
-    if importlib.util.find_spec("pandas") is None:
-        stand_in = types.ModuleType("pandas")
-        stand_in.__spec__ = importlib.machinery.ModuleSpec("pandas", None)
-        stand_in.DataFrame = Frame
-        monkeypatch.setitem(sys.modules, "pandas", stand_in)
     return tmp_path
 
 
