@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import signal
 import subprocess
 import sys
@@ -224,7 +225,9 @@ def test_everyday_options_are_settings_of_the_recipe_and_say_what_its_fields_say
     texts = {option.name: option.help for option in dict(commands())[command].params}
     source = inspect.getsource(recipe_module)
     for name in ("epochs", "lr", "batch_size", "seed", "workers"):
-        assert f'"""{texts[name]}"""' in source
+        below = re.search(rf'\n    {name}: [^\n]*\n    """([^\n]*)"""', source)
+        assert below is not None
+        assert texts[name] == below[1]
         assert name in {field.name for field in dataclasses.fields(recipe_module.Recipe)}
 
 

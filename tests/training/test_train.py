@@ -281,7 +281,7 @@ def test_wrong_options_are_one_line_and_leave_nothing_behind(tmp_path, options, 
 
 
 def test_images_of_ones_own_need_weights_or_a_recipe(tmp_path):
-    with pytest.raises(TrainingError, match=r"give weights= to start from, .* or model= to train from scratch"):
+    with pytest.raises(TrainingError, match=r"give weights=, .* or model= to train from scratch"):
         train(folder_of(tmp_path / "images", cat=3, dog=3), out=tmp_path / "run")
 
 

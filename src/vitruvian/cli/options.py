@@ -73,7 +73,7 @@ def place_data(root: Path | None) -> None:
 def everyday(name: str, metavar: str) -> Any:
     """The option of a recipe's setting; its help is the text below the field in `Recipe`, which is not imported."""
     source = (files("vitruvian") / "training" / "recipe.py").read_text(encoding="utf-8")
-    found = re.search(rf'^    {name}: .*\n    """(.*?)"""', source, re.MULTILINE | re.DOTALL)
+    found = re.search(rf'^    {name}: .*\n    """([^"]*)"""', source, re.MULTILINE)
     assert found is not None, name
     return typer.Option(metavar=metavar, help=" ".join(found[1].split()))
 

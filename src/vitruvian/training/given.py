@@ -138,6 +138,6 @@ def fitting_name(data: DataRef, model: str | None, weights: str | Path | None) -
     if model:
         return "scratch"
     raise TrainingError(
-        f"{data.name or 'data='}: give weights= to start from, which is best for images of one's own, or model= to "
-        "train from scratch, or recipe= (`vit train --recipes` lists them)"
+        f"{data.name or 'data='}: give weights=, which is best for images of one's own, or model= to train from "
+        "scratch, or recipe= (`vit train --recipes` lists them)"
     )

@@ -93,7 +93,7 @@ class Recipe(Settings):
     grad_accum_steps: Annotated[int, Range(1, 2**20)] = 1
     """Parts in which a process works through its share of a batch, to need less memory."""
     seed: Seed = 0
-    """Of the fresh weights, the order of the images, their views and dropout."""
+    """Random seed of the fresh weights, the order of the images, their views and dropout."""
 
     optimizer: str = "adamw"
     """A key of OPTIMIZERS. `adamw` keeps weight decay out of the gradient, `adam` and `sgd` add it."""
