@@ -207,6 +207,9 @@ def test_another_sweep_in_the_folder_is_refused_and_named(protocol, weights, tmp
     other = protocol_for("digits", weights, settings=[*TINY_RECIPE, "steps=9"])
     with pytest.raises(TrainingError, match="there is a sweep with steps=8, not 9; choose another out="):
         finetune(other, tmp_path / "sweep")
+    reseeded = protocol_for("digits", weights, settings=[*TINY_RECIPE, "seed=5"], lrs=(1e-3, 1e-2), seeds=2)
+    with pytest.raises(TrainingError, match="there is a sweep with seed=0, not 5; choose another out="):
+        finetune(reseeded, tmp_path / "sweep")  # its dev trials would be those of seed 0
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "note.txt").touch()
     with pytest.raises(TrainingError, match="exists and is no sweep; choose another out="):

@@ -51,6 +51,16 @@ def test_the_stated_difference_is_what_reading_as_that_family_gives(tmp_path):
     assert difference == pytest.approx(certificate.readers_difference, rel=1e-3)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_named_and_not_converted(value, tmp_path):
+    model = load(path_of("timm_vit"), heads=4)
+    model.head.weight.data[0, 0] = value
+    save(model, tmp_path / "broken")
+    with pytest.raises(ConversionError, match=r"broken: 'head.weight' holds numbers that are not finite"):
+        convert(tmp_path / "broken", tmp_path / "out", to="native")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_family_with_the_same_numerics_has_nothing_to_state(tmp_path):
     certificate = convert(path_of("torchvision_vit"), tmp_path / "hf", to="huggingface", heads=4)
     assert certificate.readers_difference <= TOLERANCE

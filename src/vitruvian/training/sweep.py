@@ -20,7 +20,7 @@ from vitruvian.weights.load import SWEEP_FILE
 
 Kind = Literal["dev", "test"]
 
-CHANGEABLE = {"lr", "lrs", "seed", "validation"} | DESCRIPTION | HARMLESS
+CHANGEABLE = {"lr", "lrs", "validation"} | DESCRIPTION | HARMLESS
 """Settings in which two sweeps may differ and share their trials."""
 
 

@@ -95,6 +95,7 @@ def convert(
     name = published_name(source)
     hints = LoadHints(heads=heads, grid=grid, image_size=changes.size, family=family, name=name)
     model, source_family = open_model(path, hints, changes)
+    check_finite(model, path)
     source_sha256 = digests(path)
     with staged(check_destination(target, to, model.config)) as new:
         tell(f"writing {to} weights")
@@ -118,6 +119,14 @@ def convert(
     if not as_folder:
         write_json(target.with_name(f"{target.name}.certificate.json"), certificate.to_json())
     return certificate
+
+
+def check_finite(model: Model, path: Path) -> None:
+    broken = next((name for name, value in model.state_dict().items() if not value.isfinite().all()), None)
+    if broken is not None:
+        raise ConversionError(
+            f"{path}: {broken!r} holds numbers that are not finite (NaN or infinity); nothing written"
+        )
 
 
 def compare(model: Model, reread: Model, *, family: str, seed: int) -> dict[str, Any]:
