@@ -88,8 +88,10 @@ def test_a_report_has_every_part_and_nothing_that_is_interpreted(run):
         "left out: 3 &lt;files&gt;",
         "<dt>threads</dt><dd>77</dd>",
         "fewer than 5 images in train",
+        "</svg>held-out</span>",
     ):
         assert words in page, words
+    assert ">val<" not in page
     assert "<dog>" not in page
     assert "<b>.jpg" not in page
 

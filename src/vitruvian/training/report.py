@@ -135,11 +135,12 @@ CHARTS = (
 
 
 def curves(lines: Iterable[Line]) -> Iterator[Html]:
-    """A chart for each number, with a line for each split."""
+    """A chart for each number, with a line for each split; what is called `val` may be a test split."""
     recorded = list(lines)
+    names = {"": "run", "val": "held-out"}
     splits = list(dict.fromkeys(str(line.get("split", "")) for line in recorded))
     for name, title in CHARTS:
-        drawn = [Curve(split or "run", points(recorded, split, name)) for split in splits]
+        drawn = [Curve(names.get(split, split), points(recorded, split, name)) for split in splits]
         drawn = [curve for curve in drawn if curve.points]
         if drawn:
             yield Chart(title=title, lines=drawn, x_label="step", y_from=0.0 if name != "top1" else None).svg()
