@@ -94,3 +94,9 @@ def test_public_names_are_these():
 def test_an_unknown_attribute_is_an_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'transformer'"):
         vitruvian.transformer  # noqa: B018
+
+
+def test_no_two_test_files_share_a_name():
+    """pytest imports them by that name alone, and would collect only one of the two."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert sorted(name for name in set(names) if names.count(name) > 1) == []

@@ -182,10 +182,11 @@ def test_weights_that_are_no_numbers_are_never_kept(tmp_path, monkeypatch):
 def test_a_run_ends_early_when_it_gets_no_better_and_gives_its_best_model(tmp_path):
     settings = ("steps=300", "lr=1e-12", "patience=2", "final=best", "eval_every=0.05", "average=none")
     run = tiny_run(tmp_path, *settings)
-    accuracies = [line["top1"] for line in run.metrics("val")]
-    assert len(accuracies) == accuracies.index(max(accuracies)) + 3 < 150
+    lines = run.metrics("val")
+    best = max(lines, key=lambda line: line["top1"])
+    assert len(lines) == lines.index(best) + 3 < 150
     assert run.facts["validation"] == "10% of each class, held out"
-    assert identical(weights(run.folder), load_file(run.folder / "best" / "model.safetensors"))
+    assert identical(weights(run.folder), load_file(run.best(best["step"]) / "model.safetensors"))
 
 
 def test_the_trained_model_predicts_with_its_labels_and_view(tmp_path):

@@ -34,7 +34,7 @@ Validation = Literal["auto", "dev", "test"]
 HeadInit = Literal["zero", "least_squares", "probe"]
 ObjectiveName = Literal["labels", "masked"]
 Steps = Annotated[int, Range(0, 10**12)]
-Lr = Annotated[float, Range(1e-12, 1e6)]
+Lr = Annotated[float, Range(1e-12, 1e38)]
 
 CHOICES: dict[str, Mapping[str, Any]] = {"optimizer": OPTIMIZERS, "schedule": SCHEDULES, "loss": LOSSES}
 """Settings that name a row of a table."""
