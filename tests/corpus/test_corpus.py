@@ -101,6 +101,7 @@ CASES: dict[str, dict[str, str]] = {
     "data": {
         "empty|empty-classes": "no images in class folders",
         "all-broken": "(^$|not one image can be read|can be read|images in a row cannot be read)",
+        "with-fifo|with-loop|with-folder-loop|with-endless|odd-names": "",
         "empty.csv|no-columns.csv": "no column path",
         "not-utf-8.csv": "not a table in UTF-8",
         "endless.csv|fifo.csv|fifo.tar|loop.csv": "(no such file or folder|not a regular file|too many levels)",
@@ -137,7 +138,10 @@ CASES: dict[str, dict[str, str]] = {
     },
 }
 
-FALLS_BACK = [f"{damage}-{file}" for damage in ("truncated", "flipped", "fifo") for file in ("position", "state")]
+FALLS_BACK = [
+    f"{damage}-{file}" for damage in ("truncated", "flipped", "fifo", "empty", "deep") for file in ("position", "state")
+]
+FALLS_BACK += ["before-position", "after-position"]
 """Runs with a damaged newest checkpoint, which go on from the one before it, and say so."""
 
 OPTIONS = {
@@ -153,6 +157,15 @@ OPTIONS = {
     "convert {good}/model {out} --to native --classes 1000000000000": "--classes 1000000000000 is not between",
     "convert {good}/model {good}/photo.png/x --to native": "(cannot be written|[Nn]ot a directory)",
     "convert {good}/model {out} --to native --patch-size 1000000000": "patch",
+    "convert {good}/../models/nan {out} --to native": "'head.weight' holds numbers that are not finite",
+    "predict {good}/photo.png -m {good}/../models/nan": "the model's answer is not a finite number",
+    "predict {good}/photo.png -m {good}/../models/infinite": "^$",
+    "predict {good}/photo.png -m {good}/../models/no-config": "^$",
+    "predict {good}/photo.png -m {good}/../models/fifo-config": "^$",
+    "predict {good}/photo.png -m {good}/../sweep": "not valid JSON: nested more than 100 deep",
+    "finetune {good}/data --from {good}/model --out {good}/../sweep": "not valid JSON: nested more than 100 deep",
+    "evaluate {good}/../escaping.csv -m {good}/model": "1 images could not be read and are not counted",
+    "evaluate {good}/../absolute.csv -m {good}/model": "1 images could not be read and are not counted",
     "doctor {empty}": "empty",
     "pack {empty} {out}": "empty",
     "pack {good}/data {good}/photo.png/x --workers 0": "(cannot be written|[Nn]ot a directory)",

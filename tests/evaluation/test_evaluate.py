@@ -105,6 +105,10 @@ def test_unreadable_images_are_listed_and_not_counted(photos):
     found = evaluate(photos, color_model())
     assert found.measures.count == 50
     assert list(found.unreadable) == ["test/red/000.png"]
+    for path in list((photos / "test").rglob("*.png"))[:20]:
+        path.write_bytes(b"")
+    with pytest.raises(DataError, match=r"2[01] of 51 images cannot be read, more than 25%, such as test/"):
+        evaluate(photos, color_model())
     for path in (photos / "test").rglob("*.png"):
         path.write_bytes(b"")
     with pytest.raises(DataError, match=r"not one image can be read, such as test/blue/000.png: the file is empty"):

@@ -33,6 +33,8 @@ from vitruvian.text import printable
 
 PIECE = 1024
 """Images whose logits are in memory at a time."""
+MAX_UNREADABLE = 0.25
+"""Share of images that may be unreadable before there is no result."""
 LOOK_AHEAD = 256
 """Images by which a slow source learns beforehand what is read."""
 
@@ -56,10 +58,14 @@ def reasons(source: Source, unreadable: Unreadable) -> dict[str, str]:
     return {source.key(number): why for number, why in sorted(unreadable.items())}
 
 
-def nothing_readable(source: Source, unreadable: Unreadable) -> DataError:
-    """The error of a source without an image that can be used."""
-    first = min(unreadable)
-    return DataError(f"{source.name}: not one image can be read, such as {source.key(first)}: {unreadable[first]}")
+def check_readable(source: Source, unreadable: Unreadable, wanted: int) -> None:
+    """Refuse a result over what is left where too many of the `wanted` images cannot be read."""
+    count = len(unreadable)
+    if count > MAX_UNREADABLE * wanted:
+        first = min(unreadable)
+        some = f"{count:,} of {wanted:,} images cannot be read, more than {MAX_UNREADABLE:.0%}"
+        found = "not one image can be read" if count == wanted else some
+        raise DataError(f"{source.name}: {found}, such as {source.key(first)}: {unreadable[first]}")
 
 
 def images_of(
@@ -165,8 +171,7 @@ def answers_of(
         if space.has_imagenet:
             imagenet.append(space.imagenet_answers(logits))
         done += numbers
-    if not done:
-        raise nothing_readable(source, unreadable)
+    check_readable(source, unreadable, len(wanted))
     return Answers(
         numbers=np.array(done),
         labels=truth[done],

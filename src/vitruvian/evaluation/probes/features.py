@@ -13,7 +13,7 @@ from vitruvian.config import BATCH
 from vitruvian.data.decode import RawImage
 from vitruvian.data.sources import Dataset, Source, hold_out
 from vitruvian.errors import DataError, VitruvianError
-from vitruvian.evaluation.measuring.inference import Unreadable, images_of, nothing_readable, reasons, vectors
+from vitruvian.evaluation.measuring.inference import Unreadable, check_readable, images_of, reasons, vectors
 from vitruvian.evaluation.probes.fewshot import shuffled_classes
 from vitruvian.evaluation.probes.store import Features, FeatureStore, image_key
 from vitruvian.predict import Encoder
@@ -82,8 +82,7 @@ def features_of(
     finally:
         store.flush()
     used = np.array([number for number in range(len(source)) if number not in unreadable], np.int64)
-    if not len(used):
-        raise nothing_readable(source, unreadable)
+    check_readable(source, unreadable, len(source))
     return FeatureSet(
         values=values if len(used) == len(values) else values[used],
         labels=np.asarray(source.labels())[used].astype(np.int64),
