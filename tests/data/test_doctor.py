@@ -51,8 +51,8 @@ WHOLE_PNG = encoded(photo(900), "PNG")
         ("x.jpg", b"", "empty", "1 file is empty"),
         ("x.jpg", WHOLE_JPEG[: len(WHOLE_JPEG) // 2], "truncated", "1 file is cut short"),
         ("x.png", WHOLE_PNG[: len(WHOLE_PNG) // 2], "truncated", "1 file is cut short"),
-        ("x.jpg", b"<html>not found</html>", "not-a-image", "1 file is not in a format of images"),
-        ("x.jpg", b"just some words", "not-a-image", "1 file is not in a format of images"),
+        ("x.jpg", b"<html>not found</html>", "not-an-image", "1 file is not in a format of images"),
+        ("x.jpg", b"just some words", "not-an-image", "1 file is not in a format of images"),
         ("x.png", WHOLE_PNG[:60] + bytes(40) + WHOLE_PNG[100:], "broken", "1 file cannot be decoded"),
     ],
 )
@@ -175,7 +175,7 @@ def test_classes_of_one_split_only_are_told(tmp_path):
             file.unlink()
         path.rmdir()
     classes = found(data)
-    assert classes["unlearnt-class"] == ("hurts", 1, "1 class is in test but not in train")
+    assert classes["unlearned-class"] == ("hurts", 1, "1 class is in test but not in train")
     assert classes["empty-class"] == ("hurts", 1, "1 class has no image in train")
     assert classes["unmeasured-class"] == ("look", 1, "1 class is in train but not in test")
 

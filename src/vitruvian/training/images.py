@@ -54,13 +54,13 @@ def images_for(data: object, recipe: Recipe) -> Images:
     found = DataRef.of(data).dataset
     images = protocol_images(found, recipe) if recipe.validation != "auto" else usual_images(found, recipe)
     if recipe.objective == "labels":
-        images = replace(images, notes=(*images.notes, *unlearnt(images)))
+        images = replace(images, notes=(*images.notes, *unlearned(images)))
     if not recipe.max_train_samples:
         return images
     return replace(images, train=first_of_each(images.train, recipe.max_train_samples, recipe.seed))
 
 
-def unlearnt(images: Images) -> list[str]:
+def unlearned(images: Images) -> list[str]:
     """A note on classes that are measured and cannot be learnt; none where that would fetch all images."""
     if images.train.remote or images.validation.remote:
         return []

@@ -99,13 +99,13 @@ def one_sided_classes(
 ) -> Iterator[Finding]:
     """Classes that only one of two splits has."""
     train, other = names
-    unlearnt, unmeasured = (np.flatnonzero((a == 0) & (b > 0)) for a, b in ((trained, held), (held, trained)))
-    if len(unlearnt):
-        text = f"{counted(len(unlearnt), 'class', 'is|are')} in {other} but not in {train}"
+    unlearned, unmeasured = (np.flatnonzero((a == 0) & (b > 0)) for a, b in ((trained, held), (held, trained)))
+    if len(unlearned):
+        text = f"{counted(len(unlearned), 'class', 'is|are')} in {other} but not in {train}"
         advice = f"add them to {train}: what is not learnt is always answered wrongly"
-        shown = listed(unlearnt, held, classes)
+        shown = listed(unlearned, held, classes)
         yield Finding(
-            check="unlearnt-class", level="hurts", count=len(unlearnt), text=text, advice=advice, examples=shown
+            check="unlearned-class", level="hurts", count=len(unlearned), text=text, advice=advice, examples=shown
         )
     if len(unmeasured):
         text = f"{counted(len(unmeasured), 'class', 'is|are')} in {train} but not in {other}"

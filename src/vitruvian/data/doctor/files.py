@@ -22,7 +22,7 @@ PROBLEMS = {
     # problem: name, verb and rest of the sentence
     Problem.EMPTY: ("empty", "is|are", "empty"),
     Problem.TRUNCATED: ("truncated", "is|are", "cut short"),
-    Problem.NOT_A_IMAGE: ("not-a-image", "is|are", "not in a format of images"),
+    Problem.NOT_AN_IMAGE: ("not-an-image", "is|are", "not in a format of images"),
     Problem.BROKEN: ("broken", "cannot|cannot", "be decoded"),
 }
 

@@ -105,7 +105,7 @@ class Problem(IntEnum):
     NONE = 0
     EMPTY = auto()
     TRUNCATED = auto()
-    NOT_A_IMAGE = auto()
+    NOT_AN_IMAGE = auto()
     BROKEN = auto()
 
 
@@ -195,8 +195,8 @@ def problem_of(text: str) -> Problem:
         ("is empty", Problem.EMPTY),
         ("truncated", Problem.TRUNCATED),
         ("cut short", Problem.TRUNCATED),
-        ("not an image", Problem.NOT_A_IMAGE),
-        ("this is a", Problem.NOT_A_IMAGE),
+        ("not an image", Problem.NOT_AN_IMAGE),
+        ("this is a", Problem.NOT_AN_IMAGE),
     ):
         if words in text.lower():
             return problem
