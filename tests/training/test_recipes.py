@@ -136,7 +136,7 @@ def test_a_change_is_read_in_the_type_of_its_setting():
         ("augment.mean=[1]", "augment.mean follows from view.mean: set that"),
         ("betas=[0.9]", r"betas=\[0.9\] does not have 2 values"),
         ("epochs", "'epochs' is not of the form KEY=VALUE"),
-        ("lr=0", "lr=0.0 is not between 1e-12 and 1e+38"),
+        ("lr=0", r"lr=0.0 is not between 1e-12 and 1e\+38"),
         ("steps=0", "a recipe has epochs or steps, not epochs=0 and steps=0"),
         ("patch_drop=1", "patch_drop=1.0 is not between 0.0 and 0.95"),
     ],
