@@ -215,6 +215,13 @@ def test_weights_that_are_lost_are_told(tmp_path):
     ]
 
 
+def test_what_the_dataset_leaves_out_is_told_when_it_is_packed(tmp_path):
+    photos = make_photos(tmp_path / "photos", each=1)
+    (photos / "cat" / "gone.jpg").symlink_to("nowhere.jpg")
+    (note,) = pack(photos, tmp_path / "packed").notes
+    assert "links that lead nowhere, or special files" in note
+
+
 def test_settings_that_cannot_be_are_refused():
     with pytest.raises(ConfigError, match="side=4 is not between 8 and 8192"):
         PackSettings(side=4)

@@ -67,7 +67,16 @@ def test_images_may_lie_deeper_and_be_links(tmp_path):
     assert [data.train.key(i) for i in range(4)] == ["cat/0.png", "cat/2024/may/x.JPG", "dog/0.png", "dog/link.png"]
 
 
-def test_what_is_not_a_image_is_counted_and_named(tmp_path):
+def test_a_link_from_a_class_to_the_whole_or_to_another_class_gives_no_image_a_second_label(tmp_path):
+    make_folder(tmp_path, each=1)
+    (tmp_path / "cat/again").symlink_to("..")
+    (tmp_path / "cat/other").symlink_to("../dog")
+    data = open_dataset(tmp_path)
+    assert [data.train.key(i) for i in range(len(data.train))] == ["cat/0.png", "dog/0.png"]
+    assert "2 links to a folder that is listed already" in "\n".join(data.notes)
+
+
+def test_what_is_not_an_image_is_counted_and_named(tmp_path):
     make_folder(tmp_path)
     (tmp_path / "cat/readme.txt").write_text("x")
     (tmp_path / "cat/.hidden.png").write_bytes(png())

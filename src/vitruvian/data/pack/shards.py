@@ -66,7 +66,7 @@ def fresh_state(data: Dataset, settings: PackSettings) -> PackState:
     splits = {name: SplitState(len(source), digest_of(source)) for name, source in data.splits.items()}
     weighted = any(source.weight(index) != 1.0 for source in data.splits.values() for index in known(source))
     notes = ["the weights of the examples are not kept: shards have no place for them"] if weighted else []
-    return PackState(settings, data.name, splits, notes)
+    return PackState(settings, data.name, splits, [*data.notes, *notes])
 
 
 def known(source: Source) -> range:

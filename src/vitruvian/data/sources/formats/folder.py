@@ -66,7 +66,11 @@ def entries(root: Path, splits: dict[Path, str], left_out: LeftOut) -> Iterator[
             left_out.add("items beside the splits", path.name)
     start = len(os.path.join(root, ""))
     for top, split in (splits or {root: "train"}).items():
-        for place in sorted(top.iterdir(), key=lambda path: natural(path.name)):
+        places = sorted(top.iterdir(), key=lambda path: natural(path.name))
+        listed = {
+            identity(path) for path in (root, top, *places) if path.is_dir()
+        }  # a link from a class to these is none of it
+        for place in places:
             relative = os.path.relpath(place, root)
             if place.name.startswith("."):
                 left_out.add("hidden items", relative)
@@ -74,7 +78,7 @@ def entries(root: Path, splits: dict[Path, str], left_out: LeftOut) -> Iterator[
                 left_out.add("files outside the class folders", relative)
             else:
                 label, count = class_name(place.name), 0
-                for image in images(place, left_out):
+                for image in images(place, left_out, set(listed)):
                     count += 1
                     yield Entry(split, image[start:], label)
                 if not count:
