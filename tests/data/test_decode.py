@@ -249,7 +249,10 @@ def test_missing_files_and_folders_are_named(tmp_path):
         decode(tmp_path)
 
 
-def test_an_unreadable_file_is_named(monkeypatch):
+def test_an_unreadable_file_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret.jpg").write_bytes(b"x")
+
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 

@@ -126,7 +126,7 @@ def test_wrong_options_are_one_line(vit_serve, weights):
         code, _, err = vit_serve("--model", weights, "--port", port)
         assert (code, err) == (
             1,
-            f"error: host='127.0.0.1' port={port}: Address already in use; choose another with --host or --port\n",
+            f"error: 127.0.0.1:{port}: Address already in use; choose another --host or --port\n",
         )
     code, _, err = vit_serve("--model", f"a={weights}", "--model", f"a={weights}")
     assert (code, err) == (1, "error: --model: two models are called 'a'; name them with NAME=MODEL\n")

@@ -64,9 +64,7 @@ def bound(host: str, port: int) -> socket.socket:
         listening.bind(address)
         listening.listen(2048)
     except OSError as error:
-        raise ConfigError(
-            f"host={host!r} port={port}: {error.strerror}; choose another with --host or --port"
-        ) from None
+        raise ConfigError(f"{host}:{port}: {error.strerror}; choose another host= or port=") from None
     listening.set_inheritable(True)
     return listening
 
