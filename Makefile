@@ -31,6 +31,9 @@ $(VENV)/.dev: $(VENV)/.base
 demo: $(VENV)/.base
 	@$(BIN)/vit demo
 
+# The processes that tests start read compiled files, whatever the shell says about writing them.
+unexport PYTHONDONTWRITEBYTECODE
+
 # One worker a core, a file of tests each, so that what a module prepares is prepared once.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
@@ -65,7 +68,7 @@ clean:
 	@echo "setting up .venv-peers (timm, torchvision, transformers, vit-pytorch) ..."
 	@test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
 	@.venv-peers/bin/python -m pip -q install -c constraints.txt torch 2>&1 | { grep -v '^WARNING: Location' || true; }
-	@.venv-peers/bin/python -m pip -q install -c constraints.txt -e . transformers vit-pytorch 2>&1 | { grep -v '^WARNING: Location' || true; }
+	@.venv-peers/bin/python -m pip -q install -c constraints.txt -e '.[onnx,openvino]' transformers vit-pytorch 2>&1 | { grep -v '^WARNING: Location' || true; }
 	@.venv-peers/bin/python -m pip -q install --no-deps -r benchmarks/peers.txt 2>&1 | { grep -v '^WARNING: Location' || true; }
 	@touch $@
 

@@ -35,6 +35,7 @@ ORDERS = {
     "ResPostBlock": "res_post_norm",
     "EvaBlockPostNorm": "res_post_norm",
     "ParallelScalingBlock": "parallel",
+    "ParallelThingsBlock": "pre_norm",
 }
 ATTENTIONS = ("Attention", "AttentionRope", "EvaAttention", "NoneType")
 MLPS = ("Mlp", "GluMlp", "SwiGLU", "SwiGLUPacked", "NoneType")
@@ -50,7 +51,9 @@ class OtherPartError(Exception):
 def settings_of(model: nn.Module) -> dict[str, Any]:
     """What the arrays of a timm model do not tell, as our settings."""
     block = model.blocks[0]
-    attention, mlp = getattr(block, "attn", None), getattr(block, "mlp", None)
+    branches = getattr(block, "attns", ())  # side by side
+    attention = branches[0].attn if branches else getattr(block, "attn", None)
+    mlp = block.ffns[0].mlp if branches else getattr(block, "mlp", None)
     for part, known in ((block, ORDERS), (attention, ATTENTIONS), (mlp, MLPS)):
         if type(part).__name__ not in known:
             raise OtherPartError(type(part).__name__)
@@ -106,7 +109,8 @@ def activation_of(model: nn.Module, block: nn.Module, mlp: nn.Module | None) -> 
     gelus = found - {"SiLU"} if gated else found
     if len(gelus) > 1 or not gelus <= {"erf", "tanh", "quick"}:
         raise OtherPartError(f"activations {sorted(found)}")
-    proj = getattr(getattr(block, "attn", None), "proj", None) or block.attn_out_proj
+    attention = block.attns[0].attn if hasattr(block, "attns") else getattr(block, "attn", None)
+    proj = getattr(attention, "proj", None) or block.attn_out_proj
     return {"gelu": next(iter(gelus), "erf"), "dense_bias": proj.bias is not None}
 
 

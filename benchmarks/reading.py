@@ -50,7 +50,7 @@ def torchvision_folder(folder: Path) -> tuple[int, Read]:
 
 
 def ours(data: Path) -> tuple[int, Read]:
-    """A data set read and viewed as our loader does it."""
+    """A dataset read and viewed as our loader does it."""
     from vitruvian.data.augment import Augment, training_view
     from vitruvian.data.order import generator_for
     from vitruvian.data.sources import open_dataset

@@ -21,10 +21,12 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 BATCH = 16
 PLAIN = """
@@ -56,7 +58,9 @@ class Api(litserve.LitAPI):
     def encode_response(self, answers): return [{"label": a.label, "probability": a.probability} for a in answers]
 if __name__ == "__main__":
     api = Api(max_batch_size=16, batch_timeout=0.01)
-    litserve.LitServer(api, accelerator="cpu", healthcheck_path="/ready").run(port=int(sys.argv[2]), log_level="error")
+    litserve.LitServer(api, accelerator="cpu", healthcheck_path="/ready").run(
+        port=int(sys.argv[2]), log_level="error", generate_client_file=False
+    )
 """
 
 
@@ -68,11 +72,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
     servers = {
-        "vit serve": ["-m", "vitruvian.cli", "serve", "--batch", str(BATCH), "--model", asked.model, "--port"],
+        "vit serve": ["-m", "vitruvian.cli", "serve", "--batch-size", str(BATCH), "--model", asked.model, "--port"],
         "one forward a request": ["-c", PLAIN, asked.model],
     }
-    if importlib.util.find_spec("litserve"):
-        servers["litserve"] = ["-c", LITSERVE, asked.model]
+    if importlib.util.find_spec("litserve"):  # its workers import the program again, so that it has to be a file
+        program = Path(tempfile.mkdtemp()) / "program.py"
+        program.write_text(LITSERVE)
+        servers["litserve"] = [str(program), asked.model]
     found: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
     alone = []
     for number in range(asked.rounds):

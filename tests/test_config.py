@@ -63,7 +63,6 @@ def test_impossible_models_are_refused(changes, text):
     [
         ({"std": (0.5, 0.0, 0.5)}, "do not fit together"),
         ({"mean": (0.5,)}, "do not fit together"),
-        ({"scaled_size": 256}, "scaled_size has no meaning with fit='squash'"),
         ({"scaled_size": 200, "fit": "crop"}, "does not cover image_size"),
         ({"interpolation": "cubic"}, "interpolation='cubic' is not one of"),
     ],

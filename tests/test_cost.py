@@ -6,7 +6,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitruvian.catalog import VARIANTS, resolve
-from vitruvian.config import RopeConfig, ViTConfig
+from vitruvian.config import RopeConfig, StemConfig, ViTConfig
 from vitruvian.cost import multiply_adds, parameters
 from vitruvian.model.build import build, empty
 
@@ -48,6 +48,7 @@ def test_counted_parameters_are_those_of_the_module(name):
 
 TINY = ViTConfig(image_size=(16, 24), patch_size=8, layers=2, width=32, mlp_width=48, heads=4, classes=5)
 ODD_ONES = {
+    "wide attention": {"attention_width": 48, "heads": 6, "attention_norm": True},
     "map": {"pool": "map", "class_token": False},
     "two-dimensional positions": {"positions": "learned_2d"},
     "relative positions": {"positions": "relative"},
@@ -70,6 +71,7 @@ ODD_ONES = {
     "map beside a class token": {"pool": "map", "pool_heads": 2, "pool_mlp_width": 8, "norm": "rms"},
     "projection": {"representation_size": 7, "projection": True},
     "gray": {"channels": 1},
+    "plain stem": {"stem": StemConfig(style="conv", stages=(1, 2), width=8), "patch_size": 2},
 }
 
 

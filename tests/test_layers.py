@@ -11,14 +11,15 @@ import vitruvian
 
 PACKAGE = Path(vitruvian.__file__).parent
 ROWS = [
-    ["errors", "settings", "config", "catalog", "cost", "published", "published_tables", "labels", "tasks"],
+    ["errors", "settings", "config", "catalog", "cost", "published", "labels", "tasks"],
     ["files", "text", "progress", "report"],
     ["model"],
     ["data"],
     ["weights"],
+    ["engines"],
     ["predict"],
     ["evaluation"],
-    ["training", "explain", "deploy"],
+    ["training", "explain", "bulk"],
     ["study"],
     ["cli", "serve", "__main__"],
 ]
@@ -81,7 +82,8 @@ def test_the_floor_loads_no_torch():
 NAMES = (
     "Answer Certificate Classifier Explainer Interrupted Listener MapSettings ModelConfig Numerics Prediction "
     "Preprocess Recipe ResNet ResNetConfig Run StemConfig ViT ViTConfig VitruvianError build convert create_model "
-    "evaluate features finetune load preprocess_image probe protocol_for read_recipe resume save train"
+    "embed embed_images embed_texts evaluate export features finetune load merge preprocess_image probe protocol_for "
+    "ray read_recipe resume save similar train with_words"
 )
 
 

@@ -92,7 +92,7 @@ def test_names_and_aliases_are_unique_and_so_are_locations():
 
 def test_every_location_is_a_repository_or_an_https_file():
     for row in PUBLISHED.values():
-        form = r"hf://[\w-]+/[\w.-]+" if row.repository else r"https://[\w./+-]+\.(npz|pth)"
+        form = r"hf://[\w-]+/[\w.-]+" if row.location.startswith("hf") else r"https://[\w./+-]+\.(npz|pth)"
         assert re.fullmatch(form, row.location), row
 
 

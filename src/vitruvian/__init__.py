@@ -9,8 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vitruvian.bulk import embed, merge, ray
+    from vitruvian.bulk.similar import similar
     from vitruvian.config import ModelConfig, Numerics, Preprocess, ResNetConfig, StemConfig, ViTConfig
     from vitruvian.data.preprocess import preprocess_image
+    from vitruvian.engines.export import export
     from vitruvian.errors import Interrupted, VitruvianError
     from vitruvian.evaluation.measuring.evaluate import evaluate
     from vitruvian.evaluation.probes.probe import probe
@@ -18,49 +21,38 @@ if TYPE_CHECKING:
     from vitruvian.model.build import build, create_model
     from vitruvian.model.resnet import ResNet
     from vitruvian.model.vit import ViT
-    from vitruvian.predict import Answer, Classifier, Prediction, features
+    from vitruvian.predict import Answer, Classifier, Prediction, embed_images, features
     from vitruvian.training import Listener, Recipe, Run, read_recipe
     from vitruvian.training.finetune import finetune, protocol_for
     from vitruvian.training.train import resume, train
     from vitruvian.weights import Certificate, convert, load, save
+    from vitruvian.weights.words import embed_texts, with_words
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Answer": "predict",
-    "Certificate": "weights",
-    "Classifier": "predict",
-    "Explainer": "explain",
-    "Interrupted": "errors",
-    "Listener": "training",
-    "MapSettings": "explain",
-    "ModelConfig": "config",
-    "Numerics": "config",
-    "Prediction": "predict",
-    "Preprocess": "config",
-    "Recipe": "training",
-    "ResNet": "model.resnet",
-    "ResNetConfig": "config",
-    "Run": "training",
-    "StemConfig": "config",
-    "ViT": "model.vit",
-    "ViTConfig": "config",
-    "VitruvianError": "errors",
-    "build": "model.build",
-    "convert": "weights",
-    "create_model": "model.build",
-    "evaluate": "evaluation.measuring.evaluate",
-    "features": "predict",
-    "finetune": "training.finetune",
-    "load": "weights",
-    "preprocess_image": "data.preprocess",
-    "probe": "evaluation.probes.probe",
-    "protocol_for": "training.finetune",
-    "read_recipe": "training",
-    "resume": "training.train",
-    "save": "weights",
-    "train": "training.train",
+_NAMES = {
+    "bulk": "ray",
+    "bulk.job": "embed",
+    "bulk.merge": "merge",
+    "bulk.similar": "similar",
+    "config": "ModelConfig Numerics Preprocess ResNetConfig StemConfig ViTConfig",
+    "data.preprocess": "preprocess_image",
+    "engines.export": "export",
+    "errors": "Interrupted VitruvianError",
+    "evaluation.measuring.evaluate": "evaluate",
+    "evaluation.probes.probe": "probe",
+    "explain": "Explainer MapSettings",
+    "model.build": "build create_model",
+    "model.resnet": "ResNet",
+    "model.vit": "ViT",
+    "predict": "Answer Classifier Prediction embed_images features",
+    "training": "Listener Recipe Run read_recipe",
+    "training.finetune": "finetune protocol_for",
+    "training.train": "resume train",
+    "weights": "Certificate convert load save",
+    "weights.words": "embed_texts with_words",
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "Answer",
@@ -85,17 +77,25 @@ __all__ = [
     "build",
     "convert",
     "create_model",
+    "embed",
+    "embed_images",
+    "embed_texts",
     "evaluate",
+    "export",
     "features",
     "finetune",
     "load",
+    "merge",
     "preprocess_image",
     "probe",
     "protocol_for",
+    "ray",
     "read_recipe",
     "resume",
     "save",
+    "similar",
     "train",
+    "with_words",
 ]
 
 

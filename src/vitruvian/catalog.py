@@ -172,7 +172,8 @@ def canonical(name: str) -> tuple[str, Size | None]:
             return exact, size
     variant = ALIASES.get(_fold(text))
     if variant is None:
-        raise UnknownNameError("model", name, [*VARIANTS, *_dialect_examples()], see="(see `vit models`)")
+        others = [other for known in VARIANTS for other in _other_names(known)]
+        raise UnknownNameError("model", name, [*VARIANTS, *others], see="(see `vit models`)")
     return variant, size
 
 
@@ -203,10 +204,6 @@ def _shape_of(config: ModelConfig) -> tuple[object, ...]:
     """What a variant's name stands for; sizes of images, heads and numerics may differ."""
     if isinstance(config, ResNetConfig):
         return config.stages, config.width
-    stem = config.stem and (config.stem.stages, config.stem.width)
+    stem = config.stem and (config.stem.stages, config.stem.width, config.stem.is_plain)
     sizes = config.layers, config.width, config.mlp_width, config.heads, config.patch_size
     return *sizes, stem, config.mlp, config.distillation
-
-
-def _dialect_examples() -> list[str]:
-    return [other for variant in VARIANTS for other in _other_names(variant)]

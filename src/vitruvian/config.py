@@ -24,8 +24,11 @@ Mlp = Literal["gelu", "swiglu"]
 Norm = Literal["layer", "rms"]
 BlockOrder = Literal["pre_norm", "res_post_norm", "parallel"]
 Rope = Literal["axial", "normalized", "mixed"]
-ConvStyle = Literal["hybrid", "timm", "bit"]
+ConvStyle = Literal["hybrid", "timm", "bit", "conv"]
+ResNetStyle = Literal["bit", "timm_bit"]
 Fit = Literal["squash", "crop"]
+ScoreFunction = Literal["softmax", "sigmoid"]
+"""How logits become probabilities: of one label among all, or of each label by itself."""
 Interpolation = Literal["nearest", "bilinear", "bicubic", "area", "lanczos"]
 
 
@@ -50,30 +53,44 @@ class Numerics(Settings):
     """How learned positions follow another grid."""
 
 
+ROOT_CHANNELS = 24
+"""Of a plain convolutional stem's first convolution: 12 directions of a patch of 3x3 pixels, each with both signs."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StemConfig(Settings):
-    """The ResNet in front of a hybrid's patch embedding."""
+    """The convolutional network in front of a hybrid's patch embedding."""
 
     stages: tuple[Annotated[int, Range(1, 1024)], ...] = (3, 4, 9)
-    """Residual units in each stage; empty for the root alone."""
-    width: Annotated[int, Range(32, 4096)] = 64
-    """Channels after the root; stage k ends with 4 * width * 2**k."""
+    """Residual units, or plain convolutions, in each stage; empty for the root alone."""
+    width: Annotated[int, Range(8, 4096)] = 64
+    """Channels after a ResNet's root, whose stage k ends with 4 * width * 2**k; of `conv`, stage k has width * 2**k."""
     style: ConvStyle = "hybrid"
-    """`hybrid`: the paper's release; `timm`: the same with timm's standardization epsilon."""
+    """`hybrid`: the ResNet of the paper's release; `timm`: the same with timm's standardization epsilon; `conv`: plain
+    3x3 convolutions with BatchNorm for small images, each stage of which halves the image."""
 
     def check(self) -> None:
-        if self.width % 32:
+        if self.width % 32 and not self.is_plain:
             raise ConfigError(f"stem width={self.width} is not a multiple of GroupNorm's 32 groups")
         if len(self.stages) > 8:
             raise ConfigError(f"stages={self.stages} are more than 8")
+        if self.is_plain and not self.stages:
+            raise ConfigError("a stem of style='conv' needs at least one stage")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its convolutions are plain ones, without residual units."""
+        return self.style == "conv"
 
     @property
     def stride(self) -> int:
-        return 4 * 2 ** max(0, len(self.stages) - 1)
+        return 2 ** len(self.stages) if self.is_plain else 4 * 2 ** max(0, len(self.stages) - 1)
 
     @property
     def out_channels(self) -> int:
-        return self.width * 4 * 2 ** (len(self.stages) - 1) if self.stages else self.width
+        if not self.stages:
+            return self.width
+        return self.width * 2 ** (len(self.stages) - 1) * (1 if self.is_plain else 4)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,6 +131,8 @@ class ViTConfig(Settings):
     width: Width = 768
     mlp_width: Annotated[int, Range(1, 262_144)] = 3072
     heads: Heads = 12
+    attention_width: Annotated[int, Range(0, 65_536)] = 0
+    """Of all heads together; 0 for `width`. Two attentions side by side are one of twice the heads and width."""
     pool: Pool = "token"
     """`token`: the class token; `mean`: of the patch tokens; `map`: the MAP head, attention pooling by a
     learned probe; `token_mean`: class token and mean of patches side by side."""
@@ -135,6 +154,8 @@ class ViTConfig(Settings):
     """Width of the pre-logits layer (linear, tanh) before the head; 0 for none."""
     projection: bool = False
     """The pre-logits layer is CLIP's projection: without bias and tanh."""
+    unit_features: bool = False
+    """Features are scaled to unit length before the head, whose rows are embeddings of words (CLIP)."""
     block: BlockOrder = "pre_norm"
     """`pre_norm`: the paper's; `res_post_norm`: norms after the branches; `parallel`: both branches read one norm."""
     norm: Norm = "layer"
@@ -170,22 +191,25 @@ class ViTConfig(Settings):
     numerics: Numerics = Numerics()
 
     def check(self) -> None:
-        if self.rope is not None and self.width // self.heads % 4:
-            raise ConfigError(f"rotary positions need 4 channels a head or a multiple, not {self.width // self.heads}")
+        if self.rope is not None and self.head_width % 4:
+            raise ConfigError(f"rotary positions need 4 channels a head or a multiple, not {self.head_width}")
         if self.width % (self.pool_heads or 1):
             raise ConfigError(f"width={self.width} is not divisible by pool_heads={self.pool_heads}")
         if self.positions == "relative_bias" and (self.prefix_tokens != 1 or not self.class_token or self.rope):
             raise ConfigError("positions='relative_bias' needs a class token, no other token and no rope")
         if self.positions == "relative" and self.rope:
             raise ConfigError("positions='relative' has no meaning beside rope")
-        if self.width % self.heads:
-            raise ConfigError(f"width={self.width} is not divisible by heads={self.heads}")
+        if (self.attention_width or self.width) % self.heads:
+            name = "attention_width" if self.attention_width else "width"
+            raise ConfigError(f"{name}={getattr(self, name)} is not divisible by heads={self.heads}")
         if self.positions == "sincos" and (self.width % 4 or self.width < 8):
             raise ConfigError(f"sin-cos positions need a width divisible by 4, not {self.width}")
         if self.positions == "learned_2d" and self.width % 2:
             raise ConfigError(f"2-D learned positions need an even width, not {self.width}")
         if self.pool in ("token", "token_mean") and not self.class_token:
             raise ConfigError(f"pool={self.pool!r} needs class_token=True")
+        if self.unit_features and self.distillation:
+            raise ConfigError("unit_features=True has no meaning with distillation=True")
         if self.pool == "token_mean" and self.norm_after_pool:
             raise ConfigError("norm_after_pool=True has no meaning with pool='token_mean', which normalizes the tokens")
         if self.distillation and (self.pool != "token" or not self.class_token):
@@ -199,7 +223,6 @@ class ViTConfig(Settings):
 
     @property
     def grid(self) -> Size:
-        """Rows and columns of patches at `image_size`."""
         return self.grid_of(self.image_size)
 
     def grid_of(self, image_size: Size) -> Size:
@@ -222,6 +245,11 @@ class ViTConfig(Settings):
         return (self.class_token + self.distillation) if learned else 0
 
     @property
+    def head_width(self) -> int:
+        """Channels of one head of attention."""
+        return (self.attention_width or self.width) // self.heads
+
+    @property
     def pooled_width(self) -> int:
         return self.width * 2 if self.pool == "token_mean" else self.width
 
@@ -241,6 +269,8 @@ class ResNetConfig(Settings):
     stages: tuple[Annotated[int, Range(1, 1024)], ...] = (3, 4, 6, 3)
     width: Annotated[int, Range(32, 4096)] = 64
     """Channels after the root: 64 times the width factor."""
+    style: ResNetStyle = "bit"
+    """`bit`: the release's; `timm_bit`: the same with timm's standardization epsilon."""
 
     def check(self) -> None:
         if self.width % 32:
@@ -263,14 +293,16 @@ MODEL_KINDS: dict[str, type[ViTConfig] | type[ResNetConfig]] = {"vit": ViTConfig
 class Preprocess(Settings):
     """The evaluation view of an image that a checkpoint asks for.
 
-    Callable, so that `model.preprocess` is the transform of a data set: an image to normalized pixels.
+    Callable, so that `model.preprocess` is the transform of a dataset: an image to normalized pixels.
     """
 
     image_size: Size = (224, 224)
     fit: Fit = "squash"
-    """`squash`: straight to `image_size`; `crop`: scale to just cover `scaled_size`, cut the center."""
+    """`squash`: straight to `scaled_size`; `crop`: scale to just cover `scaled_size`. Then the center is cut."""
     scaled_size: Size | None = None
-    """For `crop`; None means `image_size`. Shorter side 256, crop 224 is (256, 256)."""
+    """None means `image_size`. Shorter side 256, crop 224 is (256, 256)."""
+    floor_crop: bool = False
+    """A center that falls between two pixels is cut from the first (transformers), not from the even (torchvision)."""
     interpolation: Interpolation = "bilinear"
     antialias: bool = True
     """False samples without a low-pass filter, as TensorFlow's resize does."""
@@ -281,11 +313,9 @@ class Preprocess(Settings):
     """False where no file says how images are prepared and models of the family differ: to prepare one is an error."""
 
     def check(self) -> None:
-        if self.scaled_size is not None:
-            if self.fit == "squash":
-                raise ConfigError("scaled_size has no meaning with fit='squash'")
-            if self.scaled_size[0] < self.image_size[0] or self.scaled_size[1] < self.image_size[1]:
-                raise ConfigError(f"scaled_size={self.scaled_size} does not cover image_size={self.image_size}")
+        scaled = self.scaled_size or self.image_size
+        if scaled[0] < self.image_size[0] or scaled[1] < self.image_size[1]:
+            raise ConfigError(f"scaled_size={self.scaled_size} does not cover image_size={self.image_size}")
         if len(self.mean) != len(self.std) or not self.std or not all(0 < x < 1e9 for x in self.std):
             raise ConfigError(f"mean={self.mean} and std={self.std} do not fit together")
 
@@ -299,7 +329,8 @@ class Preprocess(Settings):
         """The view in one phrase, for a line of text."""
         size = "x".join(map(str, dict.fromkeys(self.image_size)))
         scaled = "x".join(map(str, dict.fromkeys(self.scaled_size or self.image_size)))
-        how = f"{scaled} -> {size}" if self.fit == "crop" else f"squash {size}"
+        cut = f"{scaled} -> {size}" if self.fit == "crop" or scaled != size else size
+        how = cut if self.fit == "crop" else f"squash {cut}"
         return f"({how}, {self.interpolation}, mean {', '.join(f'{m:g}' for m in dict.fromkeys(self.mean))})"
 
     def changed(self, changes: Mapping[str, Any]) -> Preprocess:

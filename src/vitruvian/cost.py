@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vitruvian.config import ModelConfig, ResNetConfig, ViTConfig
+from vitruvian.config import ROOT_CHANNELS, ModelConfig, ResNetConfig, ViTConfig
 from vitruvian.settings import Size, as_size
 
 TRAINING_PASSES = 3
@@ -12,11 +12,10 @@ TRAINING_PASSES = 3
 
 
 def parameters(config: ModelConfig) -> int:
-    """Trainable numbers of a model."""
     if isinstance(config, ResNetConfig):
-        convs = sum(k * k * i * o for k, i, o, _ in _resnet_convs(config))
-        norms = sum(2 * channels for channels in _preactivation_norms(config))
-        return convs + norms + _dense(config.feature_width, config.classes)
+        convs = sum(k * k * i * o for k, i, o, _ in _convs(config.stages, config.width, config.channels))
+        norms = sum(2 * (inputs + 2 * inner) for inputs, inner, _, _ in _units(config.stages, config.width))
+        return convs + norms + 2 * config.feature_width + _dense(config.feature_width, config.classes)
     D, patches = config.width, config.grid[0] * config.grid[1]
     count = config.prefix_tokens * D + config.prefix_positions * D
     count += {"learned": patches * D, "learned_2d": sum(config.grid) * (D // 2)}.get(config.positions, 0)
@@ -24,6 +23,7 @@ def parameters(config: ModelConfig) -> int:
     count += _dense(channels * config.patch_size**2, D, config.patch_bias)
     if config.stem:
         count += sum(k * k * i * o + 2 * o for k, i, o, _ in _stem_convs(config))
+        count -= ROOT_CHANNELS * config.stem.is_plain  # a bias in place of a norm
     count += config.layers * _block_parameters(config, patches + config.prefix_tokens)
     count += (config.patch_norm + config.pre_norm + config.final_norm) * _norm(config, D)
     if config.pool == "map":
@@ -39,7 +39,8 @@ def multiply_adds(config: ModelConfig, image_size: int | Size | None = None) -> 
     size = config.image_size if image_size is None else as_size(image_size)
     pixels = size[0] * size[1]
     if isinstance(config, ResNetConfig):
-        convs = sum(k * k * i * o * (pixels // stride**2) for k, i, o, stride in _resnet_convs(config))
+        found = _convs(config.stages, config.width, config.channels)
+        convs = sum(k * k * i * o * (pixels // stride**2) for k, i, o, stride in found)
         return convs + config.feature_width * config.classes
     D, grid = config.width, config.grid_of(size)
     patches = grid[0] * grid[1]
@@ -49,7 +50,8 @@ def multiply_adds(config: ModelConfig, image_size: int | Size | None = None) -> 
     if config.stem:
         count += sum(k * k * i * o * (pixels // stride**2) for k, i, o, stride in _stem_convs(config))
     mlp = D * config.mlp_width * (3 if config.mlp == "swiglu" else 2)
-    block = tokens * (4 * D * D + mlp) + 2 * tokens * tokens * D
+    A = config.head_width * config.heads
+    block = tokens * (4 * D * A + mlp) + 2 * tokens * tokens * A
     if config.positions == "relative":
         block += tokens * (2 * tokens - 1) * D
     if config.rope is not None and config.rope.kind == "mixed":
@@ -72,11 +74,12 @@ def _norm(config: ViTConfig, width: int) -> int:
 
 
 def _block_parameters(config: ViTConfig, tokens: int) -> int:
-    D, M, K = config.width, config.mlp_width, config.width // config.heads
+    D, M, K = config.width, config.mlp_width, config.head_width
+    A = K * config.heads
     branches = 1 if config.block == "parallel" else 2  # that have a norm and a scale of their own
-    count = (branches + config.attention_norm) * _norm(config, D) + branches * D * config.layer_scale
+    count = branches * (_norm(config, D) + D * config.layer_scale) + config.attention_norm * _norm(config, A)
     count += 2 * config.qk_norm * _norm(config, K) + config.mlp_norm * _norm(config, M)
-    count += _dense(D, 3 * D, config.qkv_bias) + _dense(D, D, config.dense_bias)
+    count += _dense(D, 3 * A, config.qkv_bias) + _dense(A, D, config.dense_bias)
     count += _dense(D, 2 * M if config.mlp == "swiglu" else M, config.dense_bias) + _dense(M, D, config.dense_bias)
     if config.positions == "relative_bias":
         count += ((2 * config.grid[0] - 1) * (2 * config.grid[1] - 1) + 3) * config.heads
@@ -109,14 +112,15 @@ def _convs(stages: tuple[int, ...], width: int, channels: int) -> Iterator[tuple
 
 def _stem_convs(config: ViTConfig) -> Iterator[tuple[int, int, int, int]]:
     assert config.stem
-    return _convs(config.stem.stages, config.stem.width, config.channels)
+    convs = _plain_convs if config.stem.is_plain else _convs
+    return convs(config.stem.stages, config.stem.width, config.channels)
 
 
-def _resnet_convs(config: ResNetConfig) -> Iterator[tuple[int, int, int, int]]:
-    return _convs(config.stages, config.width, config.channels)
-
-
-def _preactivation_norms(config: ResNetConfig) -> Iterator[int]:
-    for inputs, inner, _, _ in _units(config.stages, config.width):
-        yield from (inputs, inner, inner)
-    yield config.feature_width
+def _plain_convs(stages: tuple[int, ...], width: int, channels: int) -> Iterator[tuple[int, int, int, int]]:
+    """The same of a stem of plain convolutions; each stage's first one is computed before it is pooled."""
+    yield 3, channels, ROOT_CHANNELS, 1
+    inputs = ROOT_CHANNELS
+    for stage, convolutions in enumerate(stages):
+        for unit in range(convolutions):
+            yield 3, inputs, width * 2**stage, 2 ** (stage + bool(unit))
+            inputs = width * 2**stage

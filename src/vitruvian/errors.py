@@ -9,7 +9,7 @@ VitruvianError
 ├── HubError            a published file that could not be had
 ├── NotFiniteError      a model whose answers are no finite numbers
 ├── ImageError          an image that cannot be decoded
-├── DataError           a data set that cannot be used
+├── DataError           a dataset that cannot be used
 ├── TrainingError       a run that cannot start or go on
 │   ├── Interrupted       a run stopped by a signal, with its work kept
 │   └── Diverged          a run whose loss or weights are no numbers any more (training.loop)
@@ -75,7 +75,7 @@ class ImageError(VitruvianError):
 
 
 class DataError(VitruvianError):
-    """A data set that cannot be used."""
+    """A dataset that cannot be used."""
 
 
 class TrainingError(VitruvianError):

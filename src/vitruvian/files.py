@@ -14,7 +14,7 @@ import stat
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -47,10 +47,15 @@ def staged(destination: Path) -> Iterator[Path]:
     for good if the block raises; in an existing folder, files of other names stay too.
     """
     folder: Path | None = None
+    if destination.exists() and not (destination.is_file() or destination.is_dir()):
+        raise FileError(f"{destination}: cannot be written: a pipe, a device or a socket, which would be replaced")
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned_beside(destination)
         prefix = f".{destination.name[:60]}."
+        for path in destination.parent.glob(f"{glob.escape(prefix)}*{UNFINISHED}"):
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
+                    shutil.rmtree(path, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(prefix=prefix, suffix=UNFINISHED, dir=destination.parent))
         yield folder / destination.name
         _install(folder / destination.name, destination)
@@ -74,15 +79,6 @@ def _install(new: Path, destination: Path) -> None:
     else:
         os.replace(new, destination)
     sync(destination.parent)
-
-
-def _remove_abandoned_beside(destination: Path) -> None:
-    """Remove what killed processes have left beside a destination."""
-    pattern = f".{glob.escape(destination.name[:60])}.*{UNFINISHED}"
-    for path in destination.parent.glob(pattern):
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
-                shutil.rmtree(path, ignore_errors=True)
 
 
 def is_unfinished(path: Path) -> bool:
@@ -178,7 +174,6 @@ def read_json(path: Path, *, raises: type[VitruvianError] = FileError) -> Any:
 
 
 def read_object(path: Path, *, raises: type[VitruvianError] = FileError) -> dict[str, Any]:
-    """A JSON object."""
     return parse_object(read_bytes(path, raises=raises), path, raises=raises)
 
 
@@ -221,16 +216,11 @@ def _shallow(content: Any) -> Any:
     """The content itself, which whoever walks through it may do recursively."""
     level = [content]
     for _ in range(MAX_DEPTH):
-        level = [item for each in level for item in _items(each)]
+        nested = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [item for items in nested for item in items]
         if not level:
             return content
     raise RecursionError
-
-
-def _items(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
 
 
 def digest(path: Path, algorithm: str = "sha256") -> str:
@@ -239,6 +229,12 @@ def digest(path: Path, algorithm: str = "sha256") -> str:
         return ""
     with path.open("rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+def stamp(path: Path) -> list[Any]:
+    """What changes when a file does: its size and the time of its last change."""
+    found = path.stat()
+    return [path.name, found.st_size, found.st_mtime_ns]
 
 
 def short_hash(parts: Sequence[object]) -> str:

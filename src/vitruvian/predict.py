@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from vitruvian.catalog import title_of
 from vitruvian.config import BATCH, Preprocess
 from vitruvian.data.decode import ImageInput, name_of
 from vitruvian.data.view import EvaluationView, Transform, as_view
+from vitruvian.engines.choose import Engine
+from vitruvian.engines.graph import Graph, find_graph, open_graph
+from vitruvian.engines.sessions import EngineName, check_engine
 from vitruvian.errors import ConfigError, ImageError
 from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_cores
@@ -53,6 +56,8 @@ class Prediction:
     """The path as given; a description for an image that has none."""
     answers: tuple[Answer, ...] = ()
     error: str = ""
+    none_of_these: bool = False
+    """The best answer lies below the model's threshold, so that the image shows none of its classes."""
 
 
 class Encoder:
@@ -68,11 +73,23 @@ class Encoder:
         heads: int | None = None,
         image_size: int | Size | None = None,
         device: str = "cpu",
+        engine: EngineName = "torch",
     ) -> None:
-        """From a model, or from a file, folder or published name, loaded with `heads` and `image_size`."""
+        """From a model, or from a file, folder or published name, loaded with `heads` and `image_size`.
+
+        `engine` (torch, onnxruntime, openvino, or auto for the fastest that is installed) computes the logits.
+        """
+        self.engine = check_engine(engine, device)
+        self._run: Engine | None = None
         self.name = str(model) if isinstance(model, str | Path) else title_of(model.config)
         if isinstance(model, str | Path):
-            model = load(model, heads=heads, image_size=image_size)
+            graph = find_graph(model)
+            if graph is None:
+                model = load(model, heads=heads, image_size=image_size)
+            else:  # what only a model has, it refuses in a sentence
+                check_engine("auto", device)  # runs on the CPU
+                model = cast(Model, open_graph(graph, engine=engine, image_size=image_size))
+                self.engine = "torch"
         elif heads is not None or image_size is not None:
             raise ConfigError("heads and image_size are for loading weights; this model is already made")
         if len(model.preprocess.mean) != model.config.channels:
@@ -133,6 +150,8 @@ class Encoder:
 
     def compute(self, function: Callable[[Tensor], Tensor], pixels: Tensor) -> Tensor:
         """A part of the model on all cores, in evaluation mode."""
+        if isinstance(function, Engine | Graph):  # these share out the cores themselves
+            return function(pixels)
         training = self.model.training
         if training:
             self.model.eval()
@@ -153,9 +172,24 @@ class Classifier(Encoder):
         heads: int | None = None,
         image_size: int | Size | None = None,
         device: str = "cpu",
+        engine: EngineName = "torch",
+        flip: bool = False,
+        labels: Iterable[str] | None = None,
+        template: str | None = None,
     ) -> None:
-        """As an Encoder, of a model with a head."""
-        super().__init__(model, heads=heads, image_size=image_size, device=device)
+        """As an Encoder, of a model with a head, or of a CLIP or SigLIP that answers in the words of `labels`.
+
+        `template` is what the words stand in: text with {}, or the name of a published set (`imagenet`, `imagenet-7`).
+        With `flip`, an image and its mirror image are answered together.
+        """
+        super().__init__(model, heads=heads, image_size=image_size, device=device, engine=engine)
+        self.flip = flip
+        if labels is not None:
+            from vitruvian.weights.words import with_words  # most models have labels of their own
+
+            self.model = with_words(self.model, labels, template).to(device)
+        elif template is not None:
+            raise ConfigError("template= is for labels=, which are missing")
         self.labels = labels_of(self.model)
 
     def predict(self, images: Iterable[ImageInput], *, top: int = 5, batch: int = BATCH) -> list[list[Answer]]:
@@ -188,18 +222,29 @@ class Classifier(Encoder):
                 if isinstance(seen, ImageError):
                     yield Prediction(path, error=str(seen))
                 elif answers := next(ranked):
-                    yield Prediction(path, answers)
+                    yield Prediction(path, answers, none_of_these=self.is_none(answers))
                 else:
                     yield Prediction(path, error=f"{printable(path)}: the model's answer is not a finite number")
 
     def logits(self, pixels: Tensor) -> Tensor:
         """The model's raw answers (B, K) for normalized pixels (B, channels, rows, columns), without dropout."""
-        return self.compute(self.model, pixels)
+        logits = self._logits(pixels)
+        return (logits + self._logits(pixels.flip(-1))) / 2 if self.flip else logits
+
+    def _logits(self, pixels: Tensor) -> Tensor:
+        if self.engine == "torch":
+            return self.compute(self.model, pixels)
+        if self._run is None:
+            self._run = Engine(self.model, self.engine)
+        return self.compute(self._run, pixels)
+
+    def is_none(self, answers: Sequence[Answer]) -> bool:
+        """Whether an image with these answers, best first, shows none of the model's classes."""
+        return answers[0].probability < self.model.threshold
 
     def ranked(self, logits: Tensor, top: int) -> list[tuple[Answer, ...]]:
         """The `top` answers of each row, equal ones in the order of classes; none where a logit is not finite."""
-        scaled = logits / self.model.temperature
-        probabilities, order = scaled.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+        probabilities, order = probabilities_of(self.model, logits).sort(dim=-1, descending=True, stable=True)
         finite = logits.isfinite().all(dim=-1).tolist()
         return [
             tuple(Answer(self.labels[i], p, i) for p, i in zip(row, indices)) if good else ()
@@ -207,18 +252,39 @@ class Classifier(Encoder):
         ]
 
 
+def probabilities_of(model: Model, logits: Tensor) -> Tensor:
+    """Logits (..., K) as probabilities: of one label among all, or with `sigmoid` of each label by itself."""
+    scaled = logits / model.temperature
+    return scaled.sigmoid() if model.score_function == "sigmoid" else scaled.softmax(dim=-1)
+
+
 def labels_of(model: Model) -> tuple[str, ...]:
     """The model's labels; numbers where it has none."""
     classes = model.config.classes
     if classes == 0:
         raise ConfigError(
-            "this model has no head, so it gives features but no answers; load it with classes=N and train a head"
+            "this model has no head, so it gives features but no answers; load it with classes=N and train a head, "
+            "or give labels= (words) to a CLIP or SigLIP"
         )
     if model.labels is None:
         return tuple(map(str, range(classes)))
     if len(model.labels) != classes:
         raise ConfigError(f"the model has {classes} classes but {len(model.labels)} labels")
     return model.labels
+
+
+def embed_images(model: Model | str | Path, images: Iterable[ImageInput], *, batch: int = BATCH) -> Tensor:
+    """Features of images (B, F) of unit length; of CLIP and SigLIP, comparable with those of `embed_texts`."""
+    encoder = Encoder(model)
+    views = encoder.views(images, ahead=2 * batch)
+    parts = []
+    while group := list(islice(views, batch)):
+        for _, seen in group:
+            if isinstance(seen, ImageError):
+                raise seen
+        parts.append(encoder.features(torch.stack([seen for _, seen in group if isinstance(seen, Tensor)])))
+    found = torch.cat(parts) if parts else torch.zeros(0, encoder.model.config.feature_width)
+    return torch.nn.functional.normalize(found, dim=-1)
 
 
 def features(

@@ -47,6 +47,16 @@ def track(items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
             progress.update(done)
 
 
+def track_amounts(amounts: Iterable[int], total: int, label: str) -> Iterator[int]:
+    """Amounts of work that add up to the total, with their progress shown while they pass."""
+    done = 0
+    with Progress(label, total) as progress:
+        for amount in amounts:
+            yield amount
+            done += amount
+            progress.update(done)
+
+
 def tell(text: str) -> None:
     """A line on stderr, above a bar if there is one; nothing where stderr is closed."""
     if _bars is not None:
@@ -115,7 +125,6 @@ class Progress:
         self.close()
 
     def update(self, done: int) -> None:
-        """So much is done by now."""
         self.done = done
         self._speed.update(done)
         now = time.monotonic()

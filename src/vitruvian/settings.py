@@ -194,5 +194,13 @@ def check_choice(name: str, value: object, choices: Iterable[Any]) -> None:
         raise ConfigError(f"{name}={shown(value)} is not one of {', '.join(known)}{hint}")
 
 
+def environment_number(name: str, default: int) -> int:
+    """A whole number that the environment has, as torchrun sets it."""
+    text = os.environ.get(name) or str(default)
+    if not (text.isdecimal() and len(text) < 10):
+        raise ConfigError(f"the environment has {name}={shown(text)}, which is not a whole number; unset it")
+    return int(text)
+
+
 def check_range(name: str, value: float, least: float, most: float = math.inf) -> None:
     Range(least, most).check(name, value)

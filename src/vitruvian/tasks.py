@@ -56,7 +56,6 @@ class Task:
     """What else one should know."""
 
     def place(self, root: Path) -> Path:
-        """The task's folder below the root."""
         return root / self.folder
 
     def missing(self, root: Path) -> list[str]:

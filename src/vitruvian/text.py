@@ -48,7 +48,9 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes as `512 bytes`, `3.4 MB`, `1.25 GB`."""
+    """Bytes as `512 bytes`, `3.4 MB`, `1.25 GB`, `466.6 TB`."""
+    if count >= 1e13:
+        return f"{count / 1e12:,.1f} TB"
     if count >= 1e9:
         return f"{count / 1e9:,.2f} GB"
     return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count:,.0f} bytes"

@@ -43,16 +43,21 @@ def test_the_version_is_the_packages(vit):
 
 
 OPTIONS = {
-    "predict": "--model -m --top --json --batch --heads --image-size --device",
+    "predict": "--model -m --labels --template --top --json --out --shard --on --split --piece --max-unreadable "
+    "--batch-size --heads --image-size --device --engine",
+    "embed": "--model -m --out --shard --on --split --dtype --piece --max-unreadable --batch-size --heads "
+    "--image-size --device",
+    "merge": "--out --json",
+    "similar": "--in --top --model -m --exact --json --out",
     "models": "--json",
-    "convert": "--to --heads --image-size --patch-size --classes --json",
+    "convert": "--to --labels --template --heads --image-size --patch-size --classes --half --config --json",
     "train": "--recipe --model -m --from --out --epochs --lr --batch-size --seed --workers --set --resume --plan "
-    "--recipes",
+    "--cluster --recipes",
     "finetune": "--from --out --recipe --task --quick --lrs --seeds --steps --image-size --epochs --lr "
     "--batch-size --seed --workers --set --data-root --json",
-    "probe": "--model -m --only --shots --neighbors --json --out --batch --heads --image-size --device",
-    "evaluate": "--model -m --split --real --wordnet-ids --mappings --calibrated --seed --json --out --batch --heads "
-    "--image-size --device",
+    "probe": "--model -m --only --shots --neighbors --json --out --batch-size --heads --image-size --device",
+    "evaluate": "--model -m --split --real --wordnet-ids --mappings --calibrated --template --flip --seed --json "
+    "--out --batch-size --heads --image-size --device --engine",
     "explain": "--model -m --out --map --class --top --layer --head --patch --deletion --figures --count --json "
     "--heads --image-size --device",
     "study table5": "--models --tasks --out --quick --recipe --seeds --set --data-root --json",
@@ -62,7 +67,9 @@ OPTIONS = {
     "tasks": "--data-root --json",
     "doctor": "--out --json --workers",
     "pack": "--side --format --quality --shard-mb --workers",
-    "serve": "--model -m --host --port --batch --queue --max-mb --max-seconds --allow-host --image-size",
+    "export": "--to --batch-size --image-size --dynamic-size --heads --json",
+    "bench": "--model -m --engine --batches --rounds --image --plot --json --heads --image-size",
+    "serve": "--model -m --host --port --batch-size --queue --max-mb --max-seconds --allow-host --image-size",
     "demo": "--out --set",
 }
 
@@ -96,17 +103,20 @@ def test_every_command_and_option_has_help(vit, command):
     [
         (["predikt"], "No such command 'predikt'. Did you mean 'predict'?"),
         (["predict"], "Missing"),
-        (["predict", "a.jpg"], "Missing option '--model'"),
+        (["probe", "digits"], "Missing option '--model'"),
         (["predict", "a.jpg", "--model", "m", "--top", "0"], "Invalid value for '--top'"),
         (["predict", "a.jpg", "--model", "m", "--top", "-3"], "Invalid value for '--top'"),
-        (["predict", "a.jpg", "--model", "m", "--batch", "0"], "Invalid value for '--batch'"),
+        (["predict", "a.jpg", "--model", "m", "--batch-size", "0"], "Invalid value for '--batch-size'"),
+        (
+            ["predict", "a.jpg", "--model", "m", "--batch", "4"],
+            "option: --batch (Possible options: --batch-size)",
+        ),
         (["predict", "a.jpg", "--model", "m", "--heads", "x"], "Invalid value for '--heads'"),
         (
             ["predict", "a.jpg", "--model", "m", "--image-size", "0"],
             "'0' is neither a side such as 384 nor ROWSxCOLUMNS",
         ),
         (["predict", "a.jpg", "--model", "m", "--image-size", "1x2x3"], "'1x2x3' is neither a side such as 384"),
-        (["convert", "a", "b"], "Missing option '--to'"),
         (["convert", "a", "b", "--to", "jax"], "Invalid value for '--to'"),
         (["--nonsense"], "No such option"),
     ],
@@ -163,7 +173,7 @@ def test_a_stopped_run_is_its_own_line_and_128_more_than_the_signal(vit, monkeyp
         ("train", "give weights= or recipe=", "give --from or --recipe"),
         ("train", "width=96 is not divisible by heads=5", "width=96 is not divisible by heads=5"),
         ("explain", "target='cat' is no label", "--class 'cat' is no label"),
-        ("doctor", "data='' is no data set", "SRC '' is no data set"),
+        ("doctor", "data='' is no dataset", "SRC '' is no dataset"),
         ("predict", "/x/heads=3/a.npz: no file", "/x/heads=3/a.npz: no file"),
     ],
 )

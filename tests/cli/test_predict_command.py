@@ -54,7 +54,7 @@ def test_bad_images_are_reported_and_the_others_answered(vit, weights, photos):
 
 def test_json_has_errors_in_their_place(vit, weights, photos):
     (photos / "aa.jpg").touch()
-    code, out, _ = vit("predict", photos, "--model", weights, "--json", "--batch", 1)
+    code, out, _ = vit("predict", photos, "--model", weights, "--json", "--batch-size", 1)
     assert code == 1
     _, error, last = map(json.loads, out.splitlines())
     assert error == {"path": str(photos / "aa.jpg"), "error": f"{photos / 'aa.jpg'}: the file is empty"}
@@ -68,9 +68,10 @@ def test_pillows_own_remarks_on_odd_files_stay_off_the_terminal(tmp_path):
     path.write_bytes(path.read_bytes().replace(samples + b"\x03\0", samples + b"\xff\0"))
     code = """if True:
         import sys
-        from vitruvian.cli.start import quiet_pillow
+        from vitruvian.cli.start import quick_imports
         from vitruvian.data.decode import decode
-        quiet_pillow()
+        with quick_imports():
+            pass
         try:
             decode(sys.argv[1])
         except Exception as error:
@@ -117,11 +118,11 @@ def test_an_unknown_model_is_answered_with_near_ones(vit, photos):
 
 @pytest.mark.slow
 def test_imagenet_images_are_named_as_well_as_published(vit, shared):
-    folders = sorted((shared / "data" / "imagenet-val-1000").iterdir())[::5]
+    folders = sorted((shared / "data" / "imagenet-val-1000").iterdir())[::20]
     weights = shared / "weights" / "vit_ti16_imagenet1k.safetensors"
     code, out, _ = vit("predict", *folders, "--model", weights, "--json", "--top", 1)
     assert code == 0
     predictions = [json.loads(line) for line in out.splitlines()]
     right = sum(int(p["path"].split("/")[-2]) == p["answers"][0]["index"] for p in predictions)
-    assert len(predictions) == 200
-    assert abs(right - 160) <= 2  # 753 of all 1000; another CPU may sum near ties the other way
+    assert len(predictions) == 50
+    assert abs(right - 43) <= 1  # 753 of all 1000; another CPU may sum near ties the other way

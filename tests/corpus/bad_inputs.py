@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import io
 import json
+import math
 import os
 import pickle
 import shutil
@@ -232,8 +233,11 @@ def make_model_folders(folder: Path, good: Path) -> None:
     (index / "config.json").write_text('{"model_type": "vit"}')
     (index / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../../good/model/model.safetensors"}}')
     model = build(ViTConfig(image_size=(16, 16), patch_size=8, layers=1, width=16, mlp_width=32, heads=2, classes=2))
-    torch.nn.init.constant_(model.head.weight, float("nan"))
-    save(model, models / "nan")
+    for name, value, place in (("inf", math.inf, "blocks."), ("nan", math.nan, "")):
+        for key, parameter in model.named_parameters():
+            if key.startswith(place) and key.endswith("weight"):
+                torch.nn.init.constant_(parameter, value)
+        save(model, models / name)
 
 
 def tar_of(path: Path, members: dict[str, bytes], *, end: bool = True) -> None:

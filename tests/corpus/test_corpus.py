@@ -6,12 +6,14 @@ Inputs that could hang or take all memory are tried in a process apart.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
 import subprocess
 import sys
 
+import bad_inputs
 import pytest
 import typer
 
@@ -30,12 +32,15 @@ COMMANDS = {
         f"train {{good}}/data --from {{bad}} --out {{out}} {ONE}",
         f"finetune {{good}}/data --from {{bad}} --out {{out}} {ONE}",
         "serve -m {bad} --port 0",
+        "embed {good}/data -m {bad} --out {out}",
+        "export {bad} {out}.onnx",
     ],
     "data": [
         f"doctor {{bad}} {ONE}",
         f"pack {{bad}} {{out}} {ONE}",
         "evaluate {bad} -m {good}/model",
         "probe {bad} -m {good}/model --only fewshot --shots 1",
+        "embed {bad} -m {good}/model --out {out}",
         f"train {{bad}} --from {{good}}/model --out {{out}} --set steps=1 --batch-size 4 {ONE}",
     ],
     "recipes": ["train {good}/data --model ViT-Ti/16 --recipe {bad} --plan"],
@@ -97,11 +102,11 @@ CASES: dict[str, dict[str, str]] = {
         "no-heads": "heads=0 is not between",
         "text-width|list-width": "width=.* is not",
         "odd-pool": "pool='guess' is not one of",
+        "nan|inf": "(the model's (answer|features?) (is|are) not (a )?finite number|holds numbers that are not finite)",
     },
     "data": {
         "empty|empty-classes": "no images in class folders",
-        "all-broken": "(^$|not one image can be read|can be read|images in a row cannot be read)",
-        "with-fifo|with-loop|with-folder-loop|with-endless|odd-names": "",
+        "all-broken": "(^$|not one image can be read|can be read|(in a row|on) cannot be read)",
         "empty.csv|no-columns.csv": "no column path",
         "not-utf-8.csv": "not a table in UTF-8",
         "endless.csv|fifo.csv|fifo.tar|loop.csv": "(no such file or folder|not a regular file|too many levels)",
@@ -145,7 +150,7 @@ FALLS_BACK += ["before-position", "after-position"]
 """Runs with a damaged newest checkpoint, which go on from the one before it, and say so."""
 
 OPTIONS = {
-    "predict {good}/photo.png -m {good}/model --batch 10000000000000000000000000": "--batch",
+    "predict {good}/photo.png -m {good}/model --batch-size 10000000000000000000000000": "--batch-size",
     "predict {good}/photo.png -m {good}/model --top 99999999999999999999999": "(^$|--top)",
     "predict {good}/photo.png -m {good}/model --device meta": "--device 'meta' cannot be used",
     "predict {good}/photo.png -m {good}/model --device nowhere": "--device 'nowhere' cannot be used",
@@ -153,27 +158,34 @@ OPTIONS = {
     "predict {good}/photo.png -m {good}/model --image-size 99999": "--image-size",
     "predict {good}/photo.png -m {empty}": "empty",
     "predict {empty} -m {good}/model": "(no such file|empty)",
+    "embed {good}/data -m {good}/model --out {good}/photo.png": "not a folder",
+    "embed {good}/data -m {good}/model --out {out} --shard 9/4": "'9/4' is not a shard such as 3/64",
+    "embed {good}/data -m {good}/model --out {out} --split nowhere": "there is no split 'nowhere'",
+    "predict {good}/data -m {good}/model --shard 1/2": "--shard and --on are for --out",
+    "merge {good}/data": "no job.json in it",
+    "merge {empty}": "empty",
+    "export {good}/model {out}.onnx --batch-size 0": "--batch-size",
+    "export {good}/data {out}.onnx": "(the folder has none of|no such file|no known family)",
+    "export {good}/model {good}/photo.png/x.onnx": "(cannot be written|[Nn]ot a directory|not a folder)",
+    "bench --model {good}/model --engine nowhere": "'nowhere' is not one of",
+    "bench --model {empty}": "empty",
+    "similar {good}/photo.png --in {good}/data": "no job.json in it",
     "convert {empty} {out} --to timm": "empty",
     "convert {good}/model {out} --to native --classes 1000000000000": "--classes 1000000000000 is not between",
     "convert {good}/model {good}/photo.png/x --to native": "(cannot be written|[Nn]ot a directory)",
     "convert {good}/model {out} --to native --patch-size 1000000000": "patch",
-    "convert {good}/../models/nan {out} --to native": "'head.weight' holds numbers that are not finite",
-    "predict {good}/photo.png -m {good}/../models/nan": "the model's answer is not a finite number",
-    "predict {good}/photo.png -m {good}/../models/infinite": "^$",
-    "predict {good}/photo.png -m {good}/../models/no-config": "^$",
-    "predict {good}/photo.png -m {good}/../models/fifo-config": "^$",
     "predict {good}/photo.png -m {good}/../sweep": "not valid JSON: nested more than 100 deep",
     "finetune {good}/data --from {good}/model --out {good}/../sweep": "not valid JSON: nested more than 100 deep",
-    "evaluate {good}/../escaping.csv -m {good}/model": "1 images could not be read and are not counted",
-    "evaluate {good}/../absolute.csv -m {good}/model": "1 images could not be read and are not counted",
+    "evaluate {good}/../escaping.csv -m {good}/model": "escaping.csv, line 5: the path .* leads out of",
+    "evaluate {good}/../absolute.csv -m {good}/model": "absolute.csv, line 5: the path /etc/passwd leads out of",
     "doctor {empty}": "empty",
     "pack {empty} {out}": "empty",
     "pack {good}/data {good}/photo.png/x --workers 0": "(cannot be written|[Nn]ot a directory)",
     "pack {good}/data {out} --side 1000000000000 --workers 0": "--side 1000000000000",
     "pack {good}/data {out} --quality 1000 --workers 0": "--quality 1000",
     "evaluate {empty} -m {good}/model": "empty",
-    "evaluate {good}/data -m {good}/model --batch 10000000000000000000000000": "--batch",
-    "evaluate {good}/data -m {good}/model --seed 1000000000000000000000000000000": "(^$|--seed)",
+    "evaluate {good}/data -m {good}/model --batch-size 10000000000000000000000000": "--batch-size",
+    "evaluate {good}/data -m {good}/model --seed 1000000000000000000000000000000": "--seed 10+ is",
     "evaluate {good}/data -m {good}/model --split nowhere": "nowhere",
     "probe {good}/data -m {good}/model --shots 99999999999999999999": "(shots|--shots)",
     "probe {good}/data -m {good}/model --only guess": "guess",
@@ -189,13 +201,13 @@ OPTIONS = {
     "train {good}/data --model ViT-Ti/16 --lr inf": "--lr inf is not a finite number",
     "train {good}/data --model ViT-Ti/16 --set device=meta --epochs 1": "device='meta' cannot be used",
     "train {empty} --model ViT-Ti/16": "empty",
-    "train --resume {empty}": "",
+    "train --resume {empty}": "the name of the run is empty; give its folder",
     "train --resume {good}/data": "not a training run",
     "finetune {good}/data --from {good}/model --lrs 1e999": "is not a list of numbers above 0",
     "finetune {good}/data --from {good}/model --steps 10000000000000000000000000": "(--steps|steps)",
     "finetune {good}/data --from {good}/model --out {good}/data": "(exists and is no sweep|not empty)",
     "study table5 --models {empty}": "give the weights to start from",
-    "study vtab --models {good}/nowhere --data-root {out}": "",
+    "study vtab --models {good}/nowhere --data-root {out}": "good/nowhere: no such file or folder",
     "study data-size {empty}": "empty",
     "study compute {good}/data --steps 0": "is not a list of whole numbers above 0",
     "models nothing-like-it": "unknown model 'nothing-like-it'",
@@ -236,6 +248,64 @@ def test_a_bad_input_is_one_line(vit, corpus, tmp_path, kind, name, command, pat
     apart = bool(re.search("fifo|endless|bomb|itself|deep", name))
     check(vit(*words, apart=apart), pattern)
     assert not (corpus / "PLANTED").exists()
+
+
+LEFT_OUT = {
+    "with-fifo": "left out: 1 links that lead nowhere, or special files, such as .*pipe.png",
+    "with-loop": "left out: 1 links that lead nowhere, or special files, such as .*loop.png",
+    "with-endless": "left out: 1 links that lead nowhere, or special files, such as .*zero.png",
+    "with-folder-loop": "left out: 1 links to a folder that is listed already, such as .*again",
+}
+"""Data with one member that is no image, and what every command says of it."""
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+@pytest.mark.parametrize("command", COMMANDS["data"], ids=lambda command: command.split()[0])
+def test_what_is_left_out_of_the_data_is_said(vit, corpus, tmp_path, name, command):
+    values = {"bad": corpus / "data" / name, "good": corpus / "good", "out": tmp_path / "out"}
+    found = vit(*(word.format(**values) for word in command.split()), apart=True)
+    check(found, "")
+    assert found.code == int(command.startswith("doctor"))
+    assert re.search(LEFT_OUT[name].partition(", such")[0] if found.code else LEFT_OUT[name], found.out + found.err)
+
+
+def test_a_class_whose_name_is_no_text_is_a_class(vit, corpus, tmp_path):
+    found = vit("pack", str(corpus / "data" / "odd-names"), str(tmp_path / "out"), "--workers", "0")
+    check(found, "^$")
+    assert "13 images" in found.out
+
+
+def answers(vit, corpus, model):
+    """What a model says of an image."""
+    found = vit("predict", str(corpus / "good" / "photo.png"), "-m", str(corpus / model), "--json", apart=True)
+    check(found, "^$")
+    return json.loads(found.out)["answers"]
+
+
+@pytest.mark.parametrize("name", ["infinite", "no-config", "fifo-config"])
+def test_weights_that_describe_themselves_need_no_config_beside_them(vit, corpus, tmp_path, name):
+    assert answers(vit, corpus, f"models/{name}") == answers(vit, corpus, "good/model")
+    values = {"bad": corpus / "models" / name, "good": corpus / "good", "out": tmp_path / "out"}
+    for command in ("convert {bad} {out} --to native", "evaluate {good}/data -m {bad}"):
+        found = vit(*(word.format(**values) for word in command.split()), apart=True)
+        assert (found.code, "Traceback" in found.err) == (0, False), found.err
+
+
+STUDY = "study data-size {good}/data --sizes 8 --steps 1 --recipes study-vit --out {out}"
+STUDY += "".join(f" --set {s}" for s in ("workers=0", "image_size=16", "batch_size=4", "architecture.layers=1"))
+
+
+def test_a_damaged_record_of_a_study_costs_nothing_and_that_of_its_run_is_said(vit, corpus, tmp_path):
+    words = [word.format(good=corpus / "good", out=tmp_path / "study") for word in STUDY.split()]
+    assert vit(*words).code == 0
+    record = tmp_path / "study" / "study.json"
+    whole = json.loads(record.read_text())
+    record.write_text("[" * bad_inputs.DEEP)
+    assert vit(*words).code == 0
+    assert json.loads(record.read_text()) == whole
+    (run,) = tmp_path.glob("study/*/run.json")
+    run.write_bytes(run.read_bytes()[:50])
+    check(vit(*words), r"run\.json: not valid JSON")
 
 
 @pytest.mark.parametrize("name", FALLS_BACK)

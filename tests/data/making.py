@@ -139,7 +139,7 @@ def python3_pickle(content):
 
 
 class Numbers(Source):
-    """Examples without images: example i is an array of the number i, and some are broken."""
+    """Samples without images: sample i is an array of the number i, and some are broken."""
 
     def __init__(self, length, *, classes=4, broken=(), labels=None):
         self.name = "numbers"

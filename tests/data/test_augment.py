@@ -73,14 +73,6 @@ def test_images_of_any_shape_have_a_view(shape, crop):
             assert training_view(EVERYTHING.replace(crop=crop))(image, rng(seed)).shape == (3, 24, 32)
 
 
-def test_many_views_at_once_equal_views_one_by_one():
-    images = list(np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8))
-    for output in ("float32", "uint8"):
-        view = training_view(EVERYTHING.replace(image_size=(32, 32), crop="pad", output=output))
-        alone = torch.stack([view(image, rng(i)) for i, image in enumerate(images)])
-        assert torch.equal(view.batch(images, [rng(i) for i in range(6)]), alone)
-
-
 def test_uint8_views_normalized_later_equal_float_views():
     later = EVERYTHING.replace(output="uint8")
     small = training_view(later)(levels(), rng(1))

@@ -150,4 +150,4 @@ def test_the_doctor_and_decode_agree_on_what_can_be_read(format):
             readable = True
         except ImageError:
             readable = False
-        assert (look_at(OneFile(bytes(content)), 0).problem == Problem.NONE) == readable
+        assert (look_at([OneFile(bytes(content))], (0, 0)).problem == Problem.NONE) == readable

@@ -46,7 +46,7 @@ def test_whole_numbers_stay_whole():
     assert next(loader(view=raw).batches(0)).pixels.dtype == torch.uint8
 
 
-def test_an_epoch_meets_each_example_at_most_once_and_drops_the_short_end():
+def test_an_epoch_meets_each_sample_at_most_once_and_drops_the_short_end():
     training = loader()
     seen = indices(training.batches(0))
     assert training.steps_per_epoch == 3
@@ -78,7 +78,7 @@ def test_what_is_skipped_is_not_read(monkeypatch):
     assert len(read) == 8
 
 
-def test_a_view_depends_on_seed_epoch_and_example_alone():
+def test_a_view_depends_on_seed_epoch_and_sample_alone():
     def views(batches):
         return {int(i): float(p[0, 0, 0]) for batch in batches for i, p in zip(batch.indices, batch.pixels)}
 
@@ -106,7 +106,7 @@ def test_processes_share_each_batch_of_one(world, settings):
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
-def test_an_evaluation_counts_each_example_once_over_all_processes(world):
+def test_an_evaluation_counts_each_sample_once_over_all_processes(world):
     loaders = [loader(training=False, rank=rank, world=world) for rank in range(world)]
     assert {one.steps_per_epoch for one in loaders} == {4}
     ranks = [list(one.batches(0)) for one in loaders]
@@ -129,7 +129,7 @@ def test_repeated_views_stand_together_and_differ():
 
 
 def test_balanced_sampling_meets_all_classes_equally_often():
-    labels = np.repeat([0, 1, 2], [80, 18, 2])  # and no example of class 3
+    labels = np.repeat([0, 1, 2], [80, 18, 2])  # and no sample of class 3
     balanced = loader(Numbers(100, labels=labels), sampling="balanced", batch_size=10)
     drawn = [indices(balanced.batches(epoch)) for epoch in range(3)]
     for epoch in drawn:
@@ -170,7 +170,7 @@ def test_an_unreadable_image_is_replaced_by_its_neighbor_while_training():
     assert reports == [("number 5", "broken on purpose")] + [("number 6", "broken on purpose")] * 2
     assert broken.unreadable == {"number 5": "broken on purpose", "number 6": "broken on purpose"}
     views = [float(p[0, 0, 0]) for batch in batches for i, p in zip(batch.indices, batch.pixels) if i == 7]
-    assert len(set(views)) == 3  # a replacement is another view than the example's own
+    assert len(set(views)) == 3  # a replacement is another view than the sample's own
 
 
 def test_an_unreadable_image_is_left_out_of_an_evaluation():
@@ -186,7 +186,7 @@ def test_a_missing_file_is_an_unreadable_image(monkeypatch):
         raise FileNotFoundError(2, "No such file or directory", "x.png")
 
     monkeypatch.setattr(Numbers, "read", gone)
-    with pytest.raises(DataError, match=r"30 images in a row cannot be read, such as number \d+: No such file"):
+    with pytest.raises(DataError, match=r"30 images in a row cannot be read, such as number \d+: no such file"):
         list(loader().batches(0))
 
 
@@ -200,10 +200,22 @@ def test_too_many_unreadable_images_stop_the_run():
 
 
 def test_a_few_unreadable_images_pass_unless_none_may():
-    source = Numbers(30, broken=range(0, 30, 3))
-    assert len(list(loader(source, training=False).batches(0))) == 4
+    source = Numbers(40, broken=range(0, 40, 4))
+    assert len(list(loader(source, training=False).batches(0))) == 5
     with pytest.raises(DataError, match=r"1 of 8 .*; this exceeds max_unreadable=0 of an epoch's 30"):
         list(loader(Numbers(30, broken=[0]), training=False, max_unreadable=0.0).batches(0))
+
+
+@pytest.mark.parametrize(("images", "most"), [(3, 0), (12, 3), (40, 10), (400, 10), (2000, 20)])
+def test_no_set_is_so_small_that_most_of_it_may_be_lost(images, most):
+    assert len(indices(loader(Numbers(images, broken=range(most)), training=False).batches(0))) == images - most
+    with pytest.raises(DataError, match=f"{most + 1} of .* images could not be read.* of an epoch's {images:,}"):
+        list(loader(Numbers(images, broken=range(most + 1)), training=False).batches(0))
+
+
+def test_one_unreadable_image_does_not_add_up_over_the_epochs():
+    broken = loader(Numbers(30, broken=[5]))
+    assert all(len(list(broken.batches(epoch))) == 3 for epoch in range(20))
 
 
 def test_broken_images_that_all_come_first_are_judged_by_the_whole():
@@ -216,7 +228,7 @@ def test_broken_images_that_all_come_first_are_judged_by_the_whole():
 
 def test_an_evaluation_of_nothing_readable_is_an_error():
     with pytest.raises(DataError, match="numbers: not one image could be read, such as number 0"):
-        list(loader(Numbers(5, broken=range(5)), training=False).batches(0))
+        list(loader(Numbers(5, broken=range(5)), training=False, max_unreadable=1.0).batches(0))
 
 
 def test_a_mistake_in_the_view_names_the_image():
@@ -235,14 +247,14 @@ def test_views_of_several_shapes_are_an_error():
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"batch_size": 31}, "batch_size=31 is more than the 30 examples of numbers; take 30 or less"),
+        ({"batch_size": 31}, "batch_size=31 is more than the 30 samples of numbers; take 30 or less"),
         ({"batch_size": 0}, "batch_size=0 is not at least 1"),
         ({"batch_size": 8, "world": 3}, "batch_size=8 is not divisible by the 3 processes"),
         ({"batch_size": 8, "repeats": 3}, "batch_size=8 is not divisible by repeats=3"),
         ({"rank": 2, "world": 2}, "rank=2 is not between 0 and 1"),
         ({"sampling": "odd"}, "sampling='odd' is not one of uniform, balanced"),
-        ({"training": False, "drop_last": True}, "an evaluation takes each example once"),
-        ({"training": False, "sampling": "balanced"}, "an evaluation takes each example once"),
+        ({"training": False, "drop_last": True}, "an evaluation takes each sample once"),
+        ({"training": False, "sampling": "balanced"}, "an evaluation takes each sample once"),
         ({"workers": -1}, "workers=-1 is not between 0 and 1024"),
         ({"max_unreadable": 2.0}, r"max_unreadable=2.0 is not between 0.0 and 1.0"),
     ],
@@ -255,3 +267,17 @@ def test_settings_that_cannot_be_say_so(settings, text):
 def test_a_batch_outside_the_epoch_is_an_error():
     with pytest.raises(VitruvianError, match="batch 4 of an epoch of 3"):
         next(loader().batches(0, start=4))
+
+
+def test_alternating_flips_mirror_each_image_in_every_other_epoch():
+    def view(image, rng):
+        return torch.arange(3.0).expand(1, 2, 3)
+
+    with loader(view=view, training=True, alternate_flip=True) as batches:
+        epochs = [
+            {int(i): p for b in batches.batches(e) for i, p in zip(b.indices, b.pixels[:, 0, 0, 0])} for e in (0, 1, 2)
+        ]
+    for number in epochs[0].keys() & epochs[1].keys():
+        assert {float(epochs[0][number]), float(epochs[1][number])} == {0.0, 2.0}
+    assert all(epochs[2][number] == epochs[0][number] for number in epochs[0].keys() & epochs[2].keys())
+    assert len(set(map(float, epochs[0].values()))) == 2

@@ -67,7 +67,7 @@ def test_streams_of_other_numbers_are_others():
 
 
 @pytest.mark.parametrize("batch", [1, 7, 73])
-def test_an_order_over_blocks_meets_each_example_once(batch):
+def test_an_order_over_blocks_meets_each_sample_once(batch):
     starts = range(0, LENGTH, batch)
     parts = [ordered(np.arange(s, min(s + batch, LENGTH)), LENGTH, 1, 2, BLOCKS) for s in starts]
     assert sorted(np.concatenate(parts)) == list(range(LENGTH))
@@ -84,11 +84,11 @@ def test_an_order_over_blocks_keeps_to_a_few_blocks_at_a_time():
 
 def test_parts_of_a_batch_come_from_different_blocks():
     blocks = Blocks(np.full(16, 100), 8)
-    examples = ordered(np.arange(64), 1600, 0, 0, blocks) // 100
-    assert not set(examples[:32]) & set(examples[32:])
+    samples = ordered(np.arange(64), 1600, 0, 0, blocks) // 100
+    assert not set(samples[:32]) & set(samples[32:])
 
 
-def test_examples_of_a_block_are_shuffled():
+def test_samples_of_a_block_are_shuffled():
     order = ordered(np.arange(100), 100, 0, 0, Blocks(np.array([100]), 4))
     assert order.tolist() != sorted(order)
     assert order.tolist() != ordered(np.arange(100), 100, 0, 1, Blocks(np.array([100]), 4)).tolist()

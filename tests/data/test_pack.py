@@ -211,7 +211,7 @@ def test_weights_that_are_lost_are_told(tmp_path):
     with open(data / "list.csv", "w", newline="") as file:
         csv.writer(file).writerows([("path", "label", "weight"), ("cat/000.jpg", "a", 2), ("dog/000.jpg", "b", 1)])
     assert pack(data / "list.csv", tmp_path / "packed").notes == [
-        "the weights of the examples are not kept: shards have no place for them"
+        "the weights of the samples are not kept: shards have no place for them"
     ]
 
 

@@ -4,13 +4,12 @@ import csv
 import json
 import resource
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 from photos import make_photos
 
+from forked import Forked
 from vitruvian.data.pack import PackSettings, pack
 from vitruvian.errors import DataError
 
@@ -67,23 +66,15 @@ def test_finished_shards_are_not_packed_again(data, tmp_path):
     assert len(totals) == 1
 
 
-@pytest.mark.slow
 def test_packing_killed_with_sigkill_goes_on_to_the_same_bytes(data, whole, tmp_path):
-    code = (
-        "import sys, time; from vitruvian.data.pack import PackSettings, pack\n"
-        "def slow(items, total):\n"
-        "    for item in items: time.sleep(0.01); yield item\n"
-        "if __name__ == '__main__':\n"
-        "    settings = PackSettings(format='pixels', shard_mb=1)\n"
-        "    pack(sys.argv[1], sys.argv[2], settings, workers=2, track=slow)\n"
-    )
-    (tmp_path / "script.py").write_text(code)
-    process = subprocess.Popen([sys.executable, tmp_path / "script.py", data, tmp_path / "packed"])
-    deadline = time.monotonic() + 60
-    while not list((tmp_path / "packed").glob("train/*.tar")) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    def slowly(items, total):
+        for item in items:
+            time.sleep(0.01)
+            yield item
+
+    process = Forked(work=lambda: pack(data, tmp_path / "packed", SETTINGS, track=slowly))
+    process.until(lambda: list(tmp_path.glob("packed/train/*.tar")))
+    assert process.kill().code == -signal.SIGKILL
     left = tree(tmp_path / "packed")
     assert not json.loads(left["pack.json"])["complete"]
     assert left["train/train-000000.tar"] == whole["train/train-000000.tar"]

@@ -33,7 +33,7 @@ def golden_image() -> Image.Image:
 
 def test_cropping_gives_the_values_of_torchvision():
     seen = view(golden_image(), Preprocess(image_size=6, fit="crop", scaled_size=7, interpolation="bicubic"))
-    assert levels(seen) == [  # Resize(7, BICUBIC), CenterCrop(6) of torchvision 0.29
+    assert levels(seen) == [  # Resize(7, BICUBIC), CenterCrop(6) of torchvision 0.28
         [60, 85, 92, 118, 150, 170],
         [104, 134, 105, 170, 193, 214],
         [124, 130, 133, 184, 214, 219],
@@ -175,7 +175,7 @@ def test_what_a_image_cannot_give_is_refused():
 
 
 class Images(torch.utils.data.Dataset):
-    """Anyone's data set, with a model's preprocessing as its transform."""
+    """Anyone's dataset, with a model's preprocessing as its transform."""
 
     def __init__(self, transform: Preprocess) -> None:
         self.transform = transform

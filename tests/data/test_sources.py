@@ -48,12 +48,19 @@ def test_an_archive_among_class_folders_is_left_alone(tmp_path):
 
 
 def test_a_split_that_is_not_there_is_answered_with_those_that_are(tmp_path):
-    data = make_folder(tmp_path)
+    make_folder(tmp_path / "a/train")
     with pytest.raises(DataError, match="there is no split 'val', only train"):
-        open_dataset(data, split="val")
+        open_dataset(tmp_path / "a", split="val")
     make_folder(tmp_path / "b/test")
     with pytest.raises(DataError, match="no split to train on, only test; call one 'train'"):
         _ = open_dataset(tmp_path / "b").train
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_folder_without_splits_has_none_of_any_name(tmp_path, split):
+    make_folder(tmp_path)
+    with pytest.raises(DataError, match=f"there is no split '{split}', nor any other; leave it out to take all images"):
+        open_dataset(tmp_path, split=split)
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_names_that_are_not_text_are_kept(tmp_path):
     assert level_of(data.train.read(3)) == 9
 
 
-def test_an_example_outside_is_an_error(tmp_path):
+def test_a_sample_outside_is_an_error(tmp_path):
     train = open_dataset(make_folder(tmp_path)).train
     for index in (-1, 6):
         with pytest.raises(IndexError):

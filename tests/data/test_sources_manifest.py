@@ -5,12 +5,12 @@ import os
 import pytest
 from making import level_of, png
 
-from vitruvian.data.sources import cache, open_dataset
+from vitruvian.data.sources import index, open_dataset
 from vitruvian.errors import DataError
 
 
 def make_manifest(tmp_path, text, name="list.csv"):
-    (tmp_path / "images").mkdir(exist_ok=True)
+    (tmp_path / "images").mkdir(parents=True, exist_ok=True)
     for level in range(3):
         (tmp_path / f"images/{level}.png").write_bytes(png(level))
     (tmp_path / name).write_text(text, encoding="utf-8")
@@ -65,11 +65,30 @@ def test_a_parquet_manifest_is_read_like_a_csv(tmp_path):
     assert level_of(train.read(1)) == 2
 
 
+@pytest.mark.parametrize("path", ["../secret.png", "/etc/passwd", "images/../../secret.png"])
+def test_no_row_leads_out_of_the_manifests_folder(tmp_path, path):
+    rows = f"path,label\nimages/0.png,a\n{path},b\n"
+    manifest = make_manifest(tmp_path / "set", rows)
+    with pytest.raises(DataError, match=f"list.csv, line 3: the path {path} leads out of .*set; move the manifest"):
+        open_dataset(manifest)
+
+
+def test_rows_may_lead_to_the_folder_that_the_user_names_for_data(tmp_path, monkeypatch):
+    make_manifest(tmp_path / "disk", "")
+    paths = f"{tmp_path}/disk/images/1.png", "../disk/images/2.png"
+    manifest = make_manifest(tmp_path / "set", f"path,label\n{paths[0]},a\n{paths[1]},b\n")
+    monkeypatch.setenv("VITRUVIAN_DATA", str(tmp_path / "disk"))
+    assert [level_of(open_dataset(manifest).train.read(index)) for index in (0, 1)] == [1, 2]
+    monkeypatch.delenv("VITRUVIAN_DATA")
+    with pytest.raises(DataError, match="set VITRUVIAN_DATA to one"):
+        open_dataset(manifest)
+
+
 def test_a_manifest_is_compiled_once_and_again_when_it_changes(tmp_path, monkeypatch):
     path = make_manifest(tmp_path, "path,label\nimages/0.png,a\nimages/1.png,b\n")
     calls = []
-    original = cache.fill
-    monkeypatch.setattr(cache, "fill", lambda *args: (calls.append(1), original(*args)))
+    original = index.write_index
+    monkeypatch.setattr(index, "write_index", lambda *a, **k: (calls.append(1), original(*a, **k)))
     assert len(open_dataset(path).train) == len(open_dataset(path).train) == 2
     assert len(calls) == 1
     path.write_text(path.read_text() + "images/2.png,b\n")
@@ -140,6 +159,6 @@ def test_a_label_outside_the_list_of_classes_is_an_error(tmp_path):
 
 def test_a_path_that_is_no_regular_file_is_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    path = make_manifest(tmp_path, "path,label\nimages/0.png,a\n/dev/zero,b\n")
+    path = make_manifest(tmp_path, "path,label\nimages/0.png,a\npipe,b\n")
     with pytest.raises(Exception, match="not a regular file"):
         open_dataset(path).train.read(1)

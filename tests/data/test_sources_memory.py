@@ -1,4 +1,4 @@
-"""Peak memory does not grow with the number of examples."""
+"""Peak memory does not grow with the number of samples."""
 
 import subprocess
 import sys

@@ -1,6 +1,7 @@
 """Remote shards through fsspec's local and memory file systems."""
 
 import pickle
+import shutil
 import sys
 
 import numpy as np
@@ -48,7 +49,7 @@ def test_a_url_of_a_folder_or_a_pattern_means_its_shards(shards, data):
     assert train.label(5) == 1
 
 
-def test_an_epoch_of_batches_meets_each_example_once(shards):
+def test_an_epoch_of_batches_meets_each_sample_once(shards):
     url, total = shards
     loader = Loader(open_dataset(url).train, view=decoded_view, batch_size=4, training=True, drop_last=False)
     batches = list(loader.batches(0))
@@ -114,8 +115,26 @@ def test_only_so_many_bytes_stay_on_the_disk(shards, monkeypatch, cache):
     assert train.blocks.lanes == 1
     assert [level_of(train.read(i)) for i in (0, 4, 19, 30, 0)] == [0, 50, 200, 300, 0]
     assert len(list(cache.glob("shards/*/*/shard.tar"))) == 2
-    with pytest.raises(DataError, match="not known beforehand; give a split of its own for validation"):
+    with pytest.raises(DataError, match=r"all labels are asked for.*; write .*train-000.jsonl and so on"):
         hold_out(train, 0.2, 0)
+
+
+def test_labels_of_large_data_come_from_the_lists_beside_the_shards(shards, monkeypatch, cache):
+    url, _ = shards
+    system, folder = fsspec.core.url_to_fs(url)
+    for path in system.glob(f"{folder}/*.tar"):
+        count = len(open_dataset(f"{url}/{path.rpartition('/')[2]}").train)
+        system.pipe(path.replace(".tar", ".jsonl"), b"".join(b'{"label": %d}\n' % (n % 2) for n in range(count)))
+    small = open_dataset(url).train.labels().tolist()
+    shutil.rmtree(cache / "shards")
+    monkeypatch.setattr(stream, "BYTES_KEPT", 25_000)
+    train = open_dataset(url).train
+    assert train.labels().tolist() == small
+    assert len(hold_out(train, 0.25, 0)[1]) > 0
+    assert not list(cache.glob("shards/*/*/shard.tar"))  # not one was fetched
+    system.pipe(path.replace(".tar", ".jsonl"), b'{"label": 2}\n')
+    with pytest.raises(DataError, match=r"train-006.jsonl: not the numbers of the classes of 4 samples; correct it"):
+        open_dataset(url).train.labels()
 
 
 def test_small_data_can_be_held_out(shards):

@@ -15,7 +15,7 @@ def cache(tmp_path, monkeypatch):
 
 
 class Labeled(Source):
-    """Examples with these labels."""
+    """Samples with these labels."""
 
     name = "labeled"
 

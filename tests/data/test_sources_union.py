@@ -9,7 +9,7 @@ from vitruvian.data.sources.subset import Concat
 from vitruvian.errors import DataError
 
 
-def test_a_union_has_the_examples_of_its_parts_in_order():
+def test_a_union_has_the_samples_of_its_parts_in_order():
     whole = Concat([Numbers(5), Numbers(3)], name="both")
     assert len(whole) == 8
     assert [whole.label(i) for i in range(8)] == whole.labels().tolist() == [0, 1, 2, 3, 0, 0, 1, 2]
@@ -33,7 +33,7 @@ def test_blocks_of_the_parts_stay_together():
     assert sorted(order.tolist()) == list(range(8))
 
 
-def test_each_part_hears_of_its_own_examples():
+def test_each_part_hears_of_its_own_samples():
     parts = [Numbers(5), Numbers(3)]
     heard = []
     for part in parts:

@@ -109,18 +109,6 @@ def test_a_class_without_examples_has_no_accuracy_and_does_not_enter_the_mean():
     assert math.isnan(found.class_accuracy[2])
 
 
-def test_tallies_of_parts_merge_into_the_tally_of_the_whole():
-    logits, labels = random_case()
-    whole, first, second = (Tally(7, mistakes=4) for _ in range(3))
-    truth, numbers = torch.tensor(labels), torch.arange(203)
-    whole.add(logits, truth, numbers)
-    first.add(logits[:120], truth[:120], numbers[:120])
-    second.add(logits[120:], truth[120:], numbers[120:])
-    first.merge(second)
-    torch.testing.assert_close(first.sums, whole.sums, rtol=1e-12, atol=0)
-    assert first.mistakes == whole.mistakes
-
-
 def test_many_classes_are_counted_without_a_confusion_matrix():
     classes = MAX_CONFUSION_CLASSES + 1
     tally = Tally(classes)

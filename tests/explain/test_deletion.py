@@ -65,14 +65,14 @@ def test_maps_of_different_grids_are_refused():
 @pytest.mark.slow
 def test_class_maps_beat_random_deletion_on_imagenet_by_the_stated_margin(shared):
     classifier = Classifier(shared / "weights" / "vit_ti16_imagenet1k.safetensors")
-    folders = sorted((shared / "data" / "imagenet-val-1000").iterdir())[::17]
+    folders = sorted((shared / "data" / "imagenet-val-1000").iterdir())[::170]
     areas = []
-    for folder in folders[::2]:
+    for folder in folders:
         pixels = view(decode(next(folder.iterdir())), classifier.model.preprocess)
         index = int(classifier.logits(pixels[None]).argmax())
         maps = {"gradient": gradient_attention(classifier.model, pixels[None], [index])[0]}
         curves = deletion_curves(classifier, pixels, maps, index, steps=5)
         areas.append((curves["gradient"].area, curves["random"].area))
     found, random = np.mean(areas, axis=0)
-    assert len(areas) == 30
+    assert len(areas) == 6
     assert random - found > 0.15

@@ -19,7 +19,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from timm.layers import GluMlp, StdConv2dSame
+from timm.layers import GluMlp, GroupNormAct, StdConv2d, StdConv2dSame
 from timm.models import save_for_hf
 from timm.models.resnetv2 import ResNetV2, create_resnetv2_stem
 from timm.models.vision_transformer import VisionTransformer
@@ -63,6 +63,7 @@ VARIANTS = (
     "beit_base_patch16_224",
     "beit3_base_patch16_224",
     "eva02_base_patch14_224",
+    "vit_base_patch16_18x2_224",
     "vit_base_patch16_clip_quickgelu_224",
     "vit_base_patch16_dinov3_qkvb",
     "vit_base_patch16_rope_ape_224",
@@ -109,8 +110,9 @@ def make_timm(name: str, changes: dict[str, object]) -> None:
 
 @torch.no_grad()
 def make_variant(name: str) -> None:
-    model = randomise(timm.create_model(name, **SHAPE))
-    save_for_hf(model, OUT / name, model_args=SHAPE, safe_serialization=True)
+    shape = SHAPE | ({"num_heads": 2} if "18x2" in name else {})  # of each of two attentions
+    model = randomise(timm.create_model(name, **shape))
+    save_for_hf(model, OUT / name, model_args=shape, safe_serialization=True)
     config = json.loads((OUT / name / "config.json").read_text())
     config["pretrained_cfg"]["input_size"] = [3, 32, 32]
     (OUT / name / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -137,6 +139,51 @@ def make_open_clip() -> None:
     )
     expected = {"input_32x32": images(32, 32), "output_32x32": model.encode_image(images(32, 32)).contiguous()}
     save_file(expected, OUT / "open_clip.expected.safetensors")
+    make_texts("open_clip", model, torch.tensor([[6, 1, 7, 0], [6, 7, 0, 0], [6, 2, 3, 7]]))
+
+
+@torch.no_grad()
+def make_open_clip_siglip() -> None:
+    """Texts as open_clip's SigLIP has them: no causal mask, biases of the projection and of the logits."""
+    import open_clip
+
+    vision = {"image_size": 32, "layers": 1, "width": 32, "head_width": 8, "patch_size": 8, "mlp_ratio": 2.0}
+    text = {
+        "context_length": 4, "vocab_size": 8, "width": 8, "heads": 2, "layers": 1, "no_causal_mask": True,
+        "proj_bias": True, "pool_type": "last", "norm_kwargs": {"eps": 1e-6}, "act_kwargs": {"approximate": "tanh"},
+        "hf_tokenizer_name": "timm/ViT-B-16-SigLIP2", "tokenizer_kwargs": {"clean": "canonicalize"},
+    }  # fmt: skip
+    settings = {"embed_dim": 16, "init_logit_bias": -10, "vision_cfg": vision, "text_cfg": text}
+    model = randomise(open_clip.model.CustomTextCLIP(**settings))
+    folder = OUT / "open_clip_siglip"
+    folder.mkdir(exist_ok=True)
+    state = {key: value.contiguous() for key, value in model.state_dict().items()}
+    save_file(state, folder / "open_clip_model.safetensors")
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": settings | {"custom_text": True}}, indent=2))
+    make_texts("open_clip_siglip", model, torch.tensor([[2, 3, 1, 0], [4, 1, 0, 0], [5, 6, 7, 1]]))
+
+
+@torch.no_grad()
+def make_texts(name: str, model: torch.nn.Module, tokens: Tensor) -> None:
+    """What a two-tower model makes of images and token numbers."""
+    logits = model.get_logits(images(32, 32), tokens)[0]
+    expected = {"pixels": images(32, 32), "tokens": tokens, "logits_per_image": logits.contiguous()}
+    save_file(expected, OUT / f"{name}.texts.safetensors")
+
+
+@torch.no_grad()
+def make_bit() -> None:
+    """A BiT ResNet under timm's names, small."""
+    model = randomise(
+        ResNetV2(
+            layers=(2,), channels=(128,), stem_chs=32, num_classes=5, stem_type="fixed",
+            conv_layer=partial(StdConv2d, eps=1e-8), act_layer=nn.ReLU, norm_layer=partial(GroupNormAct, num_groups=32),
+        )
+    )  # fmt: skip
+    state = {key: value.contiguous() for key, value in model.state_dict().items()}
+    save_file(state, OUT / "timm_bit.safetensors")
+    expected = {"pixels": images(32, 48), "logits": model(images(32, 48)).contiguous()}
+    save_file(expected, OUT / "timm_bit.logits.safetensors")
 
 
 @torch.no_grad()
@@ -173,4 +220,6 @@ if __name__ == "__main__":
     for name in VARIANTS:
         make_variant(name)
     make_open_clip()
+    make_open_clip_siglip()
+    make_bit()
     make_dino()

@@ -23,6 +23,27 @@ def test_google_resize_is_scipys_zoom(grid):
     )
 
 
+INTERPOLATE = {
+    "zoom": {"mode": "bilinear", "align_corners": True},
+    "bicubic": {"mode": "bicubic"},
+    "bicubic_antialias": {"mode": "bicubic", "antialias": True},
+    "bilinear_antialias": {"mode": "bilinear", "antialias": True},
+    "bicubic_aligned": {"mode": "bicubic", "align_corners": True},
+    "dino": {"mode": "bicubic"},
+}
+
+
+@pytest.mark.parametrize("method", INTERPOLATE)
+@pytest.mark.parametrize("grid", [(7, 7), (3, 9), (4, 5), (1, 2)])
+def test_every_way_gives_what_torch_interpolates(method, grid):
+    old = random_positions(4, 5)
+    image = old.permute(2, 0, 1)[None].double()
+    to = {"scale_factor": ((grid[0] + 0.1) / 4, (grid[1] + 0.1) / 5)} if method == "dino" else {"size": grid}
+    expected = F.interpolate(image, **to, **INTERPOLATE[method])[0].permute(1, 2, 0)
+    expected = old.double() if grid == (4, 5) else expected
+    torch.testing.assert_close(interpolate_positions(old, grid, method).double(), expected, atol=2e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("method", ["zoom", "bicubic", "bicubic_antialias", "bicubic_aligned", "dino"])
 @pytest.mark.parametrize("grid", [(7, 7), (3, 9), (14, 5)])
 def test_constant_positions_stay_constant(method, grid):

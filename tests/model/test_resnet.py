@@ -9,7 +9,7 @@ from vitruvian.model.build import build
 from vitruvian.model.resnet import StdConv, Stem, pad_same
 
 
-@pytest.mark.parametrize("style", ["hybrid", "timm", "bit"])
+@pytest.mark.parametrize("style", ["hybrid", "timm", "bit", "timm_bit"])
 def test_standardized_kernels_have_mean_zero_and_deviation_one(style):
     conv = StdConv(4, 6, 3, style=style)
     kernel = conv.standardized().flatten(1)

@@ -36,6 +36,8 @@ SHAPES = {
     "map beside tokens": {"pool": "map", "registers": 2, "pool_heads": 2, "pool_mlp_width": 8},
     "map of all tokens": {"pool": "map", "pool_prefix": True},
     "projection": {"representation_size": 12, "projection": True},
+    "wide attention": {"attention_width": 48, "heads": 6, "qk_norm": True, "attention_norm": True},
+    "unit features": {"unit_features": True},
     "gray": {"channels": 1},
     "non-square": {"image_size": (16, 40)},
 }
@@ -118,7 +120,7 @@ def test_attention_maps_are_the_attention_that_was_paid(changes):
             normed = block.attention_input(x)
             torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
             _, _, v = block.attention.project(normed)
-            mixed = block.attention.out(block.attention.norm((weights @ v).transpose(1, 2).reshape(x.shape)))
+            mixed = block.attention.out(block.attention.norm((weights @ v).transpose(1, 2).flatten(2)))
             torch.testing.assert_close(mixed, block.attention(normed), atol=1e-5, rtol=1e-5)
             x = block(x)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitruvian.evaluation.pages.confusion import MOST_IN_TABLE, confused_pairs, confusion_image, confusion_view
+from vitruvian.evaluation.pages.sections import MOST_IN_TABLE, confused_pairs, confusion_image, confusion_view
 from vitruvian.report.chart import MOST_POINTS, Axis, Chart, Line, labels, log_ticks, ticks
 from vitruvian.report.html import Html, facts, number, page, percent_bar, section, table, text
 from vitruvian.report.images import thumbnail

@@ -48,6 +48,14 @@ def test_answers_are_those_of_the_library(client, model):
         assert [a["probability"] for a in each["answers"]] == pytest.approx([a.probability for a in expected], abs=1e-5)
 
 
+def test_an_image_below_the_threshold_is_none_of_the_classes(client_of):
+    model = tiny_vit()
+    model.threshold = 1.0
+    found = client_of({"sure": model}).post("/predict", files=[file(photo(1))]).json()["predictions"][0]
+    assert found["none_of_these"] is True
+    assert len(found["answers"]) == 5
+
+
 def test_json_with_base64_or_data_urls_gives_the_same(client):
     image = photo(3)
     form = client.post("/predict", files=[file(image, "x")], data={"top": "2"}).json()

@@ -9,16 +9,20 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 from processes import Process
-from tiny_service import photo, tiny_vit
+from tiny_service import photo
 
 import vitruvian as vt
+from vitruvian.config import Preprocess, ViTConfig
+from vitruvian.model.build import build
+from vitruvian.model.vit import ViT
 from vitruvian.predict import Classifier
 
 pytestmark = pytest.mark.slow
 
-CLIENTS = 16
-SECONDS = float(os.environ.get("VITRUVIAN_LOAD_SECONDS", "6"))
+CLIENTS = 24
+SECONDS = float(os.environ.get("VITRUVIAN_LOAD_SECONDS", "4"))
 """Of overload; half an hour of it is `VITRUVIAN_LOAD_SECONDS=1800`."""
 BAD = [b"", b"not an image", photo(0)[:60], b"\x80\x04K\x01."]
 
@@ -53,6 +57,15 @@ class Client(threading.Thread):
                     self.wrong += abs(found - self.expected) > 1e-4
 
 
+def slow_vit() -> ViT:
+    """A model whose computing, and not the network, is what a request takes, on a machine of any speed."""
+    config = ViTConfig(image_size=(64, 64), patch_size=4, classes=6, layers=2, width=192, mlp_width=768, heads=3)
+    model = build(config, seed=0)
+    torch.nn.init.normal_(model.head.weight, std=0.5, generator=torch.Generator().manual_seed(0))
+    model.preprocess, model.labels = Preprocess(image_size=(64, 64)), tuple("abcdef")
+    return model.eval()
+
+
 def resources(process: int) -> tuple[int, int, int]:
     """Memory in KB, threads and open files of a process."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
@@ -72,27 +85,29 @@ def burst(running: Process, expected: list[float], seconds: float) -> list[Clien
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_overload_is_refused_and_what_is_accepted_is_quick_and_right(tmp_path):
-    model = tiny_vit()
+    model = slow_vit()
     vt.save(model, tmp_path / "model")
     images = [photo(number, size=(200, 160)) for number in range(CLIENTS)]
     expected = [answers[0].probability for answers in Classifier(model).predict(images, top=1)]
-    running = Process("--model", f"tiny={tmp_path / 'model'}", "--batch", "4", "--queue", "6")
+    running = Process("--model", f"tiny={tmp_path / 'model'}", "--batch-size", "4", "--queue", "6")
     try:
-        burst(running, expected, 2.0)  # buffers and pools reach their size
+        burst(running, expected, 1.5)  # buffers and pools reach their size
         before = resources(running.process.pid)
         clients = burst(running, expected, SECONDS)
         time.sleep(0.5)
         after = resources(running.process.pid)
+        began = time.monotonic()
         assert running.client.post("/predict", files=[("image", ("a", images[0]))]).status_code == 200
+        alone = time.monotonic() - began
     finally:
         running.close()
     taken = sorted(second for client in clients for second in client.seconds)
     assert sum(client.wrong for client in clients) == 0
     assert sum(client.refused for client in clients) > 0
-    assert len(taken) > 20
-    # Six images wait at most; the bound leaves room for a busy machine, on which the clients wait for each other.
-    assert taken[int(0.99 * len(taken))] < 5.0
+    assert len(taken) > 10
+    # Six images wait at most, and four are computed; the rest is room for the clients, which wait for each other.
+    assert taken[int(0.99 * len(taken))] < max(5.0, 100 * alone)
     print(f"{len(taken)} answers, memory {before[0]} -> {after[0]} KB, threads {before[1]} -> {after[1]}")
     assert after[0] - before[0] < 30_000, f"memory grew from {before[0]} to {after[0]} KB"
-    assert after[1] <= before[1] + 1
+    assert after[1] <= before[1] + 4  # of a pool that the first burst may not have filled; a leak has one a request
     assert after[2] <= before[2] + 2

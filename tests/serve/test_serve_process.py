@@ -169,7 +169,7 @@ class Client(threading.Thread):
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_under_load_loses_no_accepted_request(weights, stop):
-    running = Process("--model", f"tiny={weights}", "--batch", "4")
+    running = Process("--model", f"tiny={weights}", "--batch-size", "4")
     clients = [Client(running.url, seed) for seed in range(8)]
     for client in clients:
         client.start()

@@ -1,12 +1,11 @@
 """Families over data and compute: the cells, equal compute, going on, the page and the plot."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from PIL import Image
 
+from forked import ranks
 from vitruvian.cost import multiply_adds
 from vitruvian.errors import TrainingError
 from vitruvian.study.growth import RECIPES as USUAL
@@ -102,15 +101,16 @@ def test_a_study_goes_on_where_it_stopped_and_repeats_nothing(tmp_path):
 @pytest.mark.slow
 def test_two_processes_share_the_cells_and_one_speaks(tmp_path):
     settings = [word for setting in SMALL for word in ("--set", setting)]
-    words = ["study", "data-size", "digits", "--sizes", "50", "--steps", "2", "--recipes", "study-vit", *settings]
-    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    words = ["study", "data-size", "digits", "--sizes", "50", "--steps", "2", "--recipes", "study-vit", "--json"]
     printed = []
-    for name, before in (("one", []), ("two", launch)):
-        command = [sys.executable, "-m", *before, "vitruvian.cli", *words, "--out", str(tmp_path / name), "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        assert done.stderr.count("cell 1 of 1: vit-50-images-2-steps") == 1
-        printed.append(json.loads(done.stdout))
+    for count in (1, 2):
+        done, *silent = [
+            process.wait() for process in ranks(*words, *settings, "--out", tmp_path / str(count), count=count)
+        ]
+        assert done.code == 0, done.err
+        assert done.err.count("cell 1 of 1: vit-50-images-2-steps") == 1
+        assert [end.out for end in silent] == [""] * (count - 1)
+        printed.append(json.loads(done.out))
     one, two = printed
     assert two["loss"] == pytest.approx(one["loss"], rel=2e-4)  # sums in another order
     assert (two["state"], two["count"]) == ("done", one["count"])

@@ -7,8 +7,8 @@ import pytest
 
 from vitruvian.errors import CheckpointError, UnknownNameError
 from vitruvian.study.published import TABLE5, TABLE5_TASKS, published
-from vitruvian.study.transfer import Cell, Setup, tasks_named, transfer, vtab_result, vtab_tasks
-from vitruvian.tasks import TASKS
+from vitruvian.study.transfer import Cell, Setup, tasks_named, transfer, vtab_result
+from vitruvian.tasks import TASKS, VTAB_TASKS
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_table_5_has_14_rows_of_known_tasks():
 
 
 def test_vtab_has_19_tasks_in_three_groups():
-    groups = [task.group for task in vtab_tasks()]
+    groups = [task.group for task in VTAB_TASKS]
     assert (groups.count("Natural"), groups.count("Specialized"), groups.count("Structured")) == (7, 4, 8)
 
 
@@ -89,7 +89,7 @@ def cells_with(missing=()):
         Cell(model="m", task=task, missing="not here")
         if task.name in missing
         else Cell(model="m", task=task, values=(v,))
-        for v, task in enumerate(vtab_tasks())
+        for v, task in enumerate(VTAB_TASKS)
     ]
 
 

@@ -15,6 +15,7 @@ TINY_RECIPE = (
     "augment.hflip=0",
     "augment.crop=none",
     "layer_decay=1",
+    "head_init=zero",
     "eval_every=0.1",
 )
 

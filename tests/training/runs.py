@@ -1,7 +1,6 @@
 """Tiny runs for tests: a model of a few thousand parameters on the built-in digits."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -33,10 +32,6 @@ def command(*arguments, processes=1):
 
 def changes(*settings):
     return [word for setting in (*TINY, *settings) for word in ("--set", setting)]
-
-
-def vit_train(*arguments, processes=1):
-    return subprocess.run(command(*arguments, processes=processes), capture_output=True, text=True, timeout=300)
 
 
 def weights(run):

@@ -10,7 +10,7 @@ from test_resume import StopAt
 from vitruvian.errors import VitruvianError
 from vitruvian.training import Interrupted, Listener, Run, resume, train
 
-SETTINGS = (*TINY, "checkpoint_steps=3", "final=best", "average=ema", "val_fraction=0.2", "eval_every=0.1")
+SETTINGS = (*TINY, "checkpoint_steps=3", "final=best", "average=ema", "val_fraction=0.04", "eval_every=0.1")
 UNCHECKED = {"report.html", ".lock"}
 """Files that nothing is read from."""
 
@@ -146,6 +146,15 @@ def test_a_report_that_fails_costs_nothing(tmp_path, monkeypatch):
     assert run.finished
     assert run.model().labels is not None
     assert any(note.startswith("the report could not be written: ") for note in heard.notes)
+    monkeypatch.undo()
+    before = (run.folder / "result.json").read_bytes(), weights(run.folder)
+    again = resume(run.folder, progress=False)
+    assert (run.folder / "report.html").is_file()
+    assert again.evaluation["top1"] == json.loads(before[0])["evaluation"]["top1"]
+    assert identical(weights(run.folder), before[1])
+    shutil.rmtree(run.checkpoints)
+    (run.folder / "report.html").unlink()
+    assert resume(run.folder, progress=False).finished  # nothing is trained anew for a report
 
 
 def test_the_numbers_of_a_run_that_keeps_the_best_weights_are_theirs(tmp_path):

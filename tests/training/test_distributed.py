@@ -1,14 +1,18 @@
-"""Two processes of torchrun (with gloo) learn what one learns, and can take over from each other."""
+"""Two processes (with gloo) learn what one learns, and can take over from each other."""
 
 import json
-import os
+import shutil
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
-from runs import changes, command, lines, vit_train, weights
+import torch
+from runs import TINY, changes, command, lines, weights
+from test_resume import STEM, StopAt
+
+from forked import ranks
+from vitruvian.training import Interrupted, resume, train
 
 pytestmark = pytest.mark.slow
 
@@ -26,91 +30,94 @@ def curve(run, split="train"):
     return [line["loss"] for line in lines(run) if line["split"] == split]
 
 
-def started(folder, *settings, processes):
-    done = vit_train("digits", "--out", folder, *changes(*SETTINGS, *settings), processes=processes)
-    assert done.returncode == 0, done.stderr
-    return folder
+def in_two(*words):
+    """`vit train` with these words in two processes."""
+    for process in ranks("train", *words):
+        ended = process.wait()
+        assert ended.code == 0, ended.err
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    return started(tmp_path_factory.mktemp("alone") / "run", processes=1)
+    settings = [*TINY, *SETTINGS, "checkpoint_steps=6"]
+    return train("digits", out=tmp_path_factory.mktemp("alone") / "run", settings=settings, progress=False).folder
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_with_half_the_batch_each_learn_what_one_learns(tmp_path, alone, parallel):
-    run = started(tmp_path / "run", f"parallel={parallel}", processes=2)
+@pytest.fixture(scope="module", params=["ddp", "fsdp"])
+def together(request, tmp_path_factory):
+    settings = changes(*SETTINGS, "checkpoint_steps=6", "eval_batch_size=50", f"parallel={request.param}")
+    run = tmp_path_factory.mktemp(request.param) / "run"
+    in_two("digits", "--out", run, *settings)
+    return run
+
+
+def test_two_processes_with_half_the_batch_each_learn_what_one_learns(together, alone):
     # Float32 gradients summed in another order differ in the last bits; twelve steps of Adam make that a little more.
-    assert curve(run) == pytest.approx(curve(alone), rel=2e-4)
-    assert curve(run, "val") == pytest.approx(curve(alone, "val"), rel=2e-4)
-    found, expected = weights(run), weights(alone)
+    assert curve(together) == pytest.approx(curve(alone), rel=2e-4)
+    assert curve(together, "val") == pytest.approx(curve(alone, "val"), rel=2e-4)
+    found, expected = weights(together), weights(alone)
     for name, tensor in expected.items():
         assert found[name].sub(tensor).abs().max() < 2e-3, name
+    # Batches of 50: the last of the 359 images' has 9. Each image counts once.
+    assert [line["count"] for line in lines(together) if line["split"] == "val"] == [359, 359, 359]
 
 
-def test_two_processes_count_every_validation_image_once(tmp_path, alone):
-    run = started(tmp_path / "run", "eval_batch_size=50", processes=2)  # 359 images: the last batch has 9
-    assert [line["count"] for line in lines(run) if line["split"] == "val"] == [359, 359, 359]
+def test_one_process_goes_on_where_two_were(tmp_path, together, alone):
+    rewind(together, tmp_path / "run", step=6)
+    resume(tmp_path / "run", progress=False)
+    assert curve(tmp_path / "run") == pytest.approx(curve(alone), rel=2e-4)
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-@pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2)])
-def test_a_run_goes_on_with_another_number_of_processes(tmp_path, alone, first, then, parallel):
-    run = tmp_path / "run"
-    words = ("digits", "--out", run, *changes(*SETTINGS, f"parallel={parallel}", "checkpoint_steps=6"))
-    assert vit_train(*words, processes=first).returncode == 0
-    rewind(run, step=6)
-    done = vit_train("--resume", run, processes=then)
-    assert done.returncode == 0, done.stderr
-    assert curve(run) == pytest.approx(curve(alone), rel=2e-4)
-    assert len(curve(run)) == 12
+def test_two_processes_go_on_where_one_was(tmp_path, alone, parallel):
+    settings = [*TINY, *SETTINGS, f"parallel={parallel}"]
+    with pytest.raises(Interrupted):
+        train("digits", out=tmp_path / "run", settings=settings, listeners=[StopAt(6)], progress=False)
+    in_two("--resume", tmp_path / "run")
+    assert curve(tmp_path / "run") == pytest.approx(curve(alone), rel=2e-4)
 
 
-def rewind(run, *, step):
-    """Make a finished run one that was killed after its checkpoint at this step."""
-    import shutil
-
+def rewind(finished, run, *, step):
+    """A copy of a finished run as one that was killed after its checkpoint at this step."""
+    shutil.copytree(finished, run)
     shutil.rmtree(run / "model")
     for path in (run / "checkpoints").iterdir():
         if path.name > f"step-{step:08d}":
             shutil.rmtree(path)
-    position = json.loads((run / "checkpoints" / f"step-{step:08d}" / "position.json").read_text())
-    assert position["step"] == step
+    assert json.loads((run / "checkpoints" / f"step-{step:08d}" / "position.json").read_text())["step"] == step
+
+
+def has_begun(run):
+    return (run / "metrics.jsonl").exists() and lines(run)
 
 
 def test_a_process_that_dies_ends_the_job_with_a_clear_message(tmp_path):
-    words = command("digits", "--out", tmp_path / "run", *changes("steps=1000000", "eval_every=10000"), processes=2)
-    job = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
-    while not (tmp_path / "run" / "metrics.jsonl").exists() or not lines(tmp_path / "run"):
-        assert job.poll() is None
-        time.sleep(0.1)
-    os.kill(child_of(job.pid, rank=1), signal.SIGKILL)
-    _, errors = job.communicate(timeout=120)
-    assert job.returncode != 0
-    assert "error: process 0 lost the others, one of the 2 has died; its own messages tell why" in errors
+    words = ("train", "digits", "--out", tmp_path / "run", *changes("steps=1000000", "eval_every=10000"))
+    first, second = ranks(*words)
+    first.until(lambda: has_begun(tmp_path / "run"))
+    second.kill()
+    ended = first.wait()
+    assert ended.code == 1
+    assert "error: process 0 lost the others, one of the 2 has died; its own messages tell why" in ended.err
 
 
-def child_of(parent, *, rank):
-    """The process of this rank below a torchrun."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if (
-                f" {parent} " in (folder / "stat").read_text()
-                and f"\0RANK={rank}\0" in (folder / "environ").read_text()
-            ):
-                return int(folder.name)
-        except OSError:
-            pass
-    raise AssertionError("no such process")
-
-
-def test_a_job_that_is_asked_to_stop_can_be_continued(tmp_path):
+def test_a_job_of_torchrun_that_is_asked_to_stop_can_be_continued(tmp_path):
     settings = changes("steps=1000000", "eval_every=10000")
     job = subprocess.Popen(command("digits", "--out", tmp_path / "run", *settings, processes=2))
-    while not (tmp_path / "run" / "metrics.jsonl").exists() or not lines(tmp_path / "run"):
+    while not has_begun(tmp_path / "run"):
         assert job.poll() is None
         time.sleep(0.1)
     job.send_signal(signal.SIGTERM)
     assert job.wait(timeout=120) != 0
     (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("step-*")
     assert json.loads((checkpoint / "position.json").read_text())["step"] % 10 == 0
+
+
+def test_running_statistics_and_orthogonal_steps_are_the_same_however_the_model_is_spread(tmp_path):
+    settings = (*STEM, "steps=4", "log_every=1", "eval_every=0")
+    for parallel in ("ddp", "fsdp"):
+        in_two("digits", "--out", tmp_path / parallel, *changes(*settings, f"parallel={parallel}"))
+    found, expected = (weights(tmp_path / parallel) for parallel in ("fsdp", "ddp"))
+    assert expected["embed.stem.stages.0.0.norm.running_mean"].any()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, atol=1e-4, rtol=1e-3, msg=name)

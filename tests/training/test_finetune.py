@@ -1,15 +1,15 @@
 """The paper's protocol: who learns from what, which learning rate is chosen, and a sweep that goes on after a kill."""
 
 import json
+import shutil
 import signal
 import statistics
-import subprocess
-import sys
-import time
 
 import pytest
 from making_weights import TINY_RECIPE, tiny_weights
+from runs import TINY
 
+from forked import Forked, ranks, vit
 from vitruvian.data.sources import open_dataset
 from vitruvian.errors import ConfigError, TrainingError
 from vitruvian.tasks import task_named
@@ -21,14 +21,25 @@ from vitruvian.training.sweep import Protocol, mean_and_std
 from vitruvian.training.train import train
 
 
-@pytest.fixture
-def weights(tmp_path):
-    return tiny_weights(tmp_path / "weights")
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    return tiny_weights(tmp_path_factory.mktemp("weights") / "tiny")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def protocol(weights):
     return protocol_for("digits", weights, settings=TINY_RECIPE, lrs=(1e-3, 1e-2), seeds=2)
+
+
+@pytest.fixture(scope="module")
+def whole(protocol, tmp_path_factory):
+    return finetune(protocol, tmp_path_factory.mktemp("whole") / "sweep")
+
+
+@pytest.fixture(scope="module")
+def quick(protocol, tmp_path_factory):
+    """A sweep of one trial, which tests only look at."""
+    return finetune(protocol.quickly(), tmp_path_factory.mktemp("quick") / "sweep")
 
 
 def folders(root, splits):
@@ -112,14 +123,13 @@ def test_warmup_keeps_its_share_of_a_shorter_run(weights):
     assert protocol_for("pets", weights, settings=["steps=20", "warmup=3"]).recipe.warmup == 3
 
 
-@pytest.mark.slow
-def test_a_whole_sweep_chooses_on_dev_and_averages_on_test(protocol, tmp_path):
-    sweep = finetune(protocol, tmp_path / "sweep")
+def test_a_whole_sweep_chooses_on_dev_and_averages_on_test(whole):
+    sweep = whole
     assert [trial.kind for trial in sweep.trials] == ["dev", "dev", "test", "test"]
     best = max(sweep.dev, key=lambda trial: trial.measures["top1"])
     assert sweep.chosen_lr == best.lr
     assert [trial.seed for trial in sweep.test] == [0, 1]
-    record = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
+    record = json.loads((sweep.folder / "sweep.json").read_text())
     values = [Run(trial.folder).metrics("val")[-1]["top1"] for trial in sweep.test]
     assert record["top1"] == {"mean": statistics.fmean(values), "deviation": statistics.stdev(values), "count": 2}
     assert record["finished"] is True
@@ -129,7 +139,7 @@ def test_a_whole_sweep_chooses_on_dev_and_averages_on_test(protocol, tmp_path):
     assert facts["training_images"] == len(digits.train)
     assert Run(sweep.dev[0].folder).facts["training_images"] < len(digits.train)
     assert len(Run(sweep.test[0].folder).metrics("val")) == 1  # the test split is measured once
-    page = (tmp_path / "sweep" / "report.html").read_text()
+    page = (sweep.folder / "report.html").read_text()
     assert all(trial.name in page for trial in sweep.trials)
 
 
@@ -142,11 +152,14 @@ class Counting(Listener):
 
 
 @pytest.mark.slow
-def test_finished_trials_are_not_repeated_and_more_can_be_asked_for(protocol, tmp_path):
-    quick = finetune(protocol.quickly(), tmp_path / "sweep")
+def test_finished_trials_are_not_repeated_and_more_can_be_asked_for(protocol, quick, tmp_path):
+    """A folder in which a trial was cut off before it was on record: that one begins anew."""
+    shutil.copytree(quick.folder, tmp_path / "sweep")
+    (tmp_path / "sweep" / "dev-lr-0.001" / "checkpoints").mkdir(parents=True)
     assert [trial.kind for trial in quick.trials] == ["test"]
     counting = Counting()
     sweep = finetune(protocol, tmp_path / "sweep", listeners=[counting])
+    assert sweep.dev[0].state == "done"
     names = [name for name, _ in counting.begun]
     assert quick.test[0].name not in names
     assert len(names) == len([trial for trial in sweep.trials if trial.name != quick.test[0].name])
@@ -170,46 +183,43 @@ class StopAt(Listener):
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_stopped_goes_on_in_the_middle_of_a_trial(protocol, tmp_path):
-    expected = finetune(protocol, tmp_path / "whole")
+def test_a_sweep_that_is_stopped_goes_on_in_the_middle_of_a_trial(protocol, whole, tmp_path):
     with pytest.raises(Interrupted, match=r"stopped in dev-lr-0\.01; the same command goes on"):
         finetune(protocol, tmp_path / "sweep", listeners=[StopAt("dev-lr-0.01", 3)])
     counting = Counting()
     sweep = finetune(protocol, tmp_path / "sweep", listeners=[counting])
     assert counting.begun[0] == ("dev-lr-0.01", 3)
-    for one, other in zip(expected.trials, sweep.trials):
+    for one, other in zip(whole.trials, sweep.trials):
         assert {**one.measures, "seconds": 0} == {**other.measures, "seconds": 0}
 
 
 @pytest.mark.slow
-def test_a_folder_that_was_cut_off_before_its_run_was_on_record_begins_anew(protocol, tmp_path):
-    (tmp_path / "sweep").mkdir()
-    finetune(protocol.quickly(), tmp_path / "sweep")
-    left = tmp_path / "sweep" / "dev-lr-0.001" / "checkpoints"
-    left.mkdir(parents=True)
-    assert finetune(protocol, tmp_path / "sweep").dev[0].state == "done"
-
-
-@pytest.mark.slow
 def test_a_lr_at_which_training_diverges_is_left_out(weights, tmp_path):
-    wild = protocol_for("digits", weights, settings=[*TINY_RECIPE, "grad_clip=0"], lrs=(1e-3, 1e30), seeds=1)
+    wild = protocol_for("digits", weights, settings=[*TINY_RECIPE, "grad_clip=0"], lrs=(1e-3, 1e6), seeds=1)
     sweep = finetune(wild, tmp_path / "sweep")
     assert [trial.state for trial in sweep.dev] == ["done", "failed"]
     assert sweep.chosen_lr == 1e-3
-    assert "Training diverged in dev-lr-1e+30" in (tmp_path / "sweep" / "report.html").read_text()
-    hopeless = protocol_for("digits", weights, settings=[*TINY_RECIPE, "grad_clip=0"], lrs=(1e30,), seeds=1)
-    with pytest.raises(TrainingError, match="training diverged with every seed, in test-lr-1e"):
+    assert "Training diverged in dev-lr-1000000.0" in (tmp_path / "sweep" / "report.html").read_text()
+    hopeless = protocol_for("digits", weights, settings=[*TINY_RECIPE, "grad_clip=0"], lrs=(1e6,), seeds=1)
+    with pytest.raises(TrainingError, match="training diverged with every seed, in test-lr-1000000"):
         finetune(hopeless, tmp_path / "other")
 
 
-def test_another_sweep_in_the_folder_is_refused_and_named(protocol, weights, tmp_path):
-    finetune(protocol.quickly(), tmp_path / "sweep")
+def test_another_sweep_in_the_folder_is_refused_and_named(protocol, weights, quick, tmp_path):
     other = protocol_for("digits", weights, settings=[*TINY_RECIPE, "steps=9"])
     with pytest.raises(TrainingError, match="there is a sweep with steps=8, not 9; choose another out="):
-        finetune(other, tmp_path / "sweep")
+        finetune(other, quick.folder)
     reseeded = protocol_for("digits", weights, settings=[*TINY_RECIPE, "seed=5"], lrs=(1e-3, 1e-2), seeds=2)
     with pytest.raises(TrainingError, match="there is a sweep with seed=0, not 5; choose another out="):
-        finetune(reseeded, tmp_path / "sweep")  # its dev trials would be those of seed 0
+        finetune(reseeded, quick.folder)  # its dev trials would be those of seed 0
+    fewer = protocol_for("digits", weights, settings=[*TINY_RECIPE, "max_train_samples=90"])
+    with pytest.raises(
+        TrainingError, match="there is a sweep with no max_train_samples, not max_train_samples=90; choose"
+    ):
+        finetune(fewer, quick.folder)
+    other = protocol_for("digits", weights, settings=[*TINY_RECIPE, "augment.hflip=0.5"])
+    with pytest.raises(TrainingError, match=r"there is a sweep with augment\.hflip=0\.0, not 0\.5; choose"):
+        finetune(other, quick.folder)  # a setting of a table is named alone
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "note.txt").touch()
     with pytest.raises(TrainingError, match="exists and is no sweep; choose another out="):
@@ -222,13 +232,6 @@ def test_without_out_the_same_sweep_is_found_again(protocol, weights, tmp_path, 
     assert finetune(protocol.quickly()).folder.as_posix() == "runs/digits-finetune-1"
     other = protocol_for("digits", weights, settings=[*TINY_RECIPE, "steps=9"]).quickly()
     assert finetune(other).folder.as_posix() == "runs/digits-finetune-2"
-
-
-def test_a_setting_of_a_table_is_named_alone(protocol, weights, tmp_path):
-    finetune(protocol.quickly(), tmp_path / "sweep")
-    other = protocol_for("digits", weights, settings=[*TINY_RECIPE, "augment.hflip=0.5"])
-    with pytest.raises(TrainingError, match=r"there is a sweep with augment\.hflip=0\.0, not 0\.5; choose"):
-        finetune(other, tmp_path / "sweep")
 
 
 @pytest.mark.parametrize(
@@ -274,64 +277,55 @@ def test_one_value_has_no_deviation():
 
 
 def test_a_view_may_give_up_the_crop_of_the_weights(weights, tmp_path):
-    run = train("digits", recipe="digits", out=tmp_path / "run", settings=["steps=1", "view.fit=crop", "warmup=0"])
+    run = train("digits", recipe="digits", out=tmp_path / "run", settings=[*TINY, "steps=1", "view.fit=crop"])
     assert run.model().preprocess.fit == "crop"
     again = train("digits", recipe="finetune-small", weights=run.folder, out=tmp_path / "again",
                   settings=["steps=1", "view.fit=squash", "workers=0"])  # fmt: skip
     assert (again.model().preprocess.fit, again.model().preprocess.scaled_size) == ("squash", None)
 
 
-def command(weights, out, *more):
-    changes = [
-        word
-        for setting in (*TINY_RECIPE, "steps=60", "checkpoint_steps=5", "eval_every=1")
-        for word in ("--set", setting)
-    ]
-    arguments = ["digits", "--from", str(weights), "--out", str(out), "--lrs", "0.001,0.01", "--seeds", "2", *changes]
-    return [sys.executable, "-m", "vitruvian.cli", "finetune", *arguments, *more]
+def command(weights, out, *settings):
+    changes = [word for setting in (*TINY_RECIPE, *settings) for word in ("--set", setting)]
+    return ["finetune", "digits", "--from", weights, "--out", out, "--lrs", "0.001,0.01", "--json", *changes]
 
 
 @pytest.mark.slow
 def test_a_sweep_killed_half_way_continues_and_ends_as_an_unbroken_one(weights, tmp_path):
-    subprocess.run(command(weights, tmp_path / "whole"), check=True, capture_output=True, timeout=300)
+    settings = ("steps=30", "checkpoint_steps=5", "eval_every=1")
+    protocol = protocol_for("digits", weights, settings=[*TINY_RECIPE, *settings], lrs=(1e-3, 1e-2), seeds=2)
+    finetune(protocol, tmp_path / "whole")
+    words = [*command(weights, tmp_path / "sweep", *settings), "--seeds", "2"]
     for place in ("dev-lr-0.01", "test-lr-*-seed-1"):
-        process = subprocess.Popen(command(weights, tmp_path / "sweep"), stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 120
-        while not list((tmp_path / "sweep").glob(f"{place}/checkpoints/step-*")) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    ended = subprocess.run(command(weights, tmp_path / "sweep", "--json"), capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("(done before)") == 3
-    assert "seed 1, for the result (goes on)" in ended.stderr
+        process = Forked(*words)
+        process.until(lambda: list((tmp_path / "sweep").glob(f"{place}/checkpoints/step-*"))).kill()  # noqa: B023
+    ended = vit(*words)
+    assert ended.code == 0, ended.err
+    assert ended.err.count("(done before)") == 3
+    assert "seed 1, for the result (goes on)" in ended.err
     found, expected = [json.loads((tmp_path / name / "sweep.json").read_text()) for name in ("sweep", "whole")]
     for record in (found, expected):
         for trial in record["trials"]:
             trial.pop("seconds")
     assert found == expected
-    assert json.loads(ended.stdout)["top1"] == expected["top1"]
+    assert json.loads(ended.out)["top1"] == expected["top1"]
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_trials_of_a_sweep(weights, tmp_path):
-    alone = finetune(protocol_for("digits", weights, settings=TINY_RECIPE, lrs=(1e-3, 1e-2), seeds=1), tmp_path / "one")
-    program, *arguments = command(weights, tmp_path / "two", "--seeds", "1", "--set", "steps=8")
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    ended = subprocess.run([program, *torchrun, *arguments], capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("trial 3 of 3") == 1  # one process speaks
+def test_two_processes_share_the_trials_of_a_sweep(weights, whole, tmp_path):
+    ended, _ = (process.wait() for process in ranks(*command(weights, tmp_path / "two"), "--seeds", "1"))
+    assert ended.code == 0, ended.err
+    assert ended.err.count("trial 3 of 3") == 1  # one process speaks
     found = json.loads((tmp_path / "two" / "sweep.json").read_text())
-    assert found["chosen_lr"] == alone.chosen_lr
+    assert found["chosen_lr"] == whole.chosen_lr
     assert [trial["state"] for trial in found["trials"]] == ["done"] * 3
-    for trial, other in zip(found["trials"], alone.trials):
+    for trial, other in zip(found["trials"], whole.trials):
         assert trial["loss"] == pytest.approx(other.measures["loss"], abs=1e-3)  # sums in another order
 
 
 def test_a_rate_whose_last_step_spoils_the_weights_is_left_out(weights, tmp_path):
     """No later step has a loss that could tell: the answers to the dev split do."""
-    one_step = [*TINY_RECIPE, "steps=1", "warmup=0", "grad_clip=0", "eval_every=1"]
-    sweep = finetune(protocol_for("digits", weights, settings=one_step, lrs=(1e-3, 1e30), seeds=1), tmp_path / "sweep")
+    one_step = [*TINY_RECIPE, "steps=1", "warmup=0", "grad_clip=0", "eval_every=1", "precision=float16"]
+    sweep = finetune(protocol_for("digits", weights, settings=one_step, lrs=(1e-3, 1e6), seeds=1), tmp_path / "sweep")
     assert [trial.state for trial in sweep.dev] == ["done", "failed"]
     assert "the weights after step 1 give answers that are not finite" in sweep.to_json()["trials"][1]["why"]
 

@@ -1,19 +1,21 @@
 """Data and views of the caller: datasets and transforms of PyTorch, exactly resumed; scripts without a guard."""
 
-import multiprocessing
 import subprocess
 import sys
 import textwrap
+import time
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from making_weights import TINY_RECIPE, tiny_weights
 from PIL import Image
-from runs import TINY, changes, command, identical, lines, weights
+from runs import TINY, changes, identical, lines, weights
 from test_resume import StopAt
 
-from vitruvian.errors import ConfigError, DataError, TrainingError
+from forked import Forked
+from vitruvian.errors import ConfigError, DataError, MissingExtraError, TrainingError
 from vitruvian.files import Lock
 from vitruvian.training import Interrupted, resume, train
 from vitruvian.training.finetune import finetune, protocol_for
@@ -86,7 +88,7 @@ def test_a_run_goes_on_where_its_files_have_moved_to(tmp_path):
 SCRIPT = """
     import vitruvian.training as training
     def main():
-        training.train("digits", out="run", settings=["steps=2", "batch_size=8", "workers=2", "image_size=8"])
+        training.train("digits", out="run", settings=["steps=2", "batch_size=8", "workers=1", "image_size=8"])
 """
 
 
@@ -120,16 +122,13 @@ def test_train_shows_its_progress_unless_asked_not_to(tmp_path, capsys):
 def test_a_folder_in_use_names_who_uses_it_and_loses_nothing(tmp_path):
     with pytest.raises(Interrupted):
         train("digits", out=tmp_path / "run", settings=TINY, listeners=[StopAt(2)], progress=False)
-    holder = multiprocessing.get_context("spawn").Process(target=hold, args=(tmp_path,))
-    holder.start()
-    while not (tmp_path / "held").exists():
-        pass
+    holder = Forked(work=partial(hold, tmp_path)).until((tmp_path / "held").exists)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(TrainingError, match=rf"run: process {holder.pid} on .* is training in it; wait for its end"):
         resume(tmp_path / "run", progress=False)
     assert sorted(tmp_path.rglob("*")) == before
     (tmp_path / "end").touch()
-    holder.join()
+    assert holder.wait().code == 0
     assert resume(tmp_path / "run", progress=False).finished
 
 
@@ -138,7 +137,7 @@ def hold(folder):
     assert lock.acquire(wait=False)
     (folder / "held").touch()
     while not (folder / "end").exists():
-        pass
+        time.sleep(0.003)
 
 
 def test_starts_without_a_folder_never_share_one(tmp_path, monkeypatch):
@@ -163,28 +162,24 @@ def test_a_start_that_comes_to_nothing_leaves_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_that_continue_one_run_at_once_leave_it_as_one_would(tmp_path):
-    settings = ("steps=300", "checkpoint_steps=5", "eval_every=1000")
+    settings = ("steps=100", "checkpoint_steps=5", "eval_every=1000")
     expected = train("digits", out=tmp_path / "whole", settings=[*TINY, *settings], progress=False)
     with pytest.raises(Interrupted):
         train("digits", out=tmp_path / "run", settings=[*TINY, *settings], listeners=[StopAt(3)], progress=False)
-    both = [
-        subprocess.Popen(command("--resume", tmp_path / "run"), stderr=subprocess.PIPE, text=True) for _ in range(2)
-    ]
-    texts = [process.communicate(timeout=300)[1] for process in both]
-    codes = sorted(process.returncode for process in both)
-    assert codes in ([0, 0], [0, 1]), texts  # [0, 0]: the second came when the first was done
-    if codes == [0, 1]:
-        (refused,) = (text for process, text in zip(both, texts) if process.returncode)
-        assert "is training in it; wait for its end" in refused.splitlines()[-1]
+    both = [Forked("train", "--resume", tmp_path / "run") for _ in range(2)]
+    ends = sorted(process.wait() for process in both)
+    assert [end.code for end in ends] in ([0, 0], [0, 1]), ends  # [0, 0]: the second came when the first was done
+    if ends[1].code:
+        assert "is training in it; wait for its end" in ends[1].err.splitlines()[-1]
     assert identical(weights(tmp_path / "run"), weights(expected.folder))
     assert lines(tmp_path / "run") == lines(expected.folder)
 
 
 @pytest.mark.slow
-def test_two_starts_at_once_take_two_folders(tmp_path):
-    words = command("digits", *changes("steps=2"))
-    both = [subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL) for _ in range(2)]
-    assert [process.wait(timeout=300) for process in both] == [0, 0]
+def test_two_starts_at_once_take_two_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    both = [Forked("train", "digits", *changes("steps=2")) for _ in range(2)]
+    assert [process.wait().code for process in both] == [0, 0]
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["digits-1", "digits-2"]
 
 
@@ -196,3 +191,17 @@ def test_a_fine_tuning_in_use_names_who_uses_it(tmp_path):
         finetune(protocol.quickly(), tmp_path / "sweep", said=lambda _: None)
     lock.release()
     assert finetune(protocol.quickly(), tmp_path / "sweep", said=lambda _: None, progress=False).finished
+
+
+@pytest.mark.parametrize("start", ["train", "finetune"])
+def test_a_missing_extra_is_said_before_the_data_is_opened(tmp_path, monkeypatch, start):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    weights = "google/vit-base-patch16-224"
+
+    def begin():
+        if start == "train":
+            return train(tmp_path / "no-such-data", weights=weights, out=tmp_path / "out")
+        return finetune(protocol_for(tmp_path / "no-such-data", weights), tmp_path / "out")
+
+    with pytest.raises(MissingExtraError, match=r"pip install 'vitruvian\[hub\]'"):
+        begin()

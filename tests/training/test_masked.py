@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from runs import TINY, identical, lines, weights
+from runs import TINY, changes, identical, lines, weights
 
+from forked import ranks
 from vitruvian.config import Preprocess, ViTConfig
 from vitruvian.errors import ConfigError
 from vitruvian.model.build import build
@@ -12,12 +13,20 @@ from vitruvian.model.resnet import ResNet
 from vitruvian.predict import Classifier, Encoder
 from vitruvian.training import Interrupted, read_recipe, resume, train
 from vitruvian.training.checkpoint import Checkpoints
-from vitruvian.training.corruption import colors_of, corrupted, corruption_of, draws_for, shown_color
 from vitruvian.training.finetune import finetune, protocol_for
 from vitruvian.training.journal import Listener
-from vitruvian.training.masked import Colors, Example, MaskedViT
-from vitruvian.training.masked_report import three_views
+from vitruvian.training.masked import (
+    Colors,
+    Example,
+    MaskedViT,
+    colors_of,
+    corrupted,
+    corruption_of,
+    draws_for,
+    shown_color,
+)
 from vitruvian.training.recipe import Recipe
+from vitruvian.training.report import three_views
 from vitruvian.weights.load import load
 
 MASKED = (*TINY, "objective=masked")
@@ -97,7 +106,7 @@ def test_the_loss_counts_corrupted_patches_alone():
     with torch.no_grad():
         model.colors.weight.normal_(generator=torch.Generator().manual_seed(2))
     objective = Colors(Recipe(steps=1, objective="masked"), model)
-    losses, _ = objective.judged(model, pixels, draws, torch.no_grad)
+    losses, _ = objective.judged(model, pixels, draws, torch.empty(0), torch.no_grad)
     corruption = corruption_of(draws)
     seen = corrupted(model.embed.patches(pixels), model.mask_embedding, corruption)
     tokens = model.forward_blocks(model.embed.placed(seen, (2, 2)))[:, 1:]
@@ -218,7 +227,9 @@ def test_training_and_fine_tuning_start_from_it(tmp_path, pretrained):
     found = weights(run.folder)
     name = "blocks.0.mlp.fc1.weight"
     assert torch.allclose(found[name], start[name], atol=1e-6)
-    protocol = protocol_for("digits", pretrained.folder, settings=["steps=3", "batch_size=32", "workers=0"]).quickly()
+    protocol = protocol_for(
+        "digits", pretrained.folder, settings=["steps=3", "batch_size=32", "workers=0", "max_train_samples=200"]
+    ).quickly()
     assert finetune(protocol, tmp_path / "sweep").values()[0] > 10  # chance
 
 
@@ -255,11 +266,10 @@ def test_the_papers_recipe_has_the_papers_numbers():
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes_learn_what_one_learns(tmp_path, pretrained, parallel):
-    from runs import changes, vit_train
-
     settings = changes("objective=masked", "lr=0.003", f"parallel={parallel}")
-    done = vit_train("digits", "--out", tmp_path / "run", *settings, processes=2)
-    assert done.returncode == 0, done.stderr
+    for process in ranks("train", "digits", "--out", tmp_path / "run", *settings):
+        ended = process.wait()
+        assert ended.code == 0, ended.err
     one, two = ([line["loss"] for line in lines(run)] for run in (pretrained.folder, tmp_path / "run"))
     # Float32 gradients summed in another order differ in the last bits; twelve steps of Adam make that a little more.
     assert two == pytest.approx(one, rel=2e-4)

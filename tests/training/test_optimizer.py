@@ -6,6 +6,7 @@ import torch
 from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import build
+from vitruvian.training.muon import Muon
 from vitruvian.training.optimizer import freeze, layers_above, learning, optimizer_for, set_lr
 from vitruvian.training.recipe import Recipe
 
@@ -102,3 +103,45 @@ def test_every_optimizer_takes_a_step(name):
     model(torch.randn(2, 3, 8, 8)).logsumexp(1).sum().backward()
     optimizer.step()
     assert not torch.equal(model.head.weight, before)
+
+
+def test_muon_takes_orthogonal_steps_in_hidden_matrices_and_those_of_adamw_elsewhere():
+    torch.manual_seed(0)
+    models = [tiny(), tiny()]
+    recipes = [Recipe(epochs=1, lr=0.1, optimizer=name, momentum=0.95) for name in ("muon", "adamw")]
+    optimizers = [optimizer_for(model, recipe) for model, recipe in zip(models, recipes)]
+    before = {name: p.detach().clone() for name, p in models[0].named_parameters()}
+    for pair in zip(*(model.parameters() for model in models)):
+        pair[0].grad = torch.randn_like(pair[0])
+        pair[1].grad = pair[0].grad.clone()
+    for optimizer in optimizers:
+        set_lr(optimizer, 0.1)
+        optimizer.step()
+    found, adamw = (dict(model.named_parameters()) for model in models)
+    for name in ("head.weight", "embed.positions", "blocks.0.norm1.weight", "blocks.1.mlp.fc1.bias"):
+        torch.testing.assert_close(found[name], adamw[name])
+    for name, parts in (
+        ("blocks.0.attention.qkv.weight", 3),
+        ("blocks.0.mlp.fc1.weight", 1),
+        ("embed.patch.weight", 1),
+    ):
+        for change in (before[name] - found[name]).detach().flatten(1).chunk(parts):
+            values = torch.linalg.svdvals(change) / (0.1 * 0.2 * max(change.shape) ** 0.5)
+            assert values.min() > 0.3, name
+            assert values.max() < 1.3, name
+
+
+def test_muon_agrees_with_that_of_pytorch(monkeypatch):
+    monkeypatch.setattr("vitruvian.training.muon.ITERATIONS", 5)
+    torch.manual_seed(0)
+    weights = [torch.nn.Parameter(torch.ones(8, 12)) for _ in range(2)]
+    group = {"params": weights[:1], "weight_decay": 0.1, "lr_scale": 1.0, "matrices": 1}
+    ours = Muon([group], Recipe(epochs=1, lr=0.1, momentum=0.95, optimizer="muon"))
+    theirs = torch.optim.Muon(weights[1:], lr=0.1, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    for _ in range(3):
+        weights[0].grad = torch.randn(8, 12)
+        weights[1].grad = weights[0].grad.clone()
+        ours.step()
+        theirs.step()
+    # PyTorch's own computes in bfloat16
+    torch.testing.assert_close(weights[0], weights[1], atol=5e-3, rtol=0)

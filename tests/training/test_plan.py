@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from vitruvian.cost import multiply_adds
-from vitruvian.training.plan import plan, plan_lines
+from vitruvian.training.plan import peak_bytes, plan, plan_lines
 from vitruvian.training.recipe import Recipe
-from vitruvian.training.timing import peak_bytes
 
 TINY = {"layers": 2, "width": 16, "heads": 2, "mlp_width": 32, "patch_size": 4, "channels": 1}
 CPU = torch.device("cpu")

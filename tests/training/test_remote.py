@@ -1,18 +1,15 @@
 """Training from shards behind a URL: only what is used is fetched, and a killed run goes on to the same bits."""
 
-import contextlib
 import http.server
 import os
-import re
 import signal
-import subprocess
 import threading
-import time
 from functools import partial
 
 import pytest
-from runs import TINY, changes, command, identical, lines, weights
+from runs import TINY, changes, identical, lines, weights
 
+from forked import Forked, vit
 from vitruvian.data.pack import PackSettings, pack
 from vitruvian.data.sources.remote import stream
 from vitruvian.training import train
@@ -109,25 +106,19 @@ def test_data_larger_than_the_disk_is_trained_on_and_reported(site, tmp_path, mo
 
 def killed_and_resumed(url, folder, settings):
     """A run that is killed once it has a checkpoint, and then continued."""
-    process = subprocess.Popen(
-        command(url, "--recipe", "digits", "--out", folder, *changes(*settings)), stderr=subprocess.PIPE
-    )
-    while process.poll() is None and not list((folder / "checkpoints").glob("step-*")):
-        time.sleep(0.01)
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGKILL)
-    process.communicate()
-    finished = subprocess.run(command("--resume", folder), capture_output=True, text=True, timeout=200)
-    assert finished.returncode == 0, finished.stderr
-    assert process.returncode == -signal.SIGKILL
-    assert not re.search("step 0 of", finished.stderr)
+    process = Forked("train", url, "--recipe", "digits", "--out", folder, *changes(*settings))
+    ended = process.until(lambda: list(folder.glob("checkpoints/step-*"))).kill()
+    assert ended.code == -signal.SIGKILL
+    finished = vit("train", "--resume", folder)
+    assert finished.code == 0, finished.err
+    assert "step 0 of" not in finished.err
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["site", "bucket"])
 def test_a_killed_run_from_a_url_ends_with_the_bits_of_an_unbroken_one(request, shards, tmp_path, place):
     url = request.getfixturevalue(place)
-    settings = ("workers=1", "steps=60", "checkpoint_steps=5", "eval_every=0.5")
+    settings = (f"workers={int(place == 'site')}", "steps=60", "checkpoint_steps=5", "eval_every=0.5")
     expected = train(
         f"file://{shards}", recipe="digits", out=tmp_path / "whole", settings=[*TINY, *settings, "workers=0"]
     )

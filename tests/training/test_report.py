@@ -193,6 +193,7 @@ def test_without_tensorboard_one_line_names_the_command_and_the_run_goes_on(tmp_
     board.started(folder=tmp_path, steps=2, done=0)
     record(board, 1, loss=0.5)
     board.finished()
+    board.started(folder=tmp_path / "next", steps=2, done=0)
     (line,) = said
     assert "pip install 'vitruvian[train]'" in line
     assert not list(tmp_path.iterdir())

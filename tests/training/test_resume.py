@@ -5,14 +5,15 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
-from runs import TINY, changes, command, identical, lines, vit_train, weights
+from runs import TINY, changes, identical, lines, weights
 
+from forked import Forked
 from vitruvian.data.sources import open_dataset
 from vitruvian.errors import TrainingError
 from vitruvian.training import Interrupted, Listener, Run, resume, train
@@ -58,12 +59,36 @@ def test_a_run_that_is_stopped_and_continued_equals_an_unbroken_one(tmp_path, st
     assert lines(continued.folder) == lines(expected.folder)
 
 
-@pytest.mark.parametrize("choice", ["optimizer=sgd", "optimizer=adam", "average=polyak", "precision=float16"])
+@pytest.mark.parametrize(
+    "choice", ["optimizer=sgd", "optimizer=adam", "optimizer=muon", "average=polyak", "precision=float16"]
+)
 def test_every_optimizer_average_and_the_scaler_continue_exactly(tmp_path, choice):
     expected = whole(tmp_path, choice)
     with pytest.raises(Interrupted):
         train("digits", out=tmp_path / "run", settings=[*TINY, choice], listeners=[StopAt(7)])
     assert identical(weights(resume(tmp_path / "run").folder), weights(expected.folder))
+
+
+STEM = (
+    "architecture.patch_size=1",
+    "architecture.stem.style=conv",
+    "architecture.stem.stages=[1, 1]",
+    "architecture.stem.width=8",
+    "stem_init=whitening",
+    'freeze=["embed.stem.root.weight"]',
+    "optimizer=muon",
+    "average=ema",
+    "augment.alternate_flip=true",
+)
+
+
+def test_a_stem_with_running_statistics_continues_exactly(tmp_path):
+    expected = whole(tmp_path, *STEM)
+    with pytest.raises(Interrupted):
+        train("digits", out=tmp_path / "run", settings=[*TINY, *STEM], listeners=[StopAt(7)])
+    found = weights(resume(tmp_path / "run").folder)
+    assert identical(found, weights(expected.folder))
+    assert found["embed.stem.stages.0.0.norm.running_mean"].any()
 
 
 def test_a_signal_during_an_evaluation_does_not_wait_for_its_end(tmp_path, monkeypatch):
@@ -84,45 +109,35 @@ def test_a_signal_during_an_evaluation_does_not_wait_for_its_end(tmp_path, monke
     assert lines(resume(tmp_path / "run").folder) == lines(expected.folder)
 
 
+def reached(run, step):
+    return any(path.name >= f"step-{step:08d}" for path in run.glob("checkpoints/step-*"))
+
+
 @pytest.mark.slow
 def test_a_run_killed_at_random_moments_ends_as_an_unbroken_one(tmp_path):
-    settings = ("steps=40", "checkpoint_steps=2", *DEMANDING)
+    settings = ("steps=40", "checkpoint_steps=2", "eval_every=0.5", *DEMANDING)
     expected = whole(tmp_path, *settings)
-    rng = random.Random()
-    process = subprocess.Popen(command("digits", "--out", tmp_path / "run", *changes(*settings)))
-    kills = 0
-    while kills < 4:
-        begun = len(list((tmp_path / "run" / "checkpoints").glob("*")))
-        while (
-            process.poll() is None
-            and len(list((tmp_path / "run" / "checkpoints").glob("*"))) <= begun
-            and not (tmp_path / "run" / "checkpoints" / "step-00000040").exists()
-        ):
-            time.sleep(0.01)
-            if begun >= 2 and rng.random() < 0.01:
-                break
-        time.sleep(rng.random() / 20)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        kills += 1
-        process = subprocess.Popen(command("--resume", tmp_path / "run"))
-    assert process.wait(timeout=300) == 0
+    process = Forked("train", "digits", "--out", tmp_path / "run", *changes(*settings))
+    ends = []
+    for step in (4, 12, 20, 28):
+        process.until(partial(reached, tmp_path / "run", step))
+        time.sleep(random.random() / 20)
+        ends.append(process.kill().code)
+        process = Forked("train", "--resume", tmp_path / "run")
+    assert process.wait().code == 0
+    assert ends[0] == -signal.SIGKILL
     assert identical(weights(tmp_path / "run"), weights(expected.folder))
     assert lines(tmp_path / "run") == lines(expected.folder)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_the_command_exits_with_the_usual_code_and_says_how_to_continue(tmp_path, number, code):
-    words = command("digits", "--out", tmp_path / "run", *changes("steps=100000", "eval_every=1000"))
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
-    while not (tmp_path / "run" / "metrics.jsonl").exists() or not lines(tmp_path / "run"):
-        time.sleep(0.05)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == code
-    assert f"continue with `vit train --resume {tmp_path / 'run'}`" in errors
-    assert "Traceback" not in errors
+    words = ("train", "digits", "--out", tmp_path / "run", *changes("steps=100000", "eval_every=1000"))
+    process = Forked(*words).until(lambda: (tmp_path / "run" / "metrics.jsonl").exists() and lines(tmp_path / "run"))
+    ended = process.kill(number)
+    assert ended.code == code
+    assert f"continue with `vit train --resume {tmp_path / 'run'}`" in ended.err
+    assert "Traceback" not in ended.err
     assert len(Checkpoints(tmp_path / "run" / "checkpoints", Processes()).all()) == 1
 
 
@@ -145,23 +160,21 @@ def test_a_process_killed_while_it_writes_a_checkpoint_leaves_the_last_one_whole
     assert identical(weights(resume(tmp_path / "run").folder), weights(expected.folder))
 
 
-@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays_whole(tmp_path):
-    settings = changes("checkpoint_steps=4")
-    vit_train("digits", "--out", tmp_path / "whole", *settings)
-    size = (tmp_path / "whole" / "checkpoints" / "step-00000012" / "state.safetensors").stat().st_size
+    expected = whole(tmp_path, "checkpoint_steps=4").folder
+    size = (expected / "checkpoints" / "step-00000012" / "state.safetensors").stat().st_size
 
-    def allow(count):
-        return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (count, resource.RLIM_INFINITY))
+    def small_disk():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, resource.RLIM_INFINITY))
 
-    words = command("digits", "--out", tmp_path / "run", *settings)
-    failed = subprocess.run(words, capture_output=True, text=True, preexec_fn=allow(size - 1))
-    assert failed.returncode == 1
-    assert failed.stderr.splitlines()[-1].startswith(f"error: {tmp_path / 'run' / 'checkpoints' / 'step-00000004'}")
-    assert "cannot be written" in failed.stderr
-    assert "File too large" in failed.stderr
-    assert vit_train("--resume", tmp_path / "run").returncode == 0
-    assert identical(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+    words = ("train", "digits", "--out", tmp_path / "run", *changes("checkpoint_steps=4"))
+    failed = Forked(*words, first=small_disk).wait()
+    assert failed.code == 1
+    assert failed.err.splitlines()[-1].startswith(f"error: {tmp_path / 'run' / 'checkpoints' / 'step-00000004'}")
+    assert "cannot be written" in failed.err
+    assert "File too large" in failed.err
+    resume(tmp_path / "run")
+    assert identical(weights(tmp_path / "run"), weights(expected))
 
 
 def test_no_space_for_a_checkpoint_names_the_one_that_is_whole(tmp_path, monkeypatch):

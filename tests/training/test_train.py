@@ -12,7 +12,7 @@ from runs import TINY, identical, lines, weights
 from safetensors.torch import load_file
 
 from vitruvian.config import Preprocess, ResNetConfig
-from vitruvian.errors import ConfigError, DataError, TrainingError, VitruvianError
+from vitruvian.errors import CheckpointError, ConfigError, DataError, TrainingError, VitruvianError
 from vitruvian.model.build import build
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Classifier
@@ -22,6 +22,7 @@ from vitruvian.training.images import TrainingBatches, images_for
 from vitruvian.training.model import augment_of, model_for
 from vitruvian.training.objective import LOSSES
 from vitruvian.training.recipes import changed
+from vitruvian.weights.load import load
 from vitruvian.weights.save import save
 
 
@@ -94,6 +95,15 @@ def test_the_resolution_changes_at_its_share_of_the_run():
     augment = augment_of(recipe, model_for(recipe, images.classes))
     batches = TrainingBatches(images.train, recipe, augment, Processes())
     assert [batch.pixels.shape[-1] for batch in batches.from_step(4)] == [4, 4, *[12] * 6]
+
+
+def test_weights_that_are_not_finite_are_refused_before_the_first_step(tmp_path):
+    broken = load(tiny_weights(tmp_path / "weights"))
+    torch.nn.init.constant_(broken.norm.bias, float("nan"))
+    save(broken, tmp_path / "broken")
+    with pytest.raises(CheckpointError, match=r"broken: 'norm\.bias' holds numbers that are not finite"):
+        train("digits", weights=tmp_path / "broken", out=tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -253,7 +263,7 @@ def test_a_few_images_make_smaller_batches_and_unreadable_ones_are_listed(tmp_pa
 
 
 @pytest.mark.parametrize("classes", [{}, {"cat": 4}])
-def test_data_that_cannot_be_learnt_from_is_one_line(tmp_path, classes):
+def test_data_that_cannot_be_learned_from_is_one_line(tmp_path, classes):
     folder = tmp_path / "images"
     folder.mkdir()
     folder_of(folder, **classes)
@@ -319,3 +329,8 @@ def test_weights_are_read_once(tmp_path, monkeypatch):
 def test_a_run_that_evaluates_at_the_end_alone_says_so_by_0(tmp_path):
     run = tiny_run(tmp_path, "eval_every=0")
     assert [line["step"] for line in run.metrics("val")] == [12]
+
+
+def test_whitening_needs_a_plain_stem(tmp_path):
+    with pytest.raises(ConfigError, match=r"stem_init='whitening' needs architecture.stem.style='conv'"):
+        train("digits", out=tmp_path / "run", settings=[*TINY, "stem_init=whitening"])

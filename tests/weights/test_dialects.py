@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from checkpoints import TOLERANCE, arrays_of, expected, largest_difference, path_of
+from checkpoints import PEERS, TOLERANCE, arrays_of, expected, largest_difference, path_of
 from safetensors.torch import load_file, save_file
 
 from vitruvian.config import IMAGENET_MEAN, TIMM_NUMERICS, ResNetConfig, ViTConfig
@@ -286,3 +286,28 @@ class TestOpenClip:
         save_file(load_file(path_of("open_clip") / "open_clip_model.safetensors"), tmp_path / "w.safetensors")
         with pytest.raises(CheckpointError, match=r"without open_clip_config\.json, which states their heads"):
             load(tmp_path / "w.safetensors")
+
+
+class TestBitOfTimm:
+    def test_answers_are_those_of_timm_and_come_back(self, tmp_path):
+        expected = load_file(PEERS / "timm_bit.logits.safetensors")
+        model = load(PEERS / "timm_bit.safetensors")
+        assert model.config == ResNetConfig(stages=(2,), width=32, classes=5, style="timm_bit")
+        with torch.no_grad():
+            torch.testing.assert_close(model(expected["pixels"]), expected["logits"], atol=TOLERANCE, rtol=TOLERANCE)
+        save(model, tmp_path / "w.safetensors", "timm")
+        written, original = load_file(tmp_path / "w.safetensors"), load_file(PEERS / "timm_bit.safetensors")
+        assert written.keys() == original.keys()
+        assert all(torch.equal(written[name], original[name]) for name in original)
+
+    def test_a_folder_states_size_and_view_and_no_other_architecture(self, tmp_path):
+        (tmp_path / "model.safetensors").write_bytes((PEERS / "timm_bit.safetensors").read_bytes())
+        cfg = {"input_size": [3, 64, 64], "crop_pct": 1.0, "interpolation": "bilinear"}
+        config = {"architecture": "resnetv2_50x1_bit", "pretrained_cfg": cfg}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        model = load(tmp_path)
+        assert model.config.image_size == model.preprocess.image_size == (64, 64)
+        assert model.preprocess.interpolation == "bilinear"
+        (tmp_path / "config.json").write_text(json.dumps(config | {"architecture": "resnetv2_50"}))
+        with pytest.raises(CheckpointError, match=r"'resnetv2_50' is not one of timm's resnetv2_\*_bit"):
+            load(tmp_path)

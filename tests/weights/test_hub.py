@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import json
-import os
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from forked import Forked
 from vitruvian.errors import CheckpointError, ConfigError, HubError, MissingExtraError, UnknownNameError
 from vitruvian.weights import download, hub
 from vitruvian.weights.hub import resolve_source
@@ -106,19 +105,28 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def elsewhere(name: str, *, home: Path, server: HubServer | None = None, **environment: str) -> list[str]:
     """What another process prints that resolves `name`; huggingface_hub reads its settings when it is imported."""
-    code = f"from vitruvian.weights.hub import resolve_source\nprint(resolve_source({name!r}))"
+
+    def resolve() -> None:
+        for module in [module for module in sys.modules if module.partition(".")[0] == "huggingface_hub"]:
+            del sys.modules[module]
+        try:
+            print(resolve_source(name))
+        except HubError as error:
+            print(f"HubError: {error}")
+
     port = server.server_port if server else 9
     settings = {"HF_HOME": str(home), "HF_ENDPOINT": f"http://127.0.0.1:{port}", "no_proxy": "127.0.0.1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **settings, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert "Retrying" not in done.stderr
-    return (done.stdout or done.stderr).splitlines()
+    done = Forked(env={**settings, **environment}, work=resolve).wait()
+    assert done.code == 0, done.err
+    assert "Retrying" not in done.err
+    return done.out.splitlines()
+
+
+def test_preprocessing_that_could_not_be_downloaded_is_said(tmp_path, monkeypatch, capsys):
+    folder = snapshot(tmp_path, config__json="{}", model__safetensors="weights")
+    monkeypatch.setattr(hub.Repository, "_files", lambda self: 1 / 0)
+    assert resolve_source(NAME, cache=tmp_path, offline=False) == folder
+    assert f"note: {NAME}: preprocessor_config.json could not be downloaded (ZeroDiv" in capsys.readouterr().err
 
 
 def snapshot(cache: Path, **files: str) -> Path:

@@ -54,6 +54,7 @@ EXPRESSED_BY = {
     "beit_base_patch16_224": "native",
     "beit3_base_patch16_224": "native timm",
     "eva02_base_patch14_224": "native",
+    "vit_base_patch16_18x2_224": "native",
     "vit_base_patch16_clip_quickgelu_224": "native timm",
     "vit_base_patch16_dinov3_qkvb": "native",
     "vit_base_patch16_rope_ape_224": "native",

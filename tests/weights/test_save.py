@@ -298,7 +298,7 @@ class TestExpression:
         save(model, tmp_path / "native")
         assert load(tmp_path / "native").config == model.config
 
-    @pytest.mark.parametrize("family", ["timm", "torchvision", "huggingface"])
+    @pytest.mark.parametrize("family", ["torchvision", "huggingface"])
     def test_a_resnet_is_refused_by_families_of_transformers(self, family, tmp_path):
         model = build(ResNetConfig(stages=(1,), width=32, classes=2))
         with pytest.raises(ConversionError, match=f"{family} holds Vision Transformers, this is a ResNet"):

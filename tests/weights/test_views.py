@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
 
 from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, Preprocess, ViTConfig
+from vitruvian.weights.families.huggingface_json import preprocess_of, preprocessor_json
 from vitruvian.weights.families.registry import READERS
 from vitruvian.weights.files import Checkpoint
 
@@ -37,3 +39,29 @@ def test_each_family_prepares_images_as_its_evaluation_does(family, member, chan
     fit = "crop" if "scaled_size" in view else "squash"
     wanted = Preprocess(**({"image_size": 224, "fit": fit} | view))
     assert READERS[family][member].usual_view(checkpoint, config) == wanted
+
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "preprocessing.py"
+
+
+def test_images_are_prepared_as_the_processors_of_transformers_do_it(shared):
+    """Exactly, as the filters are the same; `benchmarks/preprocessing.py` compares 50 images."""
+    pytest.importorskip("transformers")
+    spec = importlib.util.spec_from_file_location("preprocessing", BENCHMARK)
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    images = sorted((shared / "data" / "imagenet-val-1000").rglob("*.*"))[:600:200]
+    if not images:
+        pytest.skip("no images there")
+    for name in benchmark.PROCESSORS:
+        assert benchmark.compare(name, images) == pytest.approx((0.0, 0.0), abs=1e-3), name
+
+
+def test_a_single_size_means_a_square_or_the_shorter_side_as_the_processor_has_it():
+    settings = {"size": 256, "crop_size": 224, "do_center_crop": True, "resample": 3}
+    deit = preprocess_of(settings | {"feature_extractor_type": "DeiTFeatureExtractor"}, (224, 224))
+    clip = preprocess_of(settings | {"feature_extractor_type": "CLIPFeatureExtractor"}, (224, 224))
+    assert (deit.fit, clip.fit) == ("squash", "crop")
+    assert deit.scaled_size == clip.scaled_size == (256, 256)
+    for view in (deit, clip):
+        assert preprocess_of(preprocessor_json(view), (224, 224)) == view

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from vitruvian import __version__
+from vitruvian.cli.bench import bench
 from vitruvian.cli.convert import convert
 from vitruvian.cli.demo import demo
 from vitruvian.cli.doctor import doctor
+from vitruvian.cli.embed import embed, merge
 from vitruvian.cli.evaluate import evaluate
 from vitruvian.cli.explain import explain
+from vitruvian.cli.export import export
 from vitruvian.cli.finetune import finetune
 from vitruvian.cli.models import models
 from vitruvian.cli.options import Command
@@ -21,6 +25,7 @@ from vitruvian.cli.pack import pack
 from vitruvian.cli.predict import predict
 from vitruvian.cli.probe import probe
 from vitruvian.cli.serve import serve
+from vitruvian.cli.similar import similar
 from vitruvian.cli.study import study
 from vitruvian.cli.tasks import tasks
 from vitruvian.cli.train import train
@@ -35,7 +40,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (predict, models, convert, train, finetune, probe, evaluate, explain, tasks, doctor, pack, serve, demo):
+COMMANDS: tuple[Callable[..., None], ...] = (
+    *(predict, models, convert, train, finetune, probe, evaluate, explain),
+    *(tasks, doctor, pack, embed, merge, similar, export, bench, serve, demo),
+)
+for command in COMMANDS:
     app.command(cls=Command)(command)
 app.add_typer(study, name="study")
 

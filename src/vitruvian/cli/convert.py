@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from vitruvian.cli.options import Heads, ImageSize
+from vitruvian.cli.options import Heads, ImageSize, Labels, Template
 from vitruvian.cli.start import quick_imports
 from vitruvian.progress import tell
 
-
-class WritableFamily(StrEnum):
-    """The families that can be written."""
-
-    NATIVE = "native"
-    GOOGLE = "google"
-    TIMM = "timm"
-    TORCHVISION = "torchvision"
-    HUGGINGFACE = "huggingface"
+WritableFamily = Literal["native", "google", "timm", "torchvision", "huggingface"]
 
 
 def convert(
@@ -32,7 +23,9 @@ def convert(
             help="A folder for native and huggingface, else a file: .npz (google), .safetensors (timm), .pth.",
         ),
     ],
-    to: Annotated[WritableFamily, typer.Option(help="The family to write.")],
+    to: Annotated[WritableFamily, typer.Option(help="The family to write.")] = "native",
+    labels: Labels = None,
+    template: Template = None,
     heads: Heads = None,
     image_size: ImageSize = None,
     patch_size: Annotated[
@@ -41,24 +34,34 @@ def convert(
     classes: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Put a new head of zeros for N classes; 0 leaves it out.")
     ] = None,
+    half: Annotated[bool, typer.Option("--half", help="Store matrices in float16: half the size.")] = False,
+    config: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The model, such as ViT-B/16, whose bare state dict SRC is.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the certificate as one JSON object.")] = False,
 ) -> None:
     """Convert weights to another family and prove that they answer the same.
 
     What was written is read back and compared with the source on a random batch; the certificate with the
-    largest difference is printed and saved beside the weights.
+    largest difference is printed and saved beside the weights. With --labels, the words become the head of a CLIP or
+    SigLIP: an ordinary classifier, which needs its text tower no more.
     """
     with quick_imports():
         from vitruvian.weights.convert import convert as convert_weights
+        from vitruvian.weights.words import read_words
 
     certificate = convert_weights(
         source,
         destination,
-        to=to.value,
+        to=to,
+        labels=None if labels is None else read_words(labels),
+        template=template,
         heads=heads,
         image_size=image_size,
         patch_size=patch_size,
         classes=classes,
+        half=half,
+        config=config,
         progress=lambda step: tell(f"{step} ..."),
     )
     print(json.dumps(certificate.to_json()) if as_json else f"{certificate}\nwrote {certificate.destination}")

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from vitruvian.progress import tell, track
-
-if TYPE_CHECKING:
-    from vitruvian.data.doctor import Diagnosis
 
 COLORS = {"hurts": "red", "look": "yellow", "fine": "green"}
 
@@ -23,12 +20,13 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the report.")] = False,
     workers: Annotated[int, typer.Option(min=0, metavar="N", help="Processes that read images.")] = 2,
 ) -> None:
-    """Examine a data set before training.
+    """Examine a dataset before training.
 
     Finds files that cannot be read, copies, images in two splits or under two labels, missing and unbalanced
     classes, odd images and doubtful labels. The exit code is 1 if training would suffer.
     """
     from vitruvian.data.doctor import diagnose
+    from vitruvian.data.doctor.findings import report
     from vitruvian.data.doctor.page import page
     from vitruvian.data.sources import open_dataset
     from vitruvian.files import write_text
@@ -38,17 +36,10 @@ def doctor(
     if as_json:
         print(json.dumps(diagnosis.to_json()))
     else:
-        show(diagnosis)
+        for level, line in report(diagnosis):
+            typer.secho(line, fg=COLORS[level] if level else None)  # colored if stdout is a terminal
     if out is not None:
         write_text(out, page(diagnosis, opened))
         tell(f"the images are in {out}")
     if not diagnosis.healthy:
         raise typer.Exit(1)
-
-
-def show(diagnosis: Diagnosis) -> None:
-    """The report on stdout, colored if that is a terminal."""
-    from vitruvian.data.doctor.findings import report
-
-    for level, line in report(diagnosis):
-        typer.secho(line, fg=COLORS[level] if level else None)

@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitruvian.cli.options import Batch, Device, Heads, ImageSize, ModelName, ReportFolder
-from vitruvian.cli.start import quick_imports, quiet_pillow
+from vitruvian.cli.options import (
+    Batch,
+    Device,
+    Engine,
+    EngineChoice,
+    Heads,
+    ImageSize,
+    ModelName,
+    ReportFolder,
+    Template,
+)
+from vitruvian.cli.start import quick_imports
 from vitruvian.config import BATCH
 from vitruvian.progress import tell, track
 
@@ -39,6 +49,8 @@ def evaluate(
         Path | None,
         typer.Option(metavar="FOLDER", help="Save the model with the fitted temperature, which vit predict uses."),
     ] = None,
+    template: Template = None,
+    flip: Annotated[bool, typer.Option("--flip", help="Average the answers to an image and its mirror image.")] = False,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of the intervals and the calibration.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the table.")] = False,
     out: ReportFolder = None,
@@ -46,21 +58,24 @@ def evaluate(
     heads: Heads = None,
     image_size: ImageSize = None,
     device: Device = "cpu",
+    engine: Engine = EngineChoice.TORCH,
 ) -> None:
     """Measure a model: accuracy with intervals, ReaL, calibration, confusions.
 
-    Every image counts, also those of a short last batch. Classes and outputs are matched by their names.
+    Every image counts, also those of a short last batch. Classes and outputs are matched by their names. A CLIP or
+    SigLIP is measured zero-shot, with the names of the classes as its words.
     """
     with quick_imports():
         from vitruvian.evaluation.measuring.evaluate import evaluate as run_evaluation
         from vitruvian.evaluation.measuring.evaluate import save_calibrated
         from vitruvian.evaluation.pages.evaluation import write_evaluation
-        from vitruvian.predict import Classifier
+        from vitruvian.predict import Encoder
 
-    quiet_pillow()
     found = run_evaluation(
         data,
-        Classifier(model, heads=heads, image_size=image_size, device=device),
+        Encoder(model, heads=heads, image_size=image_size, device=device, engine=engine.value),
+        template=template,
+        flip=flip,
         split=split,
         real=real,
         wordnet_ids=wordnet_ids,

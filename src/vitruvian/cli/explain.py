@@ -1,4 +1,4 @@
-"""`vit explain`: what does the model look at, and what has it learnt to see?"""
+"""`vit explain`: what does the model look at, and what has it learned to see?"""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from vitruvian.cli.options import Device, Heads, ImageSize, ModelName
-from vitruvian.cli.start import quick_imports, quiet_pillow
+from vitruvian.cli.options import Device, Heads, ImageSize, OptionalModel
+from vitruvian.cli.start import quick_imports
 from vitruvian.progress import tell, track
 
 if TYPE_CHECKING:
@@ -63,10 +63,10 @@ Figures = Annotated[
 
 
 def explain(
-    model: ModelName,
     paths: Annotated[
         list[str] | None, typer.Argument(metavar="IMAGES", help="Images, or folders of them.", show_default=False)
     ] = None,
+    model: OptionalModel = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write into.")] = Path("explained"),
     maps: Maps = None,
     target: Target = "",
@@ -88,7 +88,7 @@ def explain(
 ) -> None:
     """Show what a model looks at: overlays, arrays and a page for each run.
 
-    With --figures, what the model has learnt, as in the paper's Figure 7; attention distance is then taken
+    With --figures, what the model has learned, as in the paper's Figure 7; attention distance is then taken
     over the images, or over the built-in digits.
     """
     if not paths and not figures:
@@ -100,15 +100,15 @@ def explain(
         from vitruvian.data.sources.formats.folder import find_images
         from vitruvian.explain import MapSettings
         from vitruvian.explain.explainer import METHODS
+        from vitruvian.weights.hub import default_source
         from vitruvian.weights.load import load
 
-    quiet_pillow()
     images = find_images(paths or [])
     methods = tuple(method for method in METHODS if not maps or method in maps)
     settings = MapSettings(
         methods=methods, layer=layer, head=head, patch=patch, target=target, top=top, deletion=deletion
     )
-    loaded = load(model, heads=heads, image_size=image_size)
+    loaded = load(default_source() if model is None else model, heads=heads, image_size=image_size)
     if figures:
         show_figures(loaded, images, out, count=count, device=device, as_json=as_json)
     else:
@@ -165,7 +165,8 @@ def show(written: Written, *, as_json: bool) -> None:
         tell(f"error: {explained.error}")
     else:
         best = explained.answers[0] if explained.answers else None
-        answer = f": {printable(best.label)} {best.probability:.1%}" if best else ""
+        none = "none of these, nearest " if explained.none_of_these else ""
+        answer = f": {none}{printable(best.label)} {best.probability:.1%}" if best else ""
         print(f"{printable(explained.path)}{answer}")
         for each in explained.maps:
             curve = explained.curves.get(each.name)
@@ -180,6 +181,7 @@ def as_object(written: Written) -> dict[str, object]:
         return {"path": explained.path, "error": explained.error}
     return {
         "path": explained.path,
+        **({"none_of_these": True} if explained.none_of_these else {}),
         "answers": [{"label": a.label, "index": a.index, "probability": a.probability} for a in explained.answers],
         "maps": [
             {"map": each.name, "title": each.title, "class": each.index, "file": str(written.images[each.name])}

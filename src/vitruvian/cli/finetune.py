@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitruvian.cli.options import (
+    FROM,
     BatchSize,
     Changes,
     DataRoot,
@@ -17,7 +18,6 @@ from vitruvian.cli.options import (
     Seed,
     Workers,
     place_data,
-    published_names,
     task_names,
     with_everyday,
 )
@@ -42,15 +42,7 @@ def parse_lrs(text: str) -> list[float]:
 
 def finetune(
     data: Annotated[str, typer.Argument(metavar="DATA", help="A folder, a manifest, shards, or a task (`vit tasks`).")],
-    weights: Annotated[
-        str,
-        typer.Option(
-            "--from",
-            metavar="WEIGHTS",
-            help="Weights to start from: a file, a folder or a name.",
-            autocompletion=published_names,
-        ),
-    ],
+    weights: Annotated[str, FROM],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of all trials; else one in runs/.")] = None,
     recipe: Annotated[
         str | None, typer.Option(metavar="NAME", help="A recipe or a TOML file; else the task's, or finetune-small.")
@@ -115,7 +107,7 @@ def finetune(
 def show(sweep: Sweep) -> None:
     """Every trial, the result and where the model is, on stdout."""
     from vitruvian.text import table
-    from vitruvian.training.sweep_report import stated
+    from vitruvian.training.sweep import stated
 
     headings = ("trial", ">lr", ">seed", "for", ">top-1", ">mean per class", "")
     print(table(headings, [row(sweep, trial) for trial in sweep.trials]))

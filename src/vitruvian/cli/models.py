@@ -29,7 +29,11 @@ def models(
     print(table(HEADINGS, [as_row(name, weights) for name, weights in found.items()]))
     published = [row for weights in found.values() for row in weights]
     if pattern and published:
-        print("\n" + table(WEIGHTS_HEADINGS, [weights_row(row) for row in published]))
+        rows = [
+            (row.name, row.variant, row.family, str(row.image_size), str(row.classes or "-"), row.note)
+            for row in published
+        ]
+        print("\n" + table(WEIGHTS_HEADINGS, rows))
     elif not pattern:
         print("\n`vit models PATTERN` shows the weights by name, for instance `vit models B/16`.")
 
@@ -74,6 +78,7 @@ def as_object(name: str, weights: list[Published]) -> dict[str, Any]:
 
 
 HEADINGS = ("model", ">parameters", ">multiply-adds", ">input", "published weights")
+WEIGHTS_HEADINGS = ("weights", "model", "family", ">input", ">classes", "trained on")
 
 
 def as_row(name: str, weights: list[Published]) -> tuple[str, ...]:
@@ -87,11 +92,3 @@ def as_row(name: str, weights: list[Published]) -> tuple[str, ...]:
         f"{rows}x{columns}",
         f"{weights[0].name}{more}" if weights else "-",
     )
-
-
-WEIGHTS_HEADINGS = ("weights", "model", "family", ">input", ">classes", "trained on")
-
-
-def weights_row(row: Published) -> tuple[str, ...]:
-    classes = str(row.classes) if row.classes else "-"
-    return row.name, row.variant, row.family, str(row.image_size), classes, row.note

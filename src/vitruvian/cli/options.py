@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Container, Mapping, Sequence
+from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 from typer.core import TyperCommand
@@ -59,9 +60,25 @@ def parse_size(text: str) -> InputSize:
     return InputSize(int(rows), int(columns or rows))
 
 
+def parse_shard(text: str) -> tuple[int, int]:
+    """`3/64`."""
+    match = re.fullmatch(r"(\d{1,7})/(\d{1,7})", text.strip())
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise typer.BadParameter(f"{text!r} is not a shard such as 3/64: one of 1/64 to 64/64")
+    return int(match[1]), int(match[2])
+
+
 def names_in(text: str) -> list[str]:
     """`a, b` as two names."""
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def parse_numbers(text: str) -> list[int]:
+    """`1000,4000,all`; `all` is 0."""
+    words = re.split(r"\s*,\s*|\s+", text.strip())
+    if not all(word == "all" or (word.isdecimal() and int(word) > 0) for word in words):
+        raise typer.BadParameter(f"{text!r} is not a list of whole numbers above 0, such as 1,5,10")
+    return list(dict.fromkeys(0 if word == "all" else int(word) for word in words))
 
 
 def place_data(root: Path | None) -> None:
@@ -88,6 +105,15 @@ def with_everyday(settings: list[str] | None, everyday: Mapping[str, object]) ->
     return [*(settings or []), *(f"{key}={value}" for key, value in given.items())]
 
 
+class EngineChoice(StrEnum):
+    """What computes a model."""
+
+    TORCH = "torch"
+    ONNXRUNTIME = "onnxruntime"
+    OPENVINO = "openvino"
+    AUTO = "auto"
+
+
 def published_names(incomplete: str) -> list[str]:
     """What a shell offers for weights, beside files."""
     from vitruvian.published import PUBLISHED
@@ -99,14 +125,32 @@ def task_names(incomplete: str) -> list[str]:
     return [name for name in TASKS if name.startswith(incomplete)]
 
 
-ModelName = Annotated[
-    str,
+MODEL = typer.Option(
+    "--model",
+    "-m",
+    metavar="MODEL",
+    help="Weights: a file, a folder or a published name.",
+    autocompletion=published_names,
+)
+ModelName = Annotated[str, MODEL]
+OptionalModel = Annotated[str | None, MODEL]
+"""Where none is named, `weights.hub.default_source` says which."""
+FROM = typer.Option(
+    "--from",
+    metavar="WEIGHTS",
+    help="Weights to start from: a file, a folder or a name.",
+    autocompletion=published_names,
+)
+Labels = Annotated[
+    str | None,
     typer.Option(
-        "--model",
-        "-m",
-        metavar="MODEL",
-        help="Weights: a file, a folder or a published name.",
-        autocompletion=published_names,
+        metavar="WORDS", help='Words to choose among, for CLIP or SigLIP: "cat, a red car" or a file, one a line.'
+    ),
+]
+Template = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT", help='What the words stand in: "a photo of a {}.", or the set imagenet or imagenet-7.'
     ),
 ]
 Heads = Annotated[
@@ -117,7 +161,25 @@ ImageSize = Annotated[
     InputSize | None,
     typer.Option(parser=parse_size, metavar="SIZE", help="Input size, 384 or ROWSxCOLUMNS; else the weights' own."),
 ]
-Batch = Annotated[int, typer.Option(min=1, max=65_536, metavar="N", help="How many images the model takes at a time.")]
+Batch = Annotated[
+    int, typer.Option("--batch-size", min=1, max=65_536, metavar="N", help="How many images the model takes at a time.")
+]
+Shard = Annotated[
+    Any,
+    typer.Option(
+        parser=parse_shard,
+        metavar="I/N",
+        help="Do the I-th of N shares of the work; under torchrun, that of each process.",
+    ),
+]
+On = Annotated[
+    Literal["ray"] | None, typer.Option(metavar="ray", help="Do all the work on a Ray cluster (extra `ray`).")
+]
+Piece = Annotated[int, typer.Option(min=1, max=2**20, metavar="N", help="Images in one part of the result.")]
+Split = Annotated[str | None, typer.Option(metavar="NAME", help="Only this split of the data.")]
+MaxUnreadable = Annotated[
+    float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Share of a part's images that may be unreadable.")
+]
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")
 ]
@@ -128,6 +190,10 @@ Seed = Annotated[int | None, everyday("seed", "N")]
 Workers = Annotated[int | None, everyday("workers", "N")]
 DataRoot = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="Folder of all tasks; else $VITRUVIAN_DATA or ~/vitruvian-data.")
+]
+Engine = Annotated[
+    EngineChoice,
+    typer.Option(help="What computes the answers; auto is the fastest that is installed, measured once."),
 ]
 Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, or cuda on a machine that has it.")]
 ReportFolder = Annotated[

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from vitruvian.progress import tell, track
-
-
-class Form(StrEnum):
-    """How images are stored."""
-
-    AUTO = "auto"
-    JPEG = "jpeg"
-    PIXELS = "pixels"
 
 
 def pack(
@@ -25,14 +16,14 @@ def pack(
     folder: Annotated[Path, typer.Argument(metavar="DST", help="Where the shards go: a new folder.")],
     side: Annotated[int, typer.Option(metavar="PIXELS", help="The shorter side; smaller images stay.")] = 256,
     form: Annotated[
-        Form,
+        Literal["auto", "jpeg", "pixels"],
         typer.Option("--format", help="pixels: raw, the quickest; jpeg: a tenth as large; auto: pixels up to 8 GB."),
-    ] = Form.AUTO,
+    ] = "auto",
     quality: Annotated[int, typer.Option(metavar="N", help="Of JPEG, 1 to 100.")] = 90,
     shard_mb: Annotated[int, typer.Option(metavar="MB", help="Most megabytes of a shard.")] = 256,
     workers: Annotated[int, typer.Option(min=0, metavar="N", help="Processes that encode images.")] = 2,
 ) -> None:
-    """Resize and repack a data set into shards that read several times faster.
+    """Resize and repack a dataset into shards that read several times faster.
 
     Labels and order stay. Stopped anywhere, the same command goes on from there. What cannot be read is left out and
     listed in DST/pack.json.
@@ -40,7 +31,7 @@ def pack(
     from vitruvian.data.pack import PackSettings
     from vitruvian.data.pack import pack as pack_data
 
-    settings = PackSettings(side=side, format=form.value, quality=quality, shard_mb=shard_mb)
+    settings = PackSettings(side=side, format=form, quality=quality, shard_mb=shard_mb)
     state = pack_data(data, folder, settings, workers=workers, track=partial(track, label="packing"))
     for name, split in state.splits.items():
         shards = "1 shard" if len(split.shards) == 1 else f"{len(split.shards):,} shards"

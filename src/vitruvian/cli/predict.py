@@ -3,40 +3,109 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitruvian.cli.options import Batch, Device, Heads, ImageSize, ModelName
-from vitruvian.cli.start import quick_imports, quiet_pillow
+from vitruvian.cli.options import (
+    Batch,
+    Device,
+    Engine,
+    EngineChoice,
+    Heads,
+    ImageSize,
+    Labels,
+    MaxUnreadable,
+    On,
+    OptionalModel,
+    Piece,
+    Shard,
+    Split,
+    Template,
+)
+from vitruvian.cli.start import quick_imports
 from vitruvian.config import BATCH
-from vitruvian.progress import tell, track
+from vitruvian.progress import tell, track, track_amounts
 
 if TYPE_CHECKING:
     from vitruvian.predict import Prediction
 
 
 def predict(
-    paths: Annotated[list[str], typer.Argument(metavar="FILES_OR_FOLDERS", help="Images, or folders of them.")],
-    model: ModelName,
+    paths: Annotated[
+        list[str],
+        typer.Argument(metavar="FILES_OR_FOLDERS", help="Images, or folders of them; with --out, one dataset."),
+    ],
+    model: OptionalModel = None,
+    labels: Labels = None,
+    template: Template = None,
     top: Annotated[int, typer.Option(min=1, metavar="N", help="How many answers an image.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line for each image.")] = False,
+    out: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Write the answers as Parquet parts to a folder or URL.")
+    ] = None,
+    shard: Shard = None,
+    on: On = None,
+    split: Split = None,
+    piece: Piece = 4096,
+    max_unreadable: MaxUnreadable = 0.25,
     batch: Batch = BATCH,
     heads: Heads = None,
     image_size: ImageSize = None,
     device: Device = "cpu",
+    engine: Engine = EngineChoice.TORCH,
 ) -> None:
     """Name what is in images, with probabilities.
 
-    An image that cannot be read is reported, the others are still answered, and the exit code is 1.
+    An image that cannot be read is reported, the others are still answered, and the exit code is 1. With --out, for
+    millions of images: parts are written, by as many processes as --shard says, and `vit merge` checks them.
     """
+    if out is None and (shard is not None or on):
+        raise typer.BadParameter("--shard and --on are for --out")
+    if on and (heads or image_size or labels or device != "cpu"):
+        raise typer.BadParameter("--on loads the model on each node, without --heads, --image-size, --labels, --device")
+    if out is not None and (as_json or len(paths) != 1):
+        raise typer.BadParameter("--out takes one dataset, and no --json")
+    if out is not None and engine != EngineChoice.TORCH:
+        raise typer.BadParameter("--engine is not for --out, whose parts are the same on every machine")
     with quick_imports():
         from vitruvian.data.sources.formats.folder import find_images
         from vitruvian.predict import Classifier
+        from vitruvian.weights.hub import default_source
+        from vitruvian.weights.words import read_words
 
-    quiet_pillow()
+    model = default_source() if model is None else model
+    words = None if labels is None else read_words(labels)
+    classifier_of = partial(
+        Classifier,
+        heads=heads,
+        image_size=image_size,
+        device=device,
+        engine=engine.value,
+        labels=words,
+        template=template,
+    )
+    if out is not None:
+        from vitruvian.bulk.job import predict as run_predict
+
+        run_predict(
+            paths[0],
+            model if on else classifier_of(model),
+            out,
+            shard=shard,
+            on=on,
+            split=split,
+            top=top,
+            piece=piece,
+            batch=batch,
+            max_unreadable=max_unreadable,
+            track=partial(track_amounts, label="images"),
+        )
+        print(f"the answers are in {out}: `vit merge {out}` checks them")
+        return
     images = find_images(paths)
-    classifier = Classifier(model, heads=heads, image_size=image_size, device=device)
+    classifier = classifier_of(model)
     failed = 0
     for prediction in track(classifier.stream(images, top=top, batch=batch), len(images), "images"):
         failed += bool(prediction.error)
@@ -45,6 +114,12 @@ def predict(
         if len(images) > 1:
             tell(f"{failed} of {len(images)} images could not be read")
         raise typer.Exit(1)
+
+
+def words_of(labels: str) -> tuple[str, ...]:
+    from vitruvian.weights.words import read_words
+
+    return read_words(labels)
 
 
 def show(prediction: Prediction, *, as_json: bool) -> None:
@@ -61,14 +136,16 @@ def as_line(prediction: Prediction) -> str:
     if prediction.error:
         return json.dumps({"path": prediction.path, "error": prediction.error})
     answers = [{"label": a.label, "index": a.index, "probability": a.probability} for a in prediction.answers]
-    return json.dumps({"path": prediction.path, "answers": answers})
+    none = {"none_of_these": True} if prediction.none_of_these else {}
+    return json.dumps({"path": prediction.path, **none, "answers": answers})
 
 
 def as_table(prediction: Prediction) -> str:
-    """The path, and below it a line for each answer with the percentages in one column."""
+    """The path, and below it a line for each answer with the percentages in one column; first what is none of them."""
     from vitruvian.text import printable
 
     labels = [printable(answer.label) for answer in prediction.answers]
     width = max(map(len, labels))
     rows = [f"  {label:<{width}}  {a.probability:7.2%}" for label, a in zip(labels, prediction.answers)]
-    return "\n".join([printable(prediction.path), *rows])
+    none = ["  none of these; the nearest:"] if prediction.none_of_these else []
+    return "\n".join([printable(prediction.path), *none, *rows])

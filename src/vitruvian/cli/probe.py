@@ -8,21 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitruvian.cli.options import Batch, Device, Heads, ImageSize, ModelName, ReportFolder, names_in
-from vitruvian.cli.start import quick_imports, quiet_pillow
+from vitruvian.cli.options import Batch, Device, Heads, ImageSize, ModelName, ReportFolder, names_in, parse_numbers
+from vitruvian.cli.start import quick_imports
 from vitruvian.config import BATCH
 from vitruvian.progress import tell, track
 
 if TYPE_CHECKING:
     from vitruvian.evaluation.probes.probe import ProbeReport
-
-
-def parse_numbers(text: str) -> list[int]:
-    """`1,5,10` as numbers."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdecimal() and int(part) > 0 for part in parts):
-        raise typer.BadParameter(f"{text!r} is not a list of positive numbers such as 1,5,10,25")
-    return [int(part) for part in parts]
 
 
 def probe(
@@ -54,7 +46,6 @@ def probe(
         from vitruvian.evaluation.probes.probe import probe as run_probe
         from vitruvian.predict import Encoder
 
-    quiet_pillow()
     report = run_probe(
         data,
         Encoder(model, heads=heads, image_size=image_size, device=device),

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vitruvian.cli.options import Batch, ImageSize
-from vitruvian.cli.start import quick_imports, quiet_pillow
+from vitruvian.cli.start import quick_imports
 from vitruvian.config import BATCH
 from vitruvian.progress import tell
+
+if TYPE_CHECKING:
+    from vitruvian.model.build import Model
+    from vitruvian.settings import Size
 
 KEY_VARIABLE = "VITRUVIAN_API_KEY"
 
@@ -18,9 +22,7 @@ KEY_VARIABLE = "VITRUVIAN_API_KEY"
 def serve(
     models: Annotated[
         list[str] | None,
-        typer.Option(
-            "--model", "-m", metavar="[NAME=]MODEL", help="Weights; may be given again. Else the built-in digits."
-        ),
+        typer.Option("--model", "-m", metavar="[NAME=]MODEL", help="Weights; may be given again. Else a default."),
     ] = None,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="0.0.0.0 for other machines to reach it.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0 takes a free one.")] = 8000,
@@ -44,10 +46,9 @@ def serve(
         from vitruvian.errors import ConfigError, require
         from vitruvian.serve.limits import Limits
         from vitruvian.serve.run import serve as run
-        from vitruvian.weights.load import load
+        from vitruvian.weights.load import check_finite, load
 
     require("uvicorn", "serve")
-    quiet_pillow()
     limits = Limits(batch=batch, queue=queue, max_bytes=int(max_mb * 1e6), max_seconds=max_seconds)
     if models:
         loaded = {}
@@ -55,19 +56,33 @@ def serve(
             if name in loaded:
                 raise ConfigError(f"--model: two models are called {name!r}; name them with NAME=MODEL")
             loaded[name] = load(weights, image_size=image_size)
+            check_finite(loaded[name], weights)
     else:
-        from vitruvian.serve.digits import digits_model
-
-        loaded = {"digits": digits_model(say)}
+        loaded = default_model(image_size)
     key = os.environ.get(KEY_VARIABLE, "")
     hosts = tuple(allow_host or ())
     run(
-        loaded, host=host, port=port, limits=limits, api_key=key, hosts=hosts, started=lambda url: say(f"serving {url}")
+        loaded,
+        host=host,
+        port=port,
+        limits=limits,
+        api_key=key,
+        hosts=hosts,
+        started=lambda url: tell(f"serving {url}"),
     )
 
 
-def say(text: str) -> None:
-    tell(text)
+def default_model(image_size: Size | None) -> dict[str, Model]:
+    """The model that is served where none is named, or the digits where there is none."""
+    from vitruvian.errors import HubError
+    from vitruvian.serve.digits import digits_model
+    from vitruvian.weights.hub import default_source
+    from vitruvian.weights.load import load
+
+    try:
+        return {"default": load(default_source(), image_size=image_size)}
+    except HubError:
+        return {"digits": digits_model(tell)}
 
 
 def name_and_weights(text: str) -> tuple[str, str]:

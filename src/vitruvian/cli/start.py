@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import threading
@@ -15,7 +16,7 @@ from vitruvian.__main__ import leave
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Import inside this block without garbage collection, now and when the process ends.
+    """Import inside this block without garbage collection, now and when the process ends; Pillow is quiet afterwards.
 
     torch brings a million objects that stay; looking through them again and again takes a quarter of the time
     of `vit predict` for one image. Ctrl-C ends the process here without an exception, which an import could swallow.
@@ -31,12 +32,7 @@ def quick_imports() -> Iterator[None]:
         gc.enable()
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, interrupt)
-
-
-def quiet_pillow() -> None:
-    """No warnings and log lines about odd metadata: an image decodes all the same or gives an error of ours."""
-    import logging
-
+    # No remarks about odd metadata: an image decodes all the same or gives an error of ours.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     logging.getLogger("PIL").addHandler(logging.NullHandler())
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitruvian.cli.options import Changes, Command, DataRoot, names_in, place_data
+from vitruvian.cli.options import Changes, Command, DataRoot, names_in, parse_numbers, place_data
 from vitruvian.cli.start import speaks
 from vitruvian.tasks import SEEDS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from vitruvian.study.growth import Study
     from vitruvian.study.transfer import Cell, Setup, VtabResult
     from vitruvian.tasks import Task
@@ -21,14 +22,6 @@ if TYPE_CHECKING:
 study = typer.Typer(
     help="Repeat the paper's tables and figures: table5, vtab, data-size, compute.", no_args_is_help=True
 )
-
-
-def parse_numbers(text: str) -> list[int]:
-    """`1000,4000,all`; `all` is 0."""
-    words = text.replace(",", " ").split()
-    if not words or not all(word == "all" or (word.isdecimal() and int(word) > 0) for word in words):
-        raise typer.BadParameter(f"{text!r} is not a list of whole numbers above 0, such as 1000,4000,all")
-    return list(dict.fromkeys(0 if word == "all" else int(word) for word in words))
 
 
 Models = Annotated[str, typer.Option(metavar="W,W,...", help="Weights to start from: files, folders or names.")]
@@ -86,11 +79,12 @@ def vtab(
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune models on the 19 tasks of VTAB-1k and give the means of its groups."""
-    from vitruvian.study.transfer import Setup, vtab_result, vtab_tasks
+    from vitruvian.study.transfer import Setup, vtab_result
+    from vitruvian.tasks import VTAB_TASKS
 
     place_data(data_root)
     setup = Setup(recipe=recipe, settings=tuple(settings or ()), quick=quick, seeds=seeds)
-    cells = fine_tuned(models, vtab_tasks(), out or Path("runs/study-vtab"), setup)
+    cells = fine_tuned(models, VTAB_TASKS, out or Path("runs/study-vtab"), setup)
     for model in dict.fromkeys(cell.model for cell in cells) if speaks() else ():
         result = vtab_result(model, cells)
         print(json.dumps(result.to_json())) if as_json else show_vtab(result, cells)
@@ -109,14 +103,14 @@ def data_size(
     as_json: AsJson = False,
 ) -> None:
     """Train ViT, hybrid and ResNet on growing parts of the images, for equally many steps (Figures 3 and 4)."""
-    from vitruvian.study.growth import SIZE_STEPS, SIZES, study_of
+    from vitruvian.study.growth import RECIPES, SIZE_STEPS, SIZES, study_of
 
     found = study_of(
         "data-size",
         data,
         sizes=parse_numbers(sizes) if sizes else list(SIZES),
         steps=[steps or SIZE_STEPS],
-        recipes=listed(recipes),
+        recipes=names_in(recipes) or RECIPES,
         settings=settings or [],
         out=out,
     )
@@ -135,21 +129,21 @@ def compute(
     as_json: AsJson = False,
 ) -> None:
     """Train ViT, hybrid and ResNet for growing numbers of steps: accuracy over multiply-adds (Figure 5)."""
-    from vitruvian.study.growth import COMPUTE_STEPS, study_of
+    from vitruvian.study.growth import COMPUTE_STEPS, RECIPES, study_of
 
     found = study_of(
         "compute",
         data,
         sizes=[images],
         steps=parse_numbers(steps) if steps else list(COMPUTE_STEPS),
-        recipes=listed(recipes),
+        recipes=names_in(recipes) or RECIPES,
         settings=settings or [],
         out=out,
     )
     grow(found, plan=plan, as_json=as_json)
 
 
-def fine_tuned(models: str, tasks: list[Task], out: Path, setup: Setup) -> list[Cell]:
+def fine_tuned(models: str, tasks: Sequence[Task], out: Path, setup: Setup) -> list[Cell]:
     from vitruvian.study.transfer import transfer
 
     names = names_in(models)
@@ -191,7 +185,7 @@ def show_missing(cells: list[Cell]) -> None:
 
 def show_vtab(result: VtabResult, cells: list[Cell]) -> None:
     from vitruvian.study.published import VTAB_MEAN
-    from vitruvian.study.transfer import vtab_tasks
+    from vitruvian.tasks import VTAB_TASKS
     from vitruvian.text import table
 
     own = [cell for cell in cells if cell.model == result.model]
@@ -203,16 +197,9 @@ def show_vtab(result: VtabResult, cells: list[Cell]) -> None:
         print(f"VTAB mean: {result.mean:.2f} (the paper: {VTAB_MEAN}, H/14 from JFT-300M)")
     else:
         number = "no number" if result.mean is None else f"{result.mean:.2f}"
-        print(f"mean of the {result.measured} measured tasks: {number}; VTAB is the mean over all {len(vtab_tasks())}")
+        print(f"mean of the {result.measured} measured tasks: {number}; VTAB is the mean over all {len(VTAB_TASKS)}")
         print(f"the paper's VTAB mean: {VTAB_MEAN} (H/14 from JFT-300M)")
     show_missing(own)
-
-
-def listed(recipes: str) -> Sequence[str]:
-    """The recipes that are named, or the usual ones."""
-    from vitruvian.study.growth import RECIPES
-
-    return names_in(recipes) or RECIPES
 
 
 def grow(found: Study, *, plan: bool, as_json: bool) -> None:

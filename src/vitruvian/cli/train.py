@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitruvian.cli.options import (
+    FROM,
     BatchSize,
     Changes,
     Epochs,
     LearningRate,
     Seed,
     Workers,
-    published_names,
     with_everyday,
 )
 from vitruvian.cli.start import speaks
@@ -32,15 +32,7 @@ def train(
         str | None, typer.Option(metavar="NAME", help="A recipe or a TOML file; else one that suits the data.")
     ] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="A model to train from scratch.")] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="WEIGHTS",
-            help="Weights to start from: a file, a folder or a name.",
-            autocompletion=published_names,
-        ),
-    ] = None,
+    weights: Annotated[str | None, FROM] = None,
     out: Annotated[Path | None, typer.Option(metavar="RUN", help="Folder of the run; else a new one in runs/.")] = None,
     epochs: Epochs = None,
     lr: LearningRate = None,
@@ -48,8 +40,12 @@ def train(
     seed: Seed = None,
     workers: Workers = None,
     settings: Changes = None,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue this run.")] = None,
+    resume: Annotated[str | None, typer.Option(metavar="RUN", help="Continue this run.")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Say what would run, how long and in how much memory.")] = False,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="'N x NAME'", help="With --plan: what the recipe costs on other machines ('64 x A100')."),
+    ] = None,
     recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes and exit.")] = False,
 ) -> None:
     """Train a model on images, from scratch or from weights.
@@ -58,34 +54,41 @@ def train(
     share the work.
     """
     if recipes:
-        list_recipes()
+        from vitruvian.text import table
+        from vitruvian.training import read_recipe, recipe_names
+
+        rows = [(name, read_recipe(name)) for name in recipe_names()]
+        print(table(("recipe", "for", "time", "result"), [(name, r.about, r.time, r.result) for name, r in rows]))
         return
     changes = with_everyday(
         settings, {"epochs": epochs, "lr": lr, "batch_size": batch_size, "seed": seed, "workers": workers}
     )
+    if cluster is not None:
+        if not plan or recipe is None:
+            raise typer.BadParameter("--cluster is for --plan and --recipe NAME")
+        from vitruvian.training.cluster import cluster_lines, cluster_plan
+
+        print("\n".join(cluster_lines(cluster_plan(recipe, cluster, data=data, model=model, settings=changes))))
+        return
     if (data is None) == (resume is None):
         raise typer.BadParameter("give DATA to train on, or --resume RUN")
     if resume is not None and (recipe or model or weights or out or plan):
         raise typer.BadParameter("--resume takes everything but --workers and some --set from the run")
-    if plan:
-        show_plan(data, recipe=recipe, model=model, weights=weights, settings=changes)
-        return
     from vitruvian import training
     from vitruvian.training.journal import TensorBoard
+    from vitruvian.training.plan import plan as plan_of
+    from vitruvian.training.plan import plan_lines
 
+    if plan:
+        found = plan_of(data, recipe=recipe, model=model, weights=weights, settings=changes)
+        print("\n".join(plan_lines(found)))
+        return
     listeners = [TensorBoard()]
     if resume is not None:
         run = training.resume(resume, settings=changes, listeners=listeners)
     else:
-        assert data is not None
         run = training.train(
-            data,
-            recipe=recipe,
-            model=model,
-            weights=weights,
-            out=out,
-            settings=changes,
-            listeners=listeners,
+            data, recipe=recipe, model=model, weights=weights, out=out, settings=changes, listeners=listeners
         )
     if speaks():
         show(run)
@@ -103,20 +106,3 @@ def show(run: Run) -> None:
     print(f"the report is {run.folder / 'report.html'}")
     use = f"vit finetune DATA --from {run.folder}" if masked else f"vit predict IMAGES --model {run.folder}"
     print(f"the model is in {run.folder}: {use}")
-
-
-def show_plan(
-    data: str | None, *, recipe: str | None, model: str | None, weights: str | None, settings: list[str]
-) -> None:
-    from vitruvian.training.plan import plan, plan_lines
-
-    assert data is not None
-    print("\n".join(plan_lines(plan(data, recipe=recipe, model=model, weights=weights, settings=settings))))
-
-
-def list_recipes() -> None:
-    from vitruvian.text import table
-    from vitruvian.training import read_recipe, recipe_names
-
-    rows = [(name, read_recipe(name)) for name in recipe_names()]
-    print(table(("recipe", "for", "time", "result"), [(name, r.about, r.time, r.result) for name, r in rows]))

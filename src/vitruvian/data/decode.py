@@ -138,24 +138,17 @@ def reason(error: Exception) -> str:
 
 def read(file: BinaryIO, max_pixels: int) -> Image.Image:
     """The image in an open file as upright RGB."""
-    image = identify(file if file.seekable() else drained(file))
-    columns, rows = image.size
-    if columns * rows > max_pixels:
-        raise ImageError(
-            f"{columns}x{rows} pixels are more than the limit of {max_pixels / 1e6:.0f} million; scale it down first"
-        )
+    if not file.seekable():
+        data = file.read(MAX_STREAM_BYTES + 1)
+        if len(data) > MAX_STREAM_BYTES:
+            raise ImageError(f"the stream gives more than {MAX_STREAM_BYTES >> 20} MB")
+        file = io.BytesIO(data)
+    image = identify(file, max_pixels)
     image.load()
     return to_rgb(image)
 
 
-def drained(file: BinaryIO) -> io.BytesIO:
-    data = file.read(MAX_STREAM_BYTES + 1)
-    if len(data) > MAX_STREAM_BYTES:
-        raise ImageError(f"the stream gives more than {MAX_STREAM_BYTES >> 20} MB")
-    return io.BytesIO(data)
-
-
-def identify(file: BinaryIO) -> Image.Image:
+def identify(file: BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """The image with its header read and its pixels not yet.
 
     In place of Image.open, which knows formats we do not want and warns about large images; that
@@ -172,7 +165,9 @@ def identify(file: BinaryIO) -> Image.Image:
             reader, accepts = Image.OPEN[name]
             if accepts is not None and accepts(start[:16]) is True:
                 file.seek(0)
-                return reader(file, "")
+                image = reader(file, "")
+                check_pixels(image, max_pixels)
+                return image
         except (ImportError, KeyError):  # this Pillow was built without the format
             continue
         except (SyntaxError, IndexError, TypeError, struct.error) as error:  # how a reader says "not mine"
@@ -182,6 +177,14 @@ def identify(file: BinaryIO) -> Image.Image:
     if stranger:
         raise ImageError(f"this is {stranger}")
     raise ImageError(problem or f"not an image ({', '.join(READERS)})")
+
+
+def check_pixels(image: Image.Image, most: int) -> None:
+    if image.width * image.height > most:
+        raise ImageError(
+            f"{image.width}x{image.height} pixels are more than the limit of {most / 1e6:.0f} million; "
+            "scale it down first"
+        )
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -256,10 +259,8 @@ def open_reduced(image: RawImage, side: int) -> Reduced:
     All of the file is read, so that a broken one raises here what it raises in `decode`.
     """
     stored = identify(io.BytesIO(image)) if isinstance(image, bytes) else Image.fromarray(image)
+    check_pixels(stored, MAX_PIXELS)
     columns, rows = stored.size
-    if columns * rows > MAX_PIXELS:
-        limit = f"{MAX_PIXELS / 1e6:.0f} million"
-        raise ImageError(f"{columns}x{rows} pixels are more than the limit of {limit}; scale it down first")
     stored.draft(None, (side, side))
     stored.load()
     size = (rows, columns) if orientation(stored) > 4 else (columns, rows)

@@ -120,7 +120,7 @@ def decode_box(data: bytes, header: Header, box: Box, wanted: Size) -> Levels:
     At full size bit-identical to the same part of `decode(data)`, which also has the last word on files
     that libjpeg-turbo complains about.
     """
-    codec, factor = _codec(), shrink_factor((box.rows, box.columns), wanted, most=8)
+    codec, factor = require("simplejpeg", "train"), shrink_factor((box.rows, box.columns), wanted, most=8)
     try:
         part, kept, stored = cut(data, header, box) if header.separable else (data, box, header.stored)
         rows, columns = (-(-side // factor) for side in stored)
@@ -176,11 +176,6 @@ def cut(data: bytes, header: Header, box: Box) -> tuple[Any, Box, Size]:
     numbers[places] = RESTART + (np.arange(len(places)) & 7)  # markers count from 0 to 7, again and again
     numbers[places[-1]] = END
     return smaller, Box(box.top - upper * tall, box.left - left * wide, box.rows, box.columns), size
-
-
-@functools.cache
-def _codec() -> Any:
-    return require("simplejpeg", "train")
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 """Batches of views: ordered by seed and epoch, from any number of workers, entered anywhere.
 
-The view of example i in epoch e depends on (seed, e, i) alone, so neither workers nor an interruption change it.
+The view of sample i in epoch e depends on (seed, e, i) alone, so neither workers nor an interruption change it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitruvian.data.order import IndexArray, generator_for
+from vitruvian.data.decode import reason
+from vitruvian.data.order import IndexArray, digest, generator_for
 from vitruvian.data.sampling import Plan, Sampling
 from vitruvian.data.sources.base import Source
 from vitruvian.data.view import View, seeded
@@ -25,10 +26,10 @@ from vitruvian.settings import check_range, typed
 from vitruvian.text import one_line, printable
 
 Unreadable = tuple[str, str]
-"""An example's key, and why it cannot be read."""
+"""A sample's key, and why it cannot be read."""
 
-FEW = 10
-"""So many unreadable images are let pass, whatever their share."""
+FEW, FEW_SHARE = 10, 0.25
+"""Up to so many unreadable images pass though they exceed `max_unreadable`, where they are at most this share."""
 
 MAX_REPLACEMENTS = 100
 """Unreadable images in a row that end a run."""
@@ -46,7 +47,7 @@ class Batch:
     labels: Tensor
     """int64 (B,)"""
     indices: Tensor
-    """int64 (B,): the examples' numbers in the source."""
+    """int64 (B,): the samples' numbers in the source."""
     weights: Tensor
     """float32 (B,)"""
     unreadable: list[Unreadable]
@@ -99,39 +100,46 @@ class Maker:
 
     plan: Plan
     view: View
+    alternate_flip: bool = False
 
     def __call__(self, place: tuple[int, int]) -> Rows:
         epoch, number = place
-        examples, repetitions = self.plan.batch(epoch, number)
-        self._announce(epoch, number, examples)
-        rows = Rows(len(examples))
-        for index, repetition in zip(examples.tolist(), repetitions.tolist()):
+        samples, repetitions = self.plan.batch(epoch, number)
+        self._announce(epoch, number, samples)
+        rows = Rows(len(samples))
+        for index, repetition in zip(samples.tolist(), repetitions.tolist()):
             self._add(rows, epoch, index, repetition)
         return rows
 
-    def _announce(self, epoch: int, number: int, examples: IndexArray) -> None:
+    def _announce(self, epoch: int, number: int, samples: IndexArray) -> None:
         if self.plan.source.blocks is not None:
-            self.plan.source.announce(examples)
+            self.plan.source.announce(samples)
             if number + LOOK_AHEAD < self.plan.steps:
                 self.plan.source.announce(self.plan.batch(epoch, number + LOOK_AHEAD)[0])
 
     def _add(self, rows: Rows, epoch: int, index: int, repetition: int) -> None:
-        """Add a view of the example or, while training, of the next one in the source that can be read."""
+        """Add a view of the sample or, while training, of the next one in the source that can be read."""
         source = self.plan.source
         for attempt in range(min(MAX_REPLACEMENTS, len(source)) if self.plan.training else 1):
             chosen = (index + attempt) % len(source)
-            # The view of a replacement is another one than that of the same example in its own place.
+            # The view of a replacement is another one than that of the same sample in its own place.
             view_number = repetition + attempt * self.plan.repeats
             try:
                 view = self._view(chosen, generator_for(self.plan.seed, epoch, chosen, view_number))
             except (ImageError, OSError) as error:
                 rows.unreadable.append((source.key(chosen), reason(error)))
             else:
+                if self.alternate_flip and self._turn(chosen, epoch + view_number):
+                    view = torch.from_numpy(view.numpy()[..., ::-1].copy())
                 rows.add(view, source, chosen)
                 return
         if self.plan.training:
             key, why = rows.unreadable[-1]
             raise DataError(f"{source.name}: {attempt + 1} images in a row cannot be read, such as {key}: {why}")
+
+    def _turn(self, index: int, turn: int) -> bool:
+        """Every other turn of a sample; half of all samples begin with it."""
+        return bool((digest(self.plan.seed, index, size=1, purpose=b"flip")[0].item() ^ turn) & 1)
 
     def _view(self, index: int, generator: np.random.Generator) -> Tensor:
         source = self.plan.source
@@ -144,11 +152,6 @@ class Maker:
         except Exception as error:
             key = printable(source.key(index))
             raise DataError(f"{key}: no view of this image: {type(error).__name__}: {one_line(error)}") from error
-
-
-def reason(error: ImageError | OSError) -> str:
-    text = error.strerror if isinstance(error, OSError) else None
-    return text or one_line(error) or type(error).__name__
 
 
 class Loader:
@@ -169,12 +172,16 @@ class Loader:
         sampling: Sampling = "uniform",
         repeats: int = 1,
         max_unreadable: float = 0.01,
+        alternate_flip: bool = False,
     ) -> None:
         """`batch_size` counts over all `world` processes; see `Plan` for the order.
 
+        With `alternate_flip`, every view is flipped horizontally in every other epoch.
+
         A short last batch is dropped while training, unless `drop_last` says otherwise, and never in an
-        evaluation. Where more than the share `max_unreadable` of an epoch's images, and more than a few, cannot be
-        read, DataError; until then, training takes the next readable one instead, and an evaluation leaves them out.
+        evaluation. Where more than the share `max_unreadable` of an epoch's images, and more than ten or a quarter of
+        them, cannot be read, DataError; until then, training takes the next readable one instead, and an evaluation
+        leaves them out.
         """
         typed("workers", WorkerCount, workers)
         check_range("max_unreadable", max_unreadable, 0.0, 1.0)
@@ -191,9 +198,8 @@ class Loader:
         )
         self.max_unreadable = max_unreadable
         self.unreadable: dict[str, str] = {}
-        """Why each unreadable example that was met cannot be read, by key."""
-        self._seen = self._failed = 0
-        self._make = Maker(self.plan, view)
+        """Why each unreadable sample that was met cannot be read, by key."""
+        self._make = Maker(self.plan, view, alternate_flip)
         self._workers: Workers[tuple[int, int], Rows] | None = Workers(self._make, workers) if workers else None
 
     @property
@@ -212,27 +218,22 @@ class Loader:
         if not 0 <= start <= self.steps_per_epoch:
             raise ConfigError(f"batch {start} of an epoch of {self.steps_per_epoch}")
         places = ((epoch, number) for number in range(start, self.steps_per_epoch))
-        read = 0
-        for rows in map(self._make, places) if self._workers is None else self._workers.results(places):
-            read += len(rows.labels)
-            self._count(rows)
-            yield rows.batch()
-        if not read and self._failed:
-            raise DataError(f"{self.source.name}: not one image could be read, {self._examples()}")
-
-    def _count(self, rows: Rows) -> None:
-        self._seen += rows.count
-        self._failed += len(rows.unreadable)
-        self.unreadable.update(rows.unreadable)
         whole = self.plan.rows // self.plan.world  # of an epoch: broken ones may all come first
-        allowed = max(self.max_unreadable * max(self._seen, whole), FEW if self.max_unreadable else 0)
-        if self._failed > allowed:
-            raise DataError(
-                f"{self.source.name}: {self._failed} of {self._seen} images could not be read, {self._examples()}; "
-                f"this exceeds max_unreadable={self.max_unreadable:g} of an epoch's {whole:,}"
-            )
+        few = min(FEW, FEW_SHARE * whole) if self.max_unreadable else 0
+        seen = failed = read = 0
+        for rows in map(self._make, places) if self._workers is None else self._workers.results(places):
+            seen, failed, read = seen + rows.count, failed + len(rows.unreadable), read + len(rows.labels)
+            self.unreadable.update(rows.unreadable)
+            if failed > max(self.max_unreadable * whole, few):
+                raise DataError(
+                    f"{self.source.name}: {failed} of {seen} images could not be read, {self._such_as()}; "
+                    f"this exceeds max_unreadable={self.max_unreadable:g} of an epoch's {whole:,}"
+                )
+            yield rows.batch()
+        if not read and failed:
+            raise DataError(f"{self.source.name}: not one image could be read, {self._such_as()}")
 
-    def _examples(self) -> str:
+    def _such_as(self) -> str:
         some = list(self.unreadable.items())[:3]
         return "such as " + ", ".join(f"{printable(key)} ({printable(why)})" for key, why in some)
 

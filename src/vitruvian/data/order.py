@@ -1,4 +1,4 @@
-"""Which example comes when: keyed permutations, orders and random streams that need no memory of their own."""
+"""Which sample comes when: keyed permutations, orders and random streams that need no memory of their own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def digest(seed: int, *numbers: int, size: int, purpose: bytes) -> KeyArray:
 
 
 def generator_for(seed: int, *numbers: int) -> np.random.Generator:
-    """The random stream that belongs to these numbers alone, such as (seed, epoch, example).
+    """The random stream that belongs to these numbers alone, such as (seed, epoch, sample).
 
     Another count of numbers gives another stream, also where the additional ones are 0.
     """
@@ -89,16 +89,16 @@ def scrambled(values: KeyArray) -> KeyArray:
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """Runs of consecutive examples that are cheap only when read together, such as remote shards."""
+    """Runs of consecutive samples that are cheap only when read together, such as remote shards."""
 
     sizes: IndexArray
-    """Examples of each block."""
+    """Samples of each block."""
     lanes: int
     """Blocks that are mixed at any time: the shuffle buffer."""
 
 
 def ordered(positions: IndexArray, length: int, seed: int, epoch: int, blocks: Blocks | None = None) -> IndexArray:
-    """The examples at these positions of an epoch's order: each example once.
+    """The samples at these positions of an epoch's order: each sample once.
 
     With blocks, the order deals the shuffled blocks to lanes, draws from the lanes in turn, and inside a block
     at random; so only `lanes` blocks are in use at a time. The positions should be those of one whole batch: what
@@ -106,16 +106,11 @@ def ordered(positions: IndexArray, length: int, seed: int, epoch: int, blocks: B
     """
     if blocks is None:
         return permuted(positions, length, seed, epoch)
-    return lane_order(blocks, seed, epoch).examples(positions)
-
-
-@functools.lru_cache(maxsize=8)
-def lane_order(blocks: Blocks, seed: int, epoch: int) -> LaneOrder:
-    return LaneOrder(blocks, seed, epoch)
+    return lane_order(blocks, seed, epoch).samples(positions)
 
 
 class LaneOrder:
-    """The order of one epoch over blocks dealt to lanes; memory grows with the blocks, not with the examples."""
+    """The order of one epoch over blocks dealt to lanes; memory grows with the blocks, not with the samples."""
 
     def __init__(self, blocks: Blocks, seed: int, epoch: int) -> None:
         self.key = (seed, epoch)
@@ -127,14 +122,14 @@ class LaneOrder:
         lanes.sort(key=lambda lane: int(blocks.sizes[lane].sum()))  # the lane that ends first comes first
         self.lanes = lanes
         self.ends = [np.cumsum(blocks.sizes[lane]) for lane in lanes]
-        # Stage k is the part of the epoch in which lanes k and later still have examples.
+        # Stage k is the part of the epoch in which lanes k and later still have samples.
         lengths = np.array([0, *(ends[-1] for ends in self.ends)], np.int64)
         self.rounds = lengths[:-1]
         width = len(lanes) - np.arange(len(lanes))
         self.stages = np.concatenate([[0], np.cumsum(np.diff(lengths) * width)])[:-1]
 
-    def examples(self, positions: IndexArray) -> IndexArray:
-        """The examples at these positions, those of a lane together."""
+    def samples(self, positions: IndexArray) -> IndexArray:
+        """The samples at these positions, those of a lane together."""
         stage = np.searchsorted(self.stages, positions, side="right") - 1
         turn, lane = np.divmod(positions - self.stages[stage], len(self.lanes) - stage)
         turn, lane = turn + self.rounds[stage], lane + stage
@@ -147,3 +142,6 @@ class LaneOrder:
             block[mine] = self.lanes[number][place]
             within[mine] = turn[mine] - (self.ends[number][place] - self.sizes[block[mine]])
         return self.starts[block] + permuted(within, self.sizes[block], *self.key, stream=block)
+
+
+lane_order = functools.lru_cache(maxsize=8)(LaneOrder)

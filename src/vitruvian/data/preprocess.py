@@ -70,10 +70,10 @@ def view(image: Image.Image, preprocess: Preprocess) -> Tensor:
 def geometry(size: Size, preprocess: Preprocess) -> tuple[Size, Bounds]:
     """The size the whole image is scaled to, and the part of it that is kept."""
     rows, columns = preprocess.image_size
-    if preprocess.fit == "squash":
-        return (rows, columns), (0, 0, columns, rows)
-    height, width = covering(size, preprocess.scaled_size or preprocess.image_size)
-    top, left = round((height - rows) / 2), round((width - columns) / 2)
+    scaled = preprocess.scaled_size or preprocess.image_size
+    height, width = scaled if preprocess.fit == "squash" else covering(size, scaled)
+    whole = int if preprocess.floor_crop else round
+    top, left = whole((height - rows) / 2), whole((width - columns) / 2)
     return (height, width), (left, top, left + columns, top + rows)
 
 

@@ -1,4 +1,4 @@
-"""Which examples make up a batch: of an epoch, for one of several processes, from the batch's number alone."""
+"""Which samples make up a batch: of an epoch, for one of several processes, from the batch's number alone."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class Plan:
 
     source: Source
     batch_size: int
-    """Examples in a batch over all processes together."""
+    """Samples in a batch over all processes together."""
     seed: int
     training: bool
-    """In a shuffled order that differs from epoch to epoch; otherwise in the source's order, each example once."""
+    """In a shuffled order that differs from epoch to epoch; otherwise in the source's order, each sample once."""
     drop_last: bool
     """Leave out the last batch of an epoch where it would be short."""
     rank: int = 0
     world: int = 1
     """Number of processes; of each batch, process `rank` has the part of that number."""
     sampling: Sampling = "uniform"
-    """`uniform`: each example once an epoch; `balanced`: all classes equally often."""
+    """`uniform`: each sample once an epoch; `balanced`: all classes equally often."""
     repeats: int = 1
-    """Views of each example in a batch; an epoch keeps its length, so it has fewer examples (repeated augmentation)."""
+    """Views of each sample in a batch; an epoch keeps its length, so it has fewer samples (repeated augmentation)."""
     balanced: Balanced | BalancedBlocks | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -47,12 +47,12 @@ class Plan:
         if self.batch_size % self.repeats:
             raise ConfigError(f"batch_size={self.batch_size} is not divisible by repeats={self.repeats}")
         if not self.training and (self.drop_last or self.repeats > 1 or self.sampling != "uniform"):
-            raise ConfigError("an evaluation takes each example once: no drop_last, repeats or balanced sampling")
+            raise ConfigError("an evaluation takes each sample once: no drop_last, repeats or balanced sampling")
         if self.training and self.batch_size % self.world:
             raise ConfigError(f"batch_size={self.batch_size} is not divisible by the {self.world} processes")
         if not self.steps:
             raise ConfigError(
-                f"batch_size={self.batch_size} is more than the {len(self.source)} examples of {self.source.name}; "
+                f"batch_size={self.batch_size} is more than the {len(self.source)} samples of {self.source.name}; "
                 f"take {len(self.source)} or less"
             )
         if self.sampling == "balanced":
@@ -70,25 +70,25 @@ class Plan:
         return self.rows // self.batch_size if self.drop_last else -(-self.rows // self.batch_size)
 
     def batch(self, epoch: int, number: int) -> tuple[IndexArray, IndexArray]:
-        """This process's part of a batch: the examples, and for each which of its repeated views it is."""
+        """This process's part of a batch: the samples, and for each which of its repeated views it is."""
         first = number * self.batch_size
         count = min(self.batch_size, self.rows - first)
         positions = np.arange(first // self.repeats, (first + count) // self.repeats)
         if not self.training:
-            examples = positions
+            samples = positions
         elif self.balanced is not None:
-            examples = self.balanced.examples(positions, self.rows // self.repeats, self.seed, epoch)
+            samples = self.balanced.samples(positions, self.rows // self.repeats, self.seed, epoch)
         else:
-            examples = ordered(positions, len(self.source), self.seed, epoch, self.source.blocks)
+            samples = ordered(positions, len(self.source), self.seed, epoch, self.source.blocks)
         mine = slice(self.rank * count // self.world, (self.rank + 1) * count // self.world)
         repetitions = np.tile(np.arange(self.repeats), len(positions))
-        return np.repeat(examples, self.repeats)[mine], repetitions[mine]
+        return np.repeat(samples, self.repeats)[mine], repetitions[mine]
 
 
 class Balanced:
     """An order in which every class comes up equally often, to within one in an epoch.
 
-    The examples of a class are gone through from epoch to epoch, each time in a new order, so none comes up a
+    The samples of a class are gone through from epoch to epoch, each time in a new order, so none comes up a
     second time before all others of its class did.
     """
 
@@ -109,10 +109,10 @@ class Balanced:
                     file.write(members.astype("i8").tobytes())
                     free[label] += len(members)
         self.members = Column(path, "i8")
-        """The examples, class by class."""
+        """The samples, class by class."""
 
-    def examples(self, positions: IndexArray, length: int, seed: int, epoch: int) -> IndexArray:
-        """The examples at these positions of an epoch of this length."""
+    def samples(self, positions: IndexArray, length: int, seed: int, epoch: int) -> IndexArray:
+        """The samples at these positions of an epoch of this length."""
         count = len(self.present)
         turn, slot = np.divmod(permuted(positions, length, seed, epoch), count)
         label = self.present[slot]
@@ -144,6 +144,8 @@ class BalancedBlocks:
         self.places = Column(path, "i8")
         """The number of each sample in its class."""
         self._order: tuple[tuple[int, int, int], LaneOrder] | None = None
+        self._turns: dict[int, IndexArray] = {}
+        """Where the uses of each sample end in its block, for the blocks of that order in use."""
 
     def uses(self, start: int, stop: int, key: tuple[int, int, int]) -> IndexArray:
         """How often each of these samples comes up in an epoch; the key is its length, the seed and its number."""
@@ -171,19 +173,27 @@ class BalancedBlocks:
                 block = np.searchsorted(self.ends, start + np.arange(len(uses)), side="right")
                 used += np.bincount(block, uses, len(used)).astype(np.int64)
             self._order = key, LaneOrder(Blocks(used, self.blocks.lanes), *key[1:])
+            self._turns.clear()
         return self._order[1]
 
-    def examples(self, positions: IndexArray, length: int, seed: int, epoch: int) -> IndexArray:
+    def turns(self, block: int, key: tuple[int, int, int]) -> IndexArray:
+        if block not in self._turns:
+            while len(self._turns) > 4 * self.blocks.lanes:
+                del self._turns[next(iter(self._turns))]
+            stop = int(self.ends[block])
+            self._turns[block] = np.cumsum(self.uses(stop - int(self.blocks.sizes[block]), stop, key))
+        return self._turns[block]
+
+    def samples(self, positions: IndexArray, length: int, seed: int, epoch: int) -> IndexArray:
         """The samples at these positions of an epoch of this length, those of a block together."""
         key = (length, seed, epoch)
         order = self.order(key)
-        numbers = order.examples(positions)
+        numbers = order.samples(positions)
         blocks = np.searchsorted(order.starts + order.sizes, numbers, side="right")
         found = np.empty_like(numbers)
         for block in np.unique(blocks).tolist():
             mine = blocks == block
-            stop = int(self.ends[block])
-            start = stop - int(self.blocks.sizes[block])
-            turns = np.cumsum(self.uses(start, stop, key))
-            found[mine] = start + np.searchsorted(turns, numbers[mine] - order.starts[block], side="right")
+            start = int(self.ends[block]) - int(self.blocks.sizes[block])
+            turn = numbers[mine] - order.starts[block]
+            found[mine] = start + np.searchsorted(self.turns(block, key), turn, side="right")
         return found

@@ -18,6 +18,8 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from functools import partial
+from itertools import chain, islice
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -193,10 +195,20 @@ def unguarded_script() -> str:
     return f"line {frame.f_lineno} of {path}"
 
 
-def in_order(function: Callable[[Item], Result], items: Iterable[Item], *, workers: int) -> Iterator[Result]:
-    """`function(item)` of each item, in the order of the items; 0 workers: in this process."""
+def in_order(
+    function: Callable[[Item], Result], items: Iterable[Item], *, workers: int, chunk: int = 1
+) -> Iterator[Result]:
+    """`function(item)` of each item, in the order of the items; 0 workers: in this process.
+
+    A worker handles `chunk` items before it hands over their results.
+    """
     if typed("workers", WorkerCount, workers) == 0:
         yield from map(function, items)
         return
-    with closing(Workers(function, workers)) as processes:
-        yield from processes.results(items)
+    left = iter(items)
+    with closing(Workers(partial(each, function), workers)) as processes:
+        yield from chain.from_iterable(processes.results(iter(lambda: list(islice(left, chunk)), [])))
+
+
+def each(function: Callable[[Item], Result], items: list[Item]) -> list[Result]:
+    return list(map(function, items))

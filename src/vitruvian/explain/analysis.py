@@ -1,4 +1,4 @@
-"""What a model has learnt, in numbers: filters of its embedding, similarity of positions, mean attention distance.
+"""What a model has learned, in numbers: filters of its embedding, similarity of positions, mean attention distance.
 
 These are the three parts of the paper's Figure 7.
 """
@@ -14,7 +14,6 @@ from vitruvian.config import ViTConfig
 from vitruvian.errors import ConfigError, DataError
 from vitruvian.explain.attention import grid_of, inference, require_vit
 from vitruvian.model.build import Model
-from vitruvian.model.vit import ViT
 from vitruvian.settings import Size
 
 # B images, R rows and C columns of patches, P = R * C, T tokens before them, N = T + P, H heads, L layers
@@ -34,10 +33,12 @@ NO_POSITIONS = {
 def filter_components(model: Model, count: int = COMPONENTS) -> tuple[Tensor, Tensor]:
     """Principal components of the filters that read pixels, (count, S, S, channels), and each one's share of variance.
 
-    The filters are the patch embedding's, or for a hybrid the standardized ones of the stem's first convolution.
+    The filters are the patch embedding's, or for a hybrid those of the stem's first convolution, as it uses them.
     Components have length one; of the two signs, the one whose strongest value is positive.
     """
-    kernels = pixel_filters(require_vit(model)).detach().double().cpu()  # (D, channels, S, S)
+    embed = require_vit(model).embed
+    filters = embed.patch.weight if embed.stem is None else embed.stem.pixel_filters()
+    kernels = filters.detach().double().cpu()  # (D, channels, S, S)
     flat = kernels.permute(0, 2, 3, 1).flatten(1)
     _, strengths, components = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False)
     variance = strengths.square()
@@ -46,10 +47,6 @@ def filter_components(model: Model, count: int = COMPONENTS) -> tuple[Tensor, Te
     kept = kept * strongest.sign()
     side, channels = kernels.shape[-1], kernels.shape[1]
     return kept.view(-1, side, side, channels).float(), (variance / variance.sum())[:count].float()
-
-
-def pixel_filters(vit: ViT) -> Tensor:
-    return vit.embed.patch.weight if vit.embed.stem is None else vit.embed.stem.root.standardized()
 
 
 def position_kind(config: ViTConfig) -> str:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -165,23 +166,14 @@ def gradient_attention(model: Model, pixels: Tensor, classes: Sequence[int] | Te
     if vit.head is None:
         raise ConfigError("this model has no head, so there is no class to explain; rollout and attention need none")
     with inference(vit):
-        inputs = block_inputs(vit, pixels)
+        steps = takewhile(lambda step: step[0] != "encoded", vit.iter_intermediates(pixels))
+        inputs = [value for _, value in steps]  # what enters each block, and what leaves the last one: (B, N, D)
         with torch.enable_grad():
             row, gradient = answer_gradient(vit, inputs.pop(), classes)
             for block in reversed(vit.blocks):
                 assert isinstance(block, Block)
                 row, gradient = through_block(block, inputs.pop(), vit.grid_of(pixels), (row, gradient))
     return on_grid(vit, row, pixels)
-
-
-def block_inputs(vit: ViT, pixels: Tensor) -> list[Tensor]:
-    """What enters each block, and what leaves the last one, each (B, N, D)."""
-    kept = []
-    for name, value in vit.iter_intermediates(pixels):
-        if name == "encoded":
-            break
-        kept.append(value)
-    return kept
 
 
 def answer_gradient(vit: ViT, tokens: Tensor, classes: Sequence[int] | Tensor | None) -> tuple[Tensor, Tensor]:

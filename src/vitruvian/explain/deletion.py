@@ -7,7 +7,7 @@ removed in random orders give the score that any map must beat.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitruvian.errors import ConfigError
-from vitruvian.predict import Classifier
+from vitruvian.predict import Classifier, probabilities_of
 from vitruvian.settings import Size
 
 # R rows and C columns of patches, P = R * C, S steps
@@ -53,7 +53,8 @@ def deletion_curves(
         raise ConfigError(f"maps of one image have one shape, not {sorted(shapes)}")
     grid: Size = shapes.pop()  # type: ignore[assignment]
     orders = {name: [by_rank(values)] for name, values in maps.items()}
-    orders[RANDOM] = list(random_orders(grid[0] * grid[1], seed))
+    rng = np.random.default_rng(seed)
+    orders[RANDOM] = [rng.permutation(grid[0] * grid[1]) for _ in range(RANDOM_ORDERS)]
     return {
         name: mean_curve(classifier, pixels, orders=several, grid=grid, index=index, steps=steps)
         for name, several in orders.items()
@@ -65,12 +66,6 @@ def by_rank(values: Tensor) -> Order:
     return np.argsort(-values.flatten().double().cpu().numpy(), kind="stable")
 
 
-def random_orders(patches: int, seed: int) -> Iterator[Order]:
-    rng = np.random.default_rng(seed)
-    for _ in range(RANDOM_ORDERS):
-        yield rng.permutation(patches)
-
-
 def mean_curve(
     classifier: Classifier, pixels: Tensor, *, orders: list[Order], grid: Size, index: int, steps: int
 ) -> Curve:
@@ -80,7 +75,7 @@ def mean_curve(
     curves = []
     for order in orders:
         logits = classifier.logits(torch.stack([covered(pixels, order[:count], grid) for count in counts]))
-        curves.append((logits.double() / classifier.model.temperature).softmax(dim=-1)[:, index])
+        curves.append(probabilities_of(classifier.model, logits.double())[:, index])
     return Curve(counts / patches, torch.stack(curves).mean(dim=0).numpy())
 
 

@@ -77,6 +77,8 @@ class Explained:
     image: Image.Image | None = None
     """Upright, at its own size."""
     answers: tuple[Answer, ...] = ()
+    none_of_these: bool = False
+    """The image shows none of the model's classes; the maps are of the nearest one."""
     maps: tuple[Map, ...] = ()
     curves: dict[str, Curve] = field(default_factory=dict)
     """The deletion curves by name of map, and of random orders; empty if not asked for."""
@@ -123,16 +125,17 @@ class Explainer:
         pixels = view(image, self.vit.preprocess)
         answers: tuple[Answer, ...] = ()
         targets: list[Answer] = []
+        none = False
         if self.classifier is not None:
             ranked = self.classifier.ranked(self.classifier.logits(pixels[None]), len(self.classifier.labels))[0]
             if not ranked:
                 return Explained(path=path, error=f"{name_of(source)}: the model's answer is not a finite number")
-            answers = ranked[:ANSWERS]
+            answers, none = ranked[:ANSWERS], self.classifier.is_none(ranked)
             targets = [a for a in ranked if a.index == self.target] if self.target is not None else []
             targets = targets or list(ranked[: self.settings.top])
         maps = self.maps(pixels, targets)
         curves = self.curves(pixels, maps, targets[0].index) if self.settings.deletion and maps else {}
-        return Explained(path=path, image=image, answers=answers, maps=maps, curves=curves)
+        return Explained(path=path, image=image, answers=answers, none_of_these=none, maps=maps, curves=curves)
 
     def maps(self, pixels: Tensor, targets: list[Answer]) -> tuple[Map, ...]:
         batch = pixels[None].to(self.device)
@@ -157,17 +160,14 @@ class Explainer:
 
     def attention(self, batch: Tensor) -> Map:
         settings = self.settings
-        values = attention_map(self.vit, batch, layer=settings.layer, head=settings.head, patch=settings.patch)[
-            0
-        ].numpy()
+        values = attention_map(self.vit, batch, layer=settings.layer, head=settings.head, patch=settings.patch)
         layer = f"layer {self.vit.layer(-1 if settings.layer is None else settings.layer)}"
         if self.vit.attn_pool is not None and settings.patch is None:
             layer = "the pooling probe"
         heads = "mean of heads" if settings.head is None else f"head {settings.head}"
         origin = "" if settings.patch is None else f", from patch {settings.patch[0]},{settings.patch[1]}"
-        return Map(
-            name="attention", title=f"attention of {layer}, {heads}{origin}", values=values, patch=settings.patch
-        )
+        title = f"attention of {layer}, {heads}{origin}"
+        return Map(name="attention", title=title, values=values[0].numpy(), patch=settings.patch)
 
     def curves(self, pixels: Tensor, maps: tuple[Map, ...], index: int) -> dict[str, Curve]:
         """The deletion curves of the maps that are about this class, or about none."""

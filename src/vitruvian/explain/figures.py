@@ -75,7 +75,7 @@ def filters_figure(vit: ViT) -> Figure:
         title = "Filters of the stem"
         note += (
             " The patch embedding of a hybrid reads the stem's features, which have no color; "
-            "these are the filters of the stem's first convolution, standardized as it uses them."
+            "these are the filters of the stem's first convolution, as it uses them."
         )
     values = components.numpy()
     return Figure(

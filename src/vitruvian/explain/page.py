@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from PIL import Image
 
@@ -25,9 +25,10 @@ from vitruvian.report.html import (
     text,
 )
 from vitruvian.report.images import embedded
+from vitruvian.text import counted
 
 TITLE = "What the model looks at"
-FIGURES_TITLE = "What the model has learnt"
+FIGURES_TITLE = "What the model has learned"
 MOST_ON_PAGE = 60
 """Images that are shown on the page; files are written for all."""
 PAGE_SIDE = 420
@@ -43,19 +44,14 @@ READING = (
 
 def explanation_page(about: str, parts: list[Html], *, images: int, unread: int) -> str:
     """The whole page; `parts` are of the first images, made by `image_section`."""
-    return page(TITLE, page_parts(about, parts, images=images, unread=unread))
-
-
-def page_parts(about: str, parts: list[Html], *, images: int, unread: int) -> Iterator[Html]:
-    yield heading(TITLE, f"{about}; {images:,} image{'' if images == 1 else 's'}")
+    above = [heading(TITLE, f"{about}; {counted(images, 'image')}")]
     if images > MOST_ON_PAGE:
-        yield notice(f"The first {MOST_ON_PAGE} are on this page; the files beside it are of all {images:,}.")
+        above.append(notice(f"The first {MOST_ON_PAGE} are on this page; the files beside it are of all {images:,}."))
     if unread:
-        yield notice(f"{unread:,} of {images:,} images could not be read.")
-    yield Html(f'<p class="soft small" style="margin-top:1rem">{text(READING)}</p>')
+        above.append(notice(f"{unread:,} of {images:,} images could not be read."))
+    above.append(Html(f'<p class="soft small" style="margin-top:1rem">{text(READING)}</p>'))
     bar = embedded(color_bar(240, 12), "colors from violet, low, to yellow, high")
-    yield remark(Html(f"low {bar} high"))
-    yield from parts
+    return page(TITLE, [*above, remark(Html(f"low {bar} high")), *parts])
 
 
 def image_section(explained: Explained, images: Mapping[str, Image.Image]) -> Html:
@@ -66,7 +62,8 @@ def image_section(explained: Explained, images: Mapping[str, Image.Image]) -> Ht
     row = Html(f'<div class="overlays">{joined(shown)}</div>')
     below = []
     if explained.answers:
-        rows = [(answer.label, percent_bar(100 * answer.probability)) for answer in explained.answers]
+        rows = [("none of these", "")] if explained.none_of_these else []
+        rows += [(answer.label, percent_bar(100 * answer.probability)) for answer in explained.answers]
         below.append(table(["answer", "probability"], rows))
     if explained.curves:
         below.append(deletion_chart(explained.curves))

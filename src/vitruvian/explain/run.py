@@ -121,7 +121,8 @@ def draw_figures(
     vit = require_vit(model)
     Encoder(vit, device=device)  # checks channels and device, and moves the model there
     source = "images" if images else "built-in digits"
-    chosen = evenly(images, count) if images else built_in(count)
+    digits = DigitsSource()
+    chosen = evenly(images, count) if images else [digits.read(n) for n in range(min(count, len(digits)))]
     done: list[Figure] = []
     unread: list[str] = []
     for drawn in figures(vit, lambda: batches(vit, chosen, unread=unread, follow=follow), source):
@@ -140,11 +141,6 @@ def evenly(images: Sequence[ImageInput], count: int) -> list[ImageInput]:
     if len(images) <= count:
         return list(images)
     return [images[index * len(images) // count] for index in range(count)]
-
-
-def built_in(count: int) -> list[ImageInput]:
-    digits = DigitsSource()
-    return [digits.read(index) for index in range(min(count, len(digits)))]
 
 
 def batches(vit: ViT, images: Sequence[ImageInput], *, unread: list[str], follow: Track) -> Iterator[Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from vitruvian.catalog import resolve
 from vitruvian.config import ModelConfig, ResNetConfig
 from vitruvian.errors import UnknownNameError
+from vitruvian.model.conv import BatchNorm
 from vitruvian.model.encoder import Block, Mlp
 from vitruvian.model.resnet import PostActivationUnit, PreActivationUnit, ResNet, StdConv
 from vitruvian.model.vit import AttentionPool, ViT
@@ -58,6 +59,10 @@ def initialize(model: Model, generator: torch.Generator) -> None:
 
 def initialize_module(module: nn.Module, generator: torch.Generator) -> None:
     if isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.GroupNorm):
+        nn.init.ones_(module.weight)
+    elif isinstance(module, BatchNorm):
+        nn.init.zeros_(module.running_mean)
+        nn.init.ones_(module.running_var)
         nn.init.ones_(module.weight)
     elif isinstance(module, StdConv | nn.Conv2d):
         lecun_normal(module.weight, generator)

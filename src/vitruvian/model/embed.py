@@ -7,11 +7,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitruvian.config import PositionResize, ViTConfig
+from vitruvian.model.conv import ConvStem
 from vitruvian.model.encoder import norm_layer
+from vitruvian.model.resample import is_open, matrix, resampled
 from vitruvian.model.resnet import Stem
 from vitruvian.settings import Size
 
 # B images, R rows and C columns of patches, N = R * C, T tokens before the patches, D width
+
+
+STEMS: dict[str, type[Stem] | type[ConvStem]] = {"hybrid": Stem, "timm": Stem, "bit": Stem, "conv": ConvStem}
+"""By the style that a StemConfig has."""
 
 
 class Embedding(nn.Module):
@@ -22,7 +28,7 @@ class Embedding(nn.Module):
         self.config = config
         D = config.width
         rows, columns = config.grid
-        self.stem = Stem(config.stem, config.channels) if config.stem else None
+        self.stem = STEMS[config.stem.style](config.stem, config.channels) if config.stem else None
         channels = config.stem.out_channels if config.stem else config.channels
         self.patch = nn.Conv2d(channels, D, config.patch_size, config.patch_size, bias=config.patch_bias)
         if config.class_token:
@@ -53,7 +59,7 @@ class Embedding(nn.Module):
             patches = patches + positions.flatten(0, 1)
         prefix = self.prefix()
         if prefix is not None:
-            patches = torch.cat([prefix.expand(len(patches), -1, -1), patches], dim=1)  # (B, T + N, D)
+            patches = torch.cat([prefix.expand(patches.shape[0], -1, -1), patches], dim=1)  # (B, T + N, D)
         return self.norm(self.dropout(patches))
 
     def patches(self, pixels: Tensor) -> Tensor:
@@ -109,23 +115,9 @@ def sincos_positions(grid: Size, width: int) -> Tensor:
 def interpolate_positions(positions: Tensor, grid: Size, method: PositionResize) -> Tensor:
     """Position interpolation: (R, C, D) resampled to another grid, in the way of one family of weights."""
     old = positions.shape[0], positions.shape[1]
-    if old == tuple(grid):
+    if not is_open(grid) and old == tuple(grid):
         return positions
-    image = positions.permute(2, 0, 1)[None].float()  # (1, D, R, C)
-    if method == "zoom":
-        image = F.interpolate(image, grid, mode="bilinear", align_corners=True)
-    elif method == "bicubic":
-        image = F.interpolate(image, grid, mode="bicubic", align_corners=False)
-    elif method == "bicubic_antialias":
-        image = F.interpolate(image, grid, mode="bicubic", align_corners=False, antialias=True)
-    elif method == "bilinear_antialias":
-        image = F.interpolate(image, grid, mode="bilinear", align_corners=False, antialias=True)
-    elif method == "bicubic_aligned":
-        image = F.interpolate(image, grid, mode="bicubic", align_corners=True)
-    else:  # DINO hands over a factor, not a size; sampling points shift by its 0.1
-        factors = [(new + 0.1) / was for new, was in zip(grid, old)]
-        image = F.interpolate(image, scale_factor=factors, mode="bicubic", align_corners=False)
-    return image[0].permute(1, 2, 0).to(positions.dtype)
+    return resampled(positions.float(), grid, method).to(positions.dtype)
 
 
 def resize_patch_kernel(weight: Tensor, patch_size: int, method: PositionResize) -> Tensor:
@@ -137,10 +129,9 @@ def resize_patch_kernel(weight: Tensor, patch_size: int, method: PositionResize)
     old = weight.shape[-1]
     if old == patch_size:
         return weight
-    basis = torch.eye(old * old, dtype=torch.float64).view(old * old, 1, old, old)
-    mode, aligned = ("bilinear", True) if method == "zoom" else ("bicubic", method == "bicubic_aligned")
-    smooth = method == "bicubic_antialias"
-    enlarged = F.interpolate(basis, (patch_size, patch_size), mode=mode, align_corners=aligned, antialias=smooth)
-    inverse = torch.linalg.pinv(enlarged.view(old * old, -1))  # (new^2, old^2)
+    way = "bicubic" if method in ("dino", "bilinear_antialias") else method
+    enlarge = matrix(old, patch_size, way, torch.empty(0, dtype=torch.float64))  # (new, old)
+    enlarged = torch.kron(enlarge, enlarge).T  # (old^2, new^2)
+    inverse = torch.linalg.pinv(enlarged)  # (new^2, old^2)
     flat = weight.double().flatten(2) @ inverse.T
     return flat.view(*weight.shape[:2], patch_size, patch_size).to(weight.dtype)

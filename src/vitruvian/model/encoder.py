@@ -12,7 +12,7 @@ from vitruvian.config import Numerics, ViTConfig
 from vitruvian.model.positions import attention_position
 from vitruvian.settings import Size
 
-# B images, N tokens, D width, H heads, K = D // H, M MLP width
+# B images, N tokens, D width, H heads of K channels (H K = D, but for `attention_width`), M MLP width
 
 
 def norm_layer(config: ViTConfig, width: int) -> nn.Module:
@@ -25,16 +25,17 @@ class Attention(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        D, K = config.width, config.width // config.heads
+        D, K = config.width, config.head_width
+        A = K * config.heads
         self.heads = config.heads
         self.grid = config.grid
         self.dropout = config.attention_dropout
-        self.qkv = nn.Linear(D, 3 * D, bias=config.qkv_bias)
+        self.qkv = nn.Linear(D, 3 * A, bias=config.qkv_bias)
         self.q_norm = norm_layer(config, K) if config.qk_norm else nn.Identity()
         self.k_norm = norm_layer(config, K) if config.qk_norm else nn.Identity()
         self.position = attention_position(config)
-        self.norm = norm_layer(config, D) if config.attention_norm else nn.Identity()
-        self.out = nn.Linear(D, D, bias=config.dense_bias)
+        self.norm = norm_layer(config, A) if config.attention_norm else nn.Identity()
+        self.out = nn.Linear(A, D, bias=config.dense_bias)
 
     def forward(self, x: Tensor, first: int | None = None, grid: Size | None = None) -> Tensor:
         """(B, N, D) -> (B, N or first, D); `grid` is that of the patches, where it is not the trained one."""
@@ -62,8 +63,8 @@ class Attention(nn.Module):
         return self.out(self.norm((weights @ v).transpose(1, 2).flatten(2))), weights
 
     def project(self, x: Tensor, grid: Size | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        B, N, D = x.shape
-        qkv = self.qkv(x).view(B, N, 3, self.heads, D // self.heads)
+        B, N, _ = x.shape
+        qkv = self.qkv(x).view(B, N, 3, self.heads, -1)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()  # each (B, H, N, K)
         q, k = self.q_norm(q), self.k_norm(k)
         if self.position is not None:
@@ -179,5 +180,5 @@ BLOCKS = {"pre_norm": Block, "res_post_norm": ResPostNormBlock, "parallel": Para
 
 def drop_path_mask(x: Tensor, drop_path: float) -> Tensor:
     """Stochastic depth, one factor an image: 0 with chance `drop_path`, else 1 / (1 - drop_path)."""
-    mask = torch.empty(len(x), *[1] * (x.dim() - 1), dtype=x.dtype, device=x.device)
+    mask = torch.empty(x.shape[0], *[1] * (x.dim() - 1), dtype=x.dtype, device=x.device)
     return mask.bernoulli_(1 - drop_path).div_(1 - drop_path)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Hashable
 from functools import lru_cache
+from typing import TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitruvian.config import RopeConfig, ViTConfig
+from vitruvian.model.resample import is_open, matrix
 from vitruvian.settings import Size
+
+Table = TypeVar("Table")
 
 # B images, N tokens (T before the patches), H heads, K = D // H, R rows and C columns of patches
 
@@ -34,13 +38,13 @@ class Offsets(AttentionPosition):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         tokens = config.prefix_tokens + config.grid[0] * config.grid[1]
-        self.offsets = nn.Parameter(torch.empty(2 * tokens - 1, config.width // config.heads))
+        self.offsets = nn.Parameter(torch.empty(2 * tokens - 1, config.head_width))
 
     def bias(self, q: Tensor, grid: Size) -> Tensor:
         N = q.shape[2]
         table: Tensor = self.offsets
-        if len(table) != 2 * N - 1:
-            table = F.interpolate(table.T[None], 2 * N - 1, mode="linear", align_corners=True)[0].T
+        if is_open(grid) or len(table) != 2 * N - 1:
+            table = matrix(len(table), 2 * N - 1, "bilinear_aligned", table) @ table
         place = torch.arange(N, device=q.device)
         index = place[:, None] - place[None] + N - 1  # (N, N)
         products = q @ table.T * q.shape[-1] ** -0.5  # (B, H, N, 2 N - 1)
@@ -58,30 +62,36 @@ class RelativeBias(AttentionPosition):
 
     def bias(self, q: Tensor, grid: Size) -> Tensor:
         table = resize_bias_table(self.table, self.grid, grid)
-        index = relative_index(grid).to(q.device)
+        index = kept(relative_index, grid).to(q.device)
         return table[index].permute(2, 0, 1)[None].to(q.dtype)  # (1, H, N, N)
+
+
+_kept = lru_cache(maxsize=24)(lambda make, *settings: make(*settings))
+
+
+def kept(make: Callable[..., Table], *settings: Hashable) -> Table:
+    """The table of these settings, made once; a graph that is being traced makes its own, of symbols."""
+    return make(*settings) if torch.compiler.is_compiling() else _kept(make, *settings)
 
 
 def resize_bias_table(table: Tensor, old: Size, new: Size) -> Tensor:
     """The biases (offsets + 3, H) for another grid, bilinear as in transformers; those of the class token stay."""
-    if old == new:
+    if not is_open(new) and old == new:
         return table
-    image = table[:-3].T.reshape(1, -1, 2 * old[0] - 1, 2 * old[1] - 1)
-    image = F.interpolate(image, (2 * new[0] - 1, 2 * new[1] - 1), mode="bilinear", align_corners=False)
-    return torch.cat([image[0].flatten(1).T, table[-3:]])
+    down, across = (matrix(2 * was - 1, 2 * side - 1, "bilinear", table) for was, side in zip(old, new))
+    image = table[:-3].reshape(2 * old[0] - 1, 2 * old[1] - 1, -1)
+    return torch.cat([torch.einsum("rp,pqh,cq->rch", down, image, across).flatten(0, 1), table[-3:]])
 
 
-@lru_cache(maxsize=8)
 def relative_index(grid: Size) -> Tensor:
     """Row of the bias table for each two tokens, the class token first, (N, N)."""
     rows, columns = grid
     place = torch.stack(torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")).flatten(1)
     down, across = place[:, :, None] - place[:, None]
-    offsets = (2 * rows - 1) * (2 * columns - 1)
-    index = torch.empty(rows * columns + 1, rows * columns + 1, dtype=torch.long)
-    index[1:, 1:] = (down + rows - 1) * (2 * columns - 1) + across + columns - 1
-    index[0], index[:, 0], index[0, 0] = offsets, offsets + 1, offsets + 2
-    return index
+    index = (down + rows - 1) * (2 * columns - 1) + across + columns - 1
+    offsets = torch.full((1, rows * columns + 1), (2 * rows - 1) * (2 * columns - 1))
+    index = torch.cat([offsets[:, 1:].T + 1, index], dim=1)  # every token to the class token
+    return torch.cat([torch.cat([offsets[:, :1] + 2, offsets[:, 1:]], dim=1), index])
 
 
 class Rotary(AttentionPosition):
@@ -90,7 +100,7 @@ class Rotary(AttentionPosition):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         assert config.rope is not None
-        self.rope, self.prefix, self.size = config.rope, config.prefix_tokens, config.width // config.heads
+        self.rope, self.prefix, self.size = config.rope, config.prefix_tokens, config.head_width
         self.frequencies: nn.Parameter | None = None
         if self.rope.kind == "mixed":  # by row and column, for each head
             self.frequencies = nn.Parameter(torch.empty(2, config.heads, self.size // 2))
@@ -107,13 +117,12 @@ class Rotary(AttentionPosition):
 
     def tables(self, grid: Size) -> tuple[Tensor, Tensor]:
         if self.frequencies is None:
-            return axial_tables(self.rope, grid, self.size)
+            return kept(axial_tables, self.rope, grid, self.size)
         place = rope_places(self.rope, grid).to(self.frequencies)
         angles = torch.einsum("na,ahk->hnk", place, self.frequencies)  # (H, R C, K / 2)
         return laid_out(angles, half=self.rope.half)
 
 
-@lru_cache(maxsize=16)
 def axial_tables(rope: RopeConfig, grid: Size, size: int) -> tuple[Tensor, Tensor]:
     """Sine and cosine (R C, K) of angles with frequencies of their own for the rows and for the columns."""
     bands = 1 / rope.temperature ** (torch.arange(size // 4, dtype=torch.float32) / (size // 4))

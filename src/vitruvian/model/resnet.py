@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitruvian.config import ConvStyle, Preprocess, ResNetConfig, StemConfig
+from vitruvian.config import ConvStyle, Preprocess, ResNetConfig, ResNetStyle, ScoreFunction, StemConfig
 from vitruvian.errors import ConfigError
 
 GROUPS = 32
@@ -18,10 +18,13 @@ class StdConv(nn.Conv2d):
     """Convolution whose kernel is standardized over all but the output axis, without bias.
 
     Styles differ in numbers: `hybrid` divides by std + 1e-5 and pads like TensorFlow's SAME, `timm`
-    divides by sqrt(var + 1e-8) and pads the same, `bit` divides by sqrt(var + 1e-10) and pads evenly.
+    divides by sqrt(var + 1e-8) and pads the same, `bit` divides by sqrt(var + 1e-10) and pads evenly, `timm_bit`
+    divides as `timm` and pads as `bit`.
     """
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, *, style: ConvStyle) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int, stride: int = 1, *, style: ConvStyle | ResNetStyle
+    ) -> None:
         super().__init__(inputs, outputs, kernel, stride, bias=False)
         self.style = style
 
@@ -32,11 +35,11 @@ class StdConv(nn.Conv2d):
         variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), keepdim=True, unbiased=False)
         if self.style == "hybrid":
             return (self.weight - mean) / (variance.sqrt() + 1e-5)
-        return (self.weight - mean) * torch.rsqrt(variance + (1e-8 if self.style == "timm" else 1e-10))
+        return (self.weight - mean) * torch.rsqrt(variance + (1e-10 if self.style == "bit" else 1e-8))
 
     def pad(self, x: Tensor) -> Tensor:
         kernel, stride = self.kernel_size[0], self.stride[0]
-        if self.style == "bit":
+        if self.style.endswith("bit"):
             side = (kernel - 1) // 2
             return F.pad(x, (side, side, side, side)) if side else x
         return pad_same(x, kernel, stride)
@@ -80,17 +83,17 @@ class PostActivationUnit(nn.Module):
 class PreActivationUnit(nn.Module):
     """Bottleneck with the norm before each convolution (ResNet v2), as BiT uses it."""
 
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, style: ResNetStyle) -> None:
         super().__init__()
         outputs = 4 * width
-        self.norm1 = nn.GroupNorm(GROUPS, inputs, eps=group_eps("bit"))
-        self.conv1 = StdConv(inputs, width, 1, style="bit")
-        self.norm2 = nn.GroupNorm(GROUPS, width, eps=group_eps("bit"))
-        self.conv2 = StdConv(width, width, 3, stride, style="bit")
-        self.norm3 = nn.GroupNorm(GROUPS, width, eps=group_eps("bit"))
-        self.conv3 = StdConv(width, outputs, 1, style="bit")
+        self.norm1 = nn.GroupNorm(GROUPS, inputs, eps=group_eps(style))
+        self.conv1 = StdConv(inputs, width, 1, style=style)
+        self.norm2 = nn.GroupNorm(GROUPS, width, eps=group_eps(style))
+        self.conv2 = StdConv(width, width, 3, stride, style=style)
+        self.norm3 = nn.GroupNorm(GROUPS, width, eps=group_eps(style))
+        self.conv3 = StdConv(width, outputs, 1, style=style)
         project = inputs != outputs or stride != 1
-        self.shortcut = StdConv(inputs, outputs, 1, stride, style="bit") if project else None
+        self.shortcut = StdConv(inputs, outputs, 1, stride, style=style) if project else None
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.norm1(x))
@@ -102,7 +105,7 @@ class PreActivationUnit(nn.Module):
         return x + y
 
 
-def group_eps(style: ConvStyle) -> float:
+def group_eps(style: ConvStyle | ResNetStyle) -> float:
     return 1e-6 if style == "hybrid" else 1e-5
 
 
@@ -131,6 +134,10 @@ class Stem(nn.Module):
             x = stage(x)
         return x
 
+    def pixel_filters(self) -> Tensor:
+        """The kernels of the first convolution, as it uses them."""
+        return self.root.standardized()
+
 
 class ResNet(nn.Module):
     """The BiT ResNet: pixels (B, channels, height, width), normalized -> logits (B, classes)."""
@@ -143,17 +150,21 @@ class ResNet(nn.Module):
         self.origin = ""
         self.temperature = 1.0
         """Logits are divided by it before they become probabilities; `vit evaluate` can fit it."""
-        self.root = StdConv(config.channels, config.width, 7, 2, style="bit")
+        self.score_function: ScoreFunction = "softmax"
+        self.threshold = 0.0
+        """An image whose best answer has a smaller probability shows none of the classes."""
+        self.source = ""
+        self.root = StdConv(config.channels, config.width, 7, 2, style=config.style)
         self.stages = nn.ModuleList()
         inputs = config.width
         for stage, units in enumerate(config.stages):
             width = config.width * 2**stage
             modules: list[nn.Module] = []
             for unit in range(units):
-                modules.append(PreActivationUnit(inputs, width, 2 if stage and not unit else 1))
+                modules.append(PreActivationUnit(inputs, width, 2 if stage and not unit else 1, config.style))
                 inputs = 4 * width
             self.stages.append(nn.Sequential(*modules))
-        self.norm = nn.GroupNorm(GROUPS, inputs, eps=group_eps("bit"))
+        self.norm = nn.GroupNorm(GROUPS, inputs, eps=group_eps(config.style))
         self.head = nn.Linear(inputs, config.classes) if config.classes else None
 
     def forward(self, pixels: Tensor) -> Tensor:

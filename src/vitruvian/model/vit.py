@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitruvian.config import Preprocess, ViTConfig
+from vitruvian.config import Preprocess, ScoreFunction, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.embed import Embedding
 from vitruvian.model.encoder import BLOCKS, Block, Mlp, norm_layer
@@ -34,6 +34,11 @@ class ViT(nn.Module):
         self.origin = ""
         self.temperature = 1.0
         """Logits are divided by it before they become probabilities; `vit evaluate` can fit it."""
+        self.score_function: ScoreFunction = "softmax"
+        self.threshold = 0.0
+        """An image whose best answer has a smaller probability shows none of the classes."""
+        self.source = ""
+        """The file or folder that the weights were loaded from."""
         self.patch_drop = 0.0
         """Patch dropout: share of an image's patch tokens that are left out while training, drawn anew each time."""
         self.grad_checkpointing = False
@@ -124,6 +129,8 @@ class ViT(nn.Module):
     def forward_head(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:  # (B, N, D) -> (B, K)
         """Logits of the tokens of `forward_features`; with `pre_logits`, or without a head, what the head reads."""
         features: Tensor = self.pre_logits(self.pool(tokens))
+        if self.config.unit_features:
+            features = F.normalize(features, dim=-1)
         if self.head is None or pre_logits:
             return features
         logits: Tensor = self.head(features)

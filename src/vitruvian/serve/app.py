@@ -131,10 +131,7 @@ def add_questions(app: FastAPI, service: Service) -> None:
     )
     async def predict(request: Request) -> Response:
         read, served = await asked(request, schema.PredictOptions, many)
-        options = read.options
-        found = await unless_gone(
-            request, service.predict(served, read.images, top=options.top, patches=options.erased)
-        )
+        found = await unless_gone(request, service.predict(served, read.images, read.options))
         return JSONResponse({"model": served.name, "predictions": named(read.names, found)})
 
     @app.post(

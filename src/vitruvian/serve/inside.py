@@ -18,7 +18,7 @@ from vitruvian.errors import ConfigError
 from vitruvian.explain.attention import attention_rollout, gradient_attention, inference, require_vit
 from vitruvian.explain.deletion import covered
 from vitruvian.model.vit import ViT
-from vitruvian.predict import Classifier, Encoder
+from vitruvian.predict import Classifier, Encoder, probabilities_of
 
 # L layers, H heads, N tokens (T before the patches), P patches, K classes
 
@@ -107,8 +107,8 @@ def layer_answers(classifier: Classifier, vit: ViT, batch: Tensor) -> Json:
         for name, tokens in vit.iter_intermediates(batch):
             if name == "embedded" or name.startswith("block_"):
                 read = tokens if vit.config.norm_after_pool else vit.norm(tokens)
-                rows.append(vit.forward_head(read)[0].float().cpu() / vit.temperature)
-    probabilities = torch.stack(rows).softmax(dim=-1)  # (L + 1, K)
+                rows.append(vit.forward_head(read)[0].float().cpu())
+    probabilities = probabilities_of(vit, torch.stack(rows))  # (L + 1, K)
     last = probabilities[-1].argsort(descending=True, stable=True)[:ANSWERS].tolist()
     each = probabilities.argmax(dim=-1).tolist()
     classes = list(dict.fromkeys([*last, *each]))

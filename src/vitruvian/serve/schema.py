@@ -10,6 +10,7 @@ from vitruvian.explain.explainer import METHODS, Method
 from vitruvian.serve.inside import PARTS, Part
 
 MOST_TOP = 100
+MOST_LABELS = 200
 MOST_PATCHES = 1 << 16
 
 
@@ -45,6 +46,16 @@ class Options(BaseModel):
 class PredictOptions(Options):
     top: Annotated[int, Field(ge=1, le=MOST_TOP, description="Answers for each image.")] = 5
     erased: Erased = []
+    labels: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=200)]],
+        BeforeValidator(split),
+        Field(max_length=MOST_LABELS, description="Words to choose among; for CLIP and SigLIP."),
+    ] = []
+    template: Annotated[
+        Annotated[str, Field(max_length=200)] | None,
+        BeforeValidator(absent),
+        Field(description="What the words stand in: a text with {}, `imagenet` or `imagenet-7`."),
+    ] = None
 
 
 class ExplainOptions(Options):
@@ -97,6 +108,7 @@ class Answer(BaseModel):
 class Predicted(BaseModel):
     name: str
     answers: list[Answer] | None = None
+    none_of_these: Annotated[bool, Field(description="The image shows none of the model's classes.")] = False
     error: str | None = None
 
 

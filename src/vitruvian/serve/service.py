@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -23,9 +24,13 @@ from vitruvian.predict import DECODERS, Answer, Classifier, Encoder
 from vitruvian.serve.batching import Batcher, Place, Work
 from vitruvian.serve.inside import Json, Part, erased, inspect, png
 from vitruvian.serve.limits import Limits
+from vitruvian.serve.schema import PredictOptions
 from vitruvian.text import printable
+from vitruvian.weights.words import text_of
 
 R = TypeVar("R")
+KEPT_WORDS = 16
+"""Lists of labels whose heads are kept."""
 log = logging.getLogger("vitruvian.serve")
 
 Told = Callable[[str, int, float], None]
@@ -47,6 +52,9 @@ class Served:
         self.classify: Work[Tensor, Tensor] = Work(self._logits, limits.batch)
         self.embed: Work[Tensor, Tensor] = Work(self._features, limits.batch)
         self.look: Work[Callable[[], Any], Any] = Work(lambda calls: [call() for call in calls], 1)
+        self.speaks = False
+        """Whether it has a text tower, and so takes labels."""
+        self._words: dict[tuple[tuple[str, ...], str | None], Classifier] = {}
         self.warm = self.batcher.reserve(1).put(self.look, [lambda: self._warm(limits.batch)])[0]
 
     def _logits(self, pixels: list[Tensor]) -> tuple[Tensor, ...]:
@@ -61,11 +69,31 @@ class Served:
         run = self.classify.run if isinstance(self.encoder, Classifier) else self.embed.run
         for size in range(1, largest + 1):
             run([blank] * size)
+        if not self.model.config.classes:
+            try:
+                text_of(self.model)
+                self.speaks = True
+            except VitruvianError as error:
+                log.info("%s takes no labels: %s", self.name, error)
+
+    def answering(self, labels: tuple[str, ...], template: str | None) -> Classifier:
+        """The model with a head of these words; called by the model's thread alone, which keeps the latest."""
+        if not self.speaks:
+            raise ImageError(f"the model {self.name!r} has no text tower, so it takes no labels")
+        found = self._words.pop((labels, template), None)
+        found = found or Classifier(self.model, labels=labels, template=template)
+        self._words[labels, template] = found
+        if len(self._words) > KEPT_WORDS:
+            del self._words[next(iter(self._words))]
+        return found
 
     @property
     def classifier(self) -> Classifier:
         if not isinstance(self.encoder, Classifier):
-            raise ImageError(f"the model {self.name!r} has no head, so it gives vectors (/embed) but no answers")
+            raise ImageError(
+                f"the model {self.name!r} has no head, so it gives vectors (/embed) but no answers; "
+                "a CLIP or SigLIP answers in the words of `labels`"
+            )
         return self.encoder
 
     def facts(self) -> Json:
@@ -128,17 +156,33 @@ class Service:
             raise UnknownNameError("model", name, self.models, see=f"(here: {', '.join(self.models)})")
         return self.models[name]
 
-    async def predict(self, served: Served, images: Sequence[bytes], *, top: int, patches: Sequence[int]) -> list[Json]:
+    async def predict(self, served: Served, images: Sequence[bytes], options: PredictOptions) -> list[Json]:
         """Of each image its answers, or its error."""
-        classifier = served.classifier
 
-        def answers(logits: Tensor) -> Json:
-            ranked = classifier.ranked(logits[None], top)[0]
+        def answers(classifier: Classifier, logits: Tensor) -> Json:
+            ranked = classifier.ranked(logits[None], options.top)[0]
             if not ranked:
                 return {"error": "the model's answer is not a finite number"}
-            return {"answers": as_json(ranked)}
+            return {"answers": as_json(ranked), "none_of_these": classifier.is_none(ranked)}
 
-        return await self._each(served, served.classify, images, answers, patches)
+        if options.template is not None and not options.labels:
+            raise ImageError("template is for labels, which are missing")
+        if not options.labels:
+            return await self._each(
+                served, served.classify, images, partial(answers, served.classifier), options.erased
+            )
+        with served.batcher.reserve(1) as place:
+            words = (tuple(options.labels), options.template)
+            classifier = await self._look(place, served, lambda: served.answering(*words))
+
+        head = classifier.model.head
+        assert head is not None
+
+        def compared(vector: Tensor) -> Json:
+            with torch.inference_mode():
+                return answers(classifier, head(torch.nn.functional.normalize(vector, dim=-1)))
+
+        return await self._each(served, served.embed, images, compared, options.erased)
 
     async def embed(self, served: Served, images: Sequence[bytes]) -> list[Json]:
         """Of each image its feature vector, or its error."""
@@ -166,7 +210,7 @@ class Service:
                 raise upright
             return await self._look(place, served, lambda: explained(served.model, upright, settings))
 
-    async def _look(self, place: Place, served: Served, call: Callable[[], Json]) -> Json:
+    async def _look(self, place: Place, served: Served, call: Callable[[], R]) -> R:
         (found,) = await self._results(place.put(served.look, [call]))
         if isinstance(found, BaseException):
             raise found

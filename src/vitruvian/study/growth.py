@@ -14,6 +14,7 @@ from vitruvian.files import write_json
 from vitruvian.progress import tell
 from vitruvian.study import STUDY_FILE
 from vitruvian.training.distributed import process_group
+from vitruvian.training.finetune import Series
 from vitruvian.training.given import DataRef
 from vitruvian.training.images import fitting_batch_size, images_for, run_multiply_adds, stages_of
 from vitruvian.training.journal import Listener
@@ -22,7 +23,6 @@ from vitruvian.training.plan import plan
 from vitruvian.training.recipe import DESCRIPTION, HARMLESS, Recipe
 from vitruvian.training.recipes import changed, read_recipe
 from vitruvian.training.run import RUNS, Run, RunState, is_free, owned
-from vitruvian.training.series import Series
 from vitruvian.training.train import with_progress
 
 RECIPES = ("study-vit", "study-hybrid", "study-resnet")

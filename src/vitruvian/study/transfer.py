@@ -73,11 +73,6 @@ class Cell:
         }
 
 
-def vtab_tasks() -> list[Task]:
-    """The 19 tasks of VTAB-1k, in their order."""
-    return list(VTAB_TASKS)
-
-
 def transfer(
     models: Sequence[str],
     tasks: Sequence[Task],
@@ -104,7 +99,7 @@ def transfer(
                 folder = out / f"{short(model)}-{task.name}"
                 cells.append(one_cell(model, task, folder=folder, setup=setup, listeners=listeners, said=said))
                 if processes.is_main:
-                    write_cells(out, cells)
+                    write_json(out / STUDY_FILE, {"cells": [cell.to_json() for cell in cells]})
     return cells
 
 
@@ -140,10 +135,6 @@ def tasks_named(names: Sequence[str]) -> list[Task]:
     if not found:
         raise DataError("no task is named; `vit tasks` lists them")
     return [task_named(name) for name in found]
-
-
-def write_cells(out: Path, cells: Sequence[Cell]) -> None:
-    write_json(out / STUDY_FILE, {"cells": [cell.to_json() for cell in cells]})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,8 +3,8 @@
 `train` from arguments to a finished run · `trainer` a run put together · `loop` `step` its steps · `distributed` its
 processes · `given` its data and views, and the `recipe` (files of them: `recipes`) · `images` its splits and batches ·
 `model` `head` what learns · `objective` losses · `optimizer` also EMA · `schedule` · `run` its folder · `journal` its
-metrics and listeners · `checkpoint` · `report` · `plan` `timing` what it would take · `series` many runs · `finetune`
-`sweep` the paper's protocol · `masked` `corruption` pre-training without labels
+metrics and listeners · `checkpoint` · `report` · `plan` what it would take · `finetune` `sweep` the paper's protocol ·
+`masked` pre-training without labels
 """
 
 from vitruvian.errors import Interrupted

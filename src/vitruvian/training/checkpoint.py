@@ -87,8 +87,7 @@ class Checkpoints:
             return "there is no earlier checkpoint"
         return f"{found[-1].name} is whole: once that is cured, continue with `vit train --resume {self.folder.parent}`"
 
-    def all(self) -> list[Path]:
-        """The checkpoints, oldest first."""
+    def all(self) -> list[Path]:  # oldest first
         return sorted(self.folder.glob("step-*"))
 
     def newest_whole(self, said: Callable[[str], None]) -> Path | None:
@@ -144,8 +143,12 @@ def free_name(path: Path) -> Path:
 
 
 def read_position(checkpoint: Path) -> Position:
-    """Where the run stood."""
-    return Position.from_json(read_object(checkpoint / POSITION, raises=TrainingError))
+    try:
+        return Position(**read_object(checkpoint / POSITION, raises=TrainingError))
+    except TypeError as error:
+        raise TrainingError(
+            f"the checkpoint was written by another version: {one_line(error)}; go on with that one, or start a new run"
+        ) from error
 
 
 def read_tensors(checkpoint: Path, tensors: dict[str, Tensor], processes: Processes) -> None:
@@ -163,11 +166,15 @@ def read_tensors(checkpoint: Path, tensors: dict[str, Tensor], processes: Proces
 
 
 def cause(error: BaseException) -> str:
-    """The reason in one line."""
     if isinstance(error, CheckpointException):
         failures = list(error.failures.values())
         return cause(failures[0][0]) if failures else "a process failed"
     return one_line(error)
+
+
+def live_tensors(model: Model) -> dict[str, Tensor]:
+    """The parameters and buffers of a model, by name, without copying."""
+    return {name: tensor.detach() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
 
 
 def gathered(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -202,16 +209,6 @@ class Position:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Position:
-        try:
-            return cls(**data)
-        except TypeError as error:
-            raise TrainingError(
-                f"the checkpoint was written by another version: {one_line(error)}; "
-                "go on with that one, or start a new run"
-            ) from error
-
 
 @dataclass
 class State:
@@ -225,7 +222,7 @@ class State:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that learning changes; views of the live tensors."""
-        found = {f"model.{name}": parameter.detach() for name, parameter in self.model.named_parameters()}
+        found = {f"model.{name}": tensor for name, tensor in live_tensors(self.model).items()}
         found |= moments(self.optimizer, self.model, self.recipe.optimizer)
         if self.average is not None:
             found |= {f"average.{name}": mean for name, mean in self.average.means.items()}
@@ -243,6 +240,5 @@ class State:
             self.scaler.load_state_dict(position.scaler)
 
     def finite(self) -> bool:
-        """Whether all weights are numbers."""
         norms = torch._foreach_norm([local(parameter) for parameter in self.model.parameters()])
         return bool(torch.stack(norms).isfinite().all())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,10 @@ from torch import Tensor, nn
 from vitruvian.errors import ConfigError, TrainingError, VitruvianError
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
-from vitruvian.training.recipe import Parallel
+from vitruvian.settings import environment_number
+
+if TYPE_CHECKING:
+    from vitruvian.training.recipe import Parallel
 
 TIMEOUT = timedelta(minutes=10)
 """How long a process waits for the others before the job ends."""
@@ -44,7 +47,6 @@ class Processes:
         return self.world_size > 1
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
-        """The sum over all processes, in each of them."""
         if self.is_distributed:
             dist.all_reduce(values)
         return values
@@ -58,7 +60,6 @@ class Processes:
         return box[0]
 
     def all_reduce_max(self, value: int) -> int:
-        """The greatest value of any process, in each of them."""
         if not self.is_distributed:
             return value
         box = torch.tensor(value, device=self.device)
@@ -66,7 +67,6 @@ class Processes:
         return int(box.item())
 
     def all_gather(self, entries: dict[str, str]) -> dict[str, str]:
-        """The entries of all processes, in each of them."""
         if not self.is_distributed:
             return entries
         found: list[dict[str, str]] = [{} for _ in range(self.world_size)]
@@ -89,7 +89,6 @@ class Processes:
         return result
 
     def barrier(self) -> None:
-        """Until all are here."""
         if self.is_distributed:
             dist.barrier()
 
@@ -105,7 +104,7 @@ def process_group(device: str) -> Iterator[Processes]:
     Inside another such context the connection is that one's. An error of the connection, which is how the death of
     another process shows, becomes a TrainingError.
     """
-    world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    world, rank = environment_number("WORLD_SIZE", 1), environment_number("RANK", 0)
     chosen = chosen_device(device)
     if world == 1 or dist.is_initialized():
         yield Processes(rank=rank if world > 1 else 0, world_size=world, device=chosen)
@@ -114,7 +113,8 @@ def process_group(device: str) -> Iterator[Processes]:
     try:
         yield Processes(rank=rank, world_size=world, device=chosen)
     except (RuntimeError, dist.DistError) as error:
-        if is_lost_connection(error):
+        words = ("gloo", "nccl", "connection", "timed out", "peer")
+        if isinstance(error, dist.DistError) or any(word in str(error).lower() for word in words):
             raise TrainingError(
                 f"process {rank} lost the others, one of the {world} has died; its own messages tell why; "
                 "continue with `vit train --resume RUN`"
@@ -123,11 +123,6 @@ def process_group(device: str) -> Iterator[Processes]:
     finally:
         _left.append(dist.group.WORLD)
         dist.destroy_process_group()
-
-
-def is_lost_connection(error: Exception) -> bool:
-    words = ("gloo", "nccl", "connection", "timed out", "peer")
-    return isinstance(error, dist.DistError) or any(word in str(error).lower() for word in words)
 
 
 def chosen_device(name: str) -> torch.device:
@@ -167,6 +162,16 @@ def wrap_ddp(model: Model, processes: Processes, parallel: Parallel) -> nn.Modul
         return model
     ids = [processes.device.index] if processes.device.type == "cuda" else None
     return nn.parallel.DistributedDataParallel(model, device_ids=ids)
+
+
+def average_buffers(model: nn.Module, processes: Processes) -> None:
+    """Give all processes the mean of their buffers: each has BatchNorm's statistics of its own part of a batch."""
+    buffers = list(model.buffers()) if processes.is_distributed else []
+    if buffers:
+        means = torch.cat([buffer.flatten() for buffer in buffers]) / processes.world_size
+        parts = torch.split(processes.all_reduce_sum(means), [buffer.numel() for buffer in buffers])
+        for buffer, mean in zip(buffers, parts):
+            buffer.copy_(mean.view_as(buffer))
 
 
 @contextmanager

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from vitruvian.data.sources import BUILT_IN
-from vitruvian.errors import ConfigError, TrainingError
+from vitruvian.errors import ConfigError, Interrupted, TrainingError
+from vitruvian.files import write_json
 from vitruvian.progress import tell
 from vitruvian.tasks import SEEDS, Task, task_meant
 from vitruvian.training.distributed import Processes, process_group
 from vitruvian.training.given import NO_VIEWS, DataRef
 from vitruvian.training.images import images_for
 from vitruvian.training.journal import Listener
+from vitruvian.training.loop import Diverged
 from vitruvian.training.model import model_for, without_shape
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.recipes import changed, keys_of, read_recipe
-from vitruvian.training.run import RUNS, is_free, lasting_data, lasting_path, owned
-from vitruvian.training.series import Series
-from vitruvian.training.sweep import Protocol, Sweep, Trial, differences
-from vitruvian.training.sweep_report import write_sweep_report
-from vitruvian.training.train import with_progress
+from vitruvian.training.run import FAILED_FILE, RUNS, Run, RunState, is_free, lasting_data, lasting_path, owned
+from vitruvian.training.sweep import Protocol, Sweep, Trial, differences, write_sweep_report
+from vitruvian.training.train import begin, resume, with_progress
 from vitruvian.weights.load import SWEEP_FILE
 
 SMALL_RECIPE = "finetune-small"
@@ -59,7 +59,9 @@ def protocol_for(
     found = found.replace(weights=lasting_path(weights), architecture=without_shape(found))
     if task is not None:
         found = found.replace(view={**task.view, **found.view})
-    found = changed(with_share_of_warmup(found, settings), settings)
+    if keys_of(settings) & {"steps", "epochs"} and found.steps and found.warmup >= 1:
+        found = found.replace(warmup=found.warmup / found.steps)  # the same part of a run of another length
+    found = changed(found, settings)
     if "lr" in keys_of(settings):
         if lrs:
             raise ConfigError(f"give lr={found.lr:g} or lrs= to choose among, not both")
@@ -71,13 +73,6 @@ def protocol_for(
         seeds=seeds,
         metric=task.metric if task else "top1",
     )
-
-
-def with_share_of_warmup(recipe: Recipe, settings: Sequence[str]) -> Recipe:
-    """The recipe with its warm-up as a share, where its length is changed: it stays the same part of the run."""
-    if keys_of(settings) & {"steps", "epochs"} and recipe.steps and recipe.warmup >= 1:
-        return recipe.replace(warmup=recipe.warmup / recipe.steps)
-    return recipe
 
 
 def finetune(
@@ -123,7 +118,6 @@ def finetune(
 
 
 def record(sweep: Sweep) -> None:
-    """Write sweep.json and report.html."""
     sweep.write()
     write_sweep_report(sweep)
 
@@ -131,8 +125,8 @@ def record(sweep: Sweep) -> None:
 def check(protocol: Protocol, data: DataRef, processes: Processes, said: Callable[[str], None]) -> None:
     """Refuse what no trial can begin with before anything is written, and warn of what takes days."""
     recipe = protocol.recipe
+    NO_VIEWS.check_start(recipe)
     images = images_for(data, recipe)
-    NO_VIEWS.check(recipe)
     model_for(recipe, images.classes)
     seen = recipe.steps * recipe.batch_size or round(recipe.epochs * len(images.train))
     if processes.is_main and processes.device.type == "cpu" and seen > MANY_IMAGES:
@@ -161,3 +155,48 @@ def sweep_folder(protocol: Protocol, out: str | Path | None) -> Path:
         if not folder.exists() or ((folder / SWEEP_FILE).is_file() and not differences(folder, protocol)):
             return folder
         number += 1
+
+
+BEFORE: dict[RunState, str] = {
+    "done": " (done before)",
+    "failed": " (diverged before)",
+    "begun": " (goes on)",
+    "waiting": "",
+}
+"""What is said of a run when its turn comes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """Runs on one dataset, which is opened once. All processes follow what the main one finds in the folders."""
+
+    data: DataRef
+    processes: Processes
+    listeners: Sequence[Listener] = ()
+    said: Callable[[str], None]
+    """Hears what comes next, in the main process."""
+    record: Callable[[], object]
+    """Writes what is known so far; called in the main process."""
+
+    def train(self, folder: Path, recipe: Recipe, title: str) -> None:
+        """Train the run in a folder, or go on with it, unless it is over.
+
+        A run that diverges is over, too: its folder says why, and the series goes on.
+        """
+        state: RunState = self.processes.broadcast(Run(folder).state)
+        if self.processes.is_main:
+            self.said(title + BEFORE[state])
+        try:
+            if state == "begun":
+                resume(folder, data=self.data, listeners=self.listeners, progress=False)
+            elif state == "waiting":
+                begin(self.data, recipe, out=folder, listeners=self.listeners)
+        except Interrupted as stopped:
+            text = f"stopped in {folder.name}; the same command goes on from there"
+            raise Interrupted(text, stopped.number) from None
+        except Diverged as error:
+            if self.processes.is_main:
+                write_json(folder / FAILED_FILE, str(error))
+        if self.processes.is_main:
+            Run(folder).forget_checkpoints()
+            self.record()

@@ -19,6 +19,8 @@ from vitruvian.training.model import without_shape
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.recipes import changed, read_recipe
 from vitruvian.training.run import Run, lasting_data, lasting_path
+from vitruvian.weights import hub
+from vitruvian.weights.load import published_name
 
 SIZE = {"layers", "width", "mlp_width", "heads", "stem"}
 """Settings of a model that its name stands for."""
@@ -59,6 +61,12 @@ class Views:
             require_packages()
         elif recipe.resolutions or recipe.train_scale != 1:
             raise TrainingError("resolutions and train_scale are for the recipe's training views, not for train_view=")
+
+    def check_start(self, recipe: Recipe) -> None:
+        """Refuse, before the data is opened, a run that cannot start."""
+        self.check(recipe)
+        if recipe.weights and published_name(recipe.weights):
+            hub.require_packages(recipe.weights)
 
     def check_again(self, run: Run) -> None:
         """The same views are given as when the run began."""
@@ -102,7 +110,6 @@ def chosen_recipe(
     weights: str | Path | None = None,
     settings: Sequence[str] = (),
 ) -> Recipe:
-    """The recipe of a run."""
     if model and weights:
         raise TrainingError("give a model to start from scratch, or weights to start from, not both")
     found = (
@@ -128,7 +135,6 @@ def kept_architecture(recipe: Recipe, model: str) -> dict[str, Any]:
 
 
 def fitting_name(data: DataRef, model: str | None, weights: str | Path | None) -> str:
-    """The name of a recipe that suits the data."""
     if weights:
         return "photos"
     if data.name == "digits":

@@ -31,7 +31,7 @@ TEST_SEED = 0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Images:
-    """The two parts of a data set that a run uses."""
+    """The two parts of a dataset that a run uses."""
 
     name: str
     train: Source
@@ -61,7 +61,7 @@ def images_for(data: object, recipe: Recipe) -> Images:
 
 
 def unlearned(images: Images) -> list[str]:
-    """A note on classes that are measured and cannot be learnt; none where that would fetch all images."""
+    """A note on classes that are measured and cannot be learned; none where that would fetch all images."""
     if images.train.remote or images.validation.remote:
         return []
     missing = sorted(labels_in(images.validation) - labels_in(images.train))
@@ -81,24 +81,14 @@ def labels_in(source: Source) -> set[int]:
 
 def usual_images(found: Dataset, recipe: Recipe) -> Images:
     """The images of a run that follows no protocol."""
-    chooses = recipe.patience > 0 or recipe.final == "best"
-    name = "val" if "val" in found.splits else "" if chooses else "test" if "test" in found.splits else ""
+    allowed = ("val",) if recipe.patience > 0 or recipe.final == "best" else ("val", "test")
+    train, name = found.train, next((name for name in allowed if name in found.splits), "")
     if name:
-        return Images(
-            name=found.name,
-            train=found.train,
-            validation=found.splits[name],
-            validation_is=f"the split {name!r}",
-            notes=found.notes,
-        )
-    train, held = hold_out(found.train, recipe.val_fraction, recipe.seed)
-    return Images(
-        name=found.name,
-        train=train,
-        validation=held,
-        validation_is=f"{recipe.val_fraction:.0%} of each class, held out",
-        notes=found.notes,
-    )
+        held, held_is = found.splits[name], f"the split {name!r}"
+    else:
+        train, held = hold_out(train, recipe.val_fraction, recipe.seed)
+        held_is = f"{recipe.val_fraction:.0%} of each class, held out"
+    return Images(name=found.name, train=train, validation=held, validation_is=held_is, notes=found.notes)
 
 
 def protocol_images(found: Dataset, recipe: Recipe) -> Images:
@@ -161,6 +151,7 @@ class TrainingBatches:
                 world=processes.world_size,
                 sampling=recipe.sampling,
                 repeats=recipe.aug_repeats,
+                alternate_flip=self.augment.alternate_flip,
                 max_unreadable=recipe.max_unreadable,
             )
             self._size = size
@@ -178,9 +169,8 @@ class TrainingBatches:
             step = end
 
     def keys(self, step: int) -> list[str]:
-        """What to call the images of this process in a step."""
-        examples, _ = self._loader.plan.batch(*divmod(step, self.per_epoch))
-        return [self.source.key(int(index)) for index in examples]
+        samples, _ = self._loader.plan.batch(*divmod(step, self.per_epoch))
+        return [self.source.key(int(index)) for index in samples]
 
     def close(self) -> None:
         if self._size is not None:
@@ -234,5 +224,4 @@ def step_multiply_adds(recipe: Recipe, config: ModelConfig, size: Size) -> int:
 
 
 def run_multiply_adds(recipe: Recipe, config: ModelConfig, stages: tuple[Stage, ...]) -> int:
-    """Of all steps."""
     return sum(step_multiply_adds(recipe, config, stage.size) * (stage.end - stage.start) for stage in stages)

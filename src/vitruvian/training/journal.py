@@ -17,8 +17,8 @@ from vitruvian.progress import Progress, on_terminal, tell
 
 Line = dict[str, Any]
 
-METRICS_FILE = "metrics.jsonl"
-"""In the run's folder."""
+METRICS_FILE, FOLDER = "metrics.jsonl", "events"
+"""In the run's folder: its lines, and the same for TensorBoard."""
 EMPTY = sha256().hexdigest()
 """The digest of no bytes."""
 
@@ -40,6 +40,11 @@ class Listener:
 
     def finished(self) -> None:
         """The run has ended, well or not; called once."""
+
+
+def tell_all(listeners: Sequence[Listener], text: str) -> None:
+    for listener in listeners:
+        listener.said(text)
 
 
 class Journal:
@@ -76,7 +81,6 @@ class Journal:
         return self.path.stat().st_size
 
     def digest(self) -> str:
-        """Of these bytes."""
         return self._hash.hexdigest()
 
     def close(self) -> None:
@@ -124,26 +128,25 @@ class Clock:
         self._checkpoint = time.monotonic()
 
 
-FOLDER = "events"
-"""Inside the run's folder."""
-
-
 class TensorBoard(Listener):
     """Writes each line of metrics.jsonl as events: `loss/train`, `loss/val`, `top1/val` and so on.
 
     A run that goes on after an interruption appends, and TensorBoard forgets what the interrupted run wrote after
-    its last checkpoint. Without the package `tensorboard`, one line through `say`, and the run goes on.
+    its last checkpoint. Without the package `tensorboard`, one line through `say`, also for many runs, which go on.
     """
 
     def __init__(self, say: Callable[[str], None] = tell) -> None:
         self.say = say
+        self._said = False
         self._writer: Any = None
 
     def started(self, *, folder: Path, steps: int, done: int) -> None:
         try:
             require("tensorboard", "train")
         except MissingExtraError as error:
-            self.say(f"no TensorBoard events are written; {error}")
+            if not self._said:
+                self.say(f"no TensorBoard events are written; {error}")
+            self._said = True
             return
         from torch.utils.tensorboard import SummaryWriter
 
@@ -207,7 +210,6 @@ class ShownProgress(Listener):
 
 
 def described(line: Line) -> str:
-    """A line of metrics in words."""
     what = "train" if line["split"] == "train" else "held-out"
     text = f"epoch {line['epoch']:.2f}  {what} loss {line['loss']:.4f}  top-1 {line['top1']:.2f}%"
     if "lr" in line:

@@ -15,7 +15,16 @@ from torch import Tensor
 from vitruvian.data.loader import Batch, Loader
 from vitruvian.errors import Interrupted, NotFiniteError, TrainingError
 from vitruvian.model.build import empty
-from vitruvian.training.checkpoint import Checkpoints, Position, State, gathered, read_tensors, write_digests
+from vitruvian.text import brief
+from vitruvian.training.checkpoint import (
+    Checkpoints,
+    Position,
+    State,
+    gathered,
+    live_tensors,
+    read_tensors,
+    write_digests,
+)
 from vitruvian.training.distributed import reshard
 from vitruvian.training.journal import Clock, Journal, Line
 from vitruvian.training.masked import MaskedViT
@@ -50,6 +59,7 @@ class Loop:
         self.checkpoints, self.journal = checkpoints, journal
         self.recipe, self.processes = state.recipe, checkpoints.processes
         self.steps = self.batches.total
+        self.listeners = () if journal is None else journal.listeners
         self.sums: list[Tensor] = []
         """Of the steps since the last read from the device."""
         self.measures: Measured | None = None
@@ -70,11 +80,6 @@ class Loop:
             self.after_step(stop)
         self.checkpoint()
 
-    def say(self, text: str) -> None:
-        """Tell the listeners."""
-        for listener in self.journal.listeners if self.journal is not None else ():
-            listener.said(text)
-
     def finished(self) -> bool:
         """Whether the run has ended early."""
         return bool(self.recipe.patience) and self.position.worse >= self.recipe.patience
@@ -82,7 +87,7 @@ class Loop:
     def after_step(self, stop: StopRequest) -> None:
         """What is due after a step, in an order that a continued run repeats."""
         step = self.position.step
-        for listener in self.journal.listeners if self.journal is not None else ():
+        for listener in self.listeners:
             listener.stepped(step)
         if step % self.recipe.log_every == 0 or step == self.steps:
             self.record_training()
@@ -129,12 +134,11 @@ class Loop:
         self.position.pending += rows
 
     def stop_at(self, step: int, what: str) -> None:
-        keys = self.batches.keys(step)
-        shown = ", ".join(keys[:8]) + (f" and {len(keys) - 8} more" if len(keys) > 8 else "")
         found = self.checkpoints.all()
         kept = f"the last good checkpoint is {found[-1]}" if found else "there is no checkpoint yet"
         raise Diverged(
-            f"{what}; the batch was {shown}; {kept}; try a lower lr, grad_clip=1, or precision=float32 or bfloat16"
+            f"{what}; the batch was {brief(self.batches.keys(step), 8)}; {kept}; try a lower lr, grad_clip=1, or "
+            "precision=float32 or bfloat16"
         )
 
     def record_training(self) -> None:
@@ -155,7 +159,6 @@ class Loop:
             self.journal.record(self.line(split, self.position.step) | values)
 
     def line(self, split: str, step: int) -> Line:
-        """What each line of metrics has."""
         seconds = round(self.clock.total(), 2)
         return {"step": step, "epoch": step / self.batches.per_epoch, "split": split, "seconds": seconds}
 
@@ -197,7 +200,6 @@ class Loop:
             yield batch
 
     def judge(self, measures: Measured) -> None:
-        """Compare with the best evaluation so far."""
         position = self.position
         value = measures.top1 if self.recipe.monitor == "top1" else -measures.loss
         if position.best is not None and value <= position.best:
@@ -222,8 +224,7 @@ class Loop:
     def take_best(self) -> None:
         """Put the weights of the best evaluation into the model."""
         best = Run(self.folder).best(self.position.best_step)
-        weights = {name: parameter.detach() for name, parameter in self.state.model.named_parameters()}
-        read_tensors(best, weights, self.processes)
+        read_tensors(best, live_tensors(self.state.model), self.processes)
 
     def checkpoint(self) -> None:
         """Keep all that is needed to go on from here, if it is worth keeping."""
@@ -243,7 +244,6 @@ class Loop:
 
 
 def keeps_best(recipe: Recipe) -> bool:
-    """Whether a run keeps the weights of its best evaluation."""
     return recipe.final == "best" or recipe.patience > 0
 
 

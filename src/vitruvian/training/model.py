@@ -12,17 +12,19 @@ import torch
 from vitruvian.catalog import resolve
 from vitruvian.config import REGULARIZERS, ModelConfig, Preprocess, ViTConfig
 from vitruvian.data.augment import Augment
+from vitruvian.data.sources import Source
 from vitruvian.errors import ConfigError, UnknownNameError
-from vitruvian.model.build import Model, build, empty
+from vitruvian.model.build import Model, build
 from vitruvian.model.vit import ViT
 from vitruvian.settings import Size
+from vitruvian.training.distill import Distilled
 from vitruvian.training.masked import Colors, MaskedViT
 from vitruvian.training.objective import Labels, Objective
 from vitruvian.training.optimizer import freeze
 from vitruvian.training.recipe import Recipe
 from vitruvian.weights.adapt import Changes
 from vitruvian.weights.description import Description
-from vitruvian.weights.load import locate, open_model, published_name
+from vitruvian.weights.load import check_finite, locate, open_model, published_name, with_config
 from vitruvian.weights.parse import LoadHints
 
 MMAP_THRESHOLD = -3
@@ -31,23 +33,25 @@ LARGE_BYTES = 1 << 20
 
 
 def model_for(recipe: Recipe, labels: Sequence[str]) -> Model:
-    """The model of a recipe for these classes, ready to train."""
     masked = recipe.objective == "masked"
     labels = () if masked else labels
     model = from_weights(recipe, labels) if recipe.weights else from_scratch(recipe, labels)
     if masked:
         model = MaskedViT.around(model, recipe.seed)
     model.labels = tuple(labels) or None
-    model.temperature = 1.0  # what was fitted to the weights it starts from
-    model.preprocess = view_of(recipe, model)
+    # not those of the weights that it starts from
+    model.temperature, model.score_function, model.threshold = 1.0, "softmax", 0.0
+    model.preprocess = model.preprocess.changed(recipe.view).at(model.config.image_size)
     freeze(model, recipe)
     set_options(model, recipe)
     return model.train()
 
 
-def objective_for(recipe: Recipe, model: Model) -> Objective:
+def objective_for(recipe: Recipe, model: Model, source: Source, device: torch.device) -> Objective:
     """What the model of a recipe learns to answer."""
-    return Colors(recipe, model) if isinstance(model, MaskedViT) else Labels(recipe, model.config.classes)
+    if isinstance(model, MaskedViT):
+        return Colors(recipe, model)
+    return Distilled(recipe, model, source, device) if recipe.teacher else Labels(recipe, model.config.classes)
 
 
 def model_again(description: Description, recipe: Recipe) -> Model:
@@ -62,7 +66,6 @@ def model_again(description: Description, recipe: Recipe) -> Model:
 
 
 def config_of(recipe: Recipe, classes: int) -> ModelConfig:
-    """The settings of a model that starts from scratch."""
     changes = dict(recipe.architecture) | {"classes": classes}
     if recipe.image_size:
         changes["image_size"] = (recipe.image_size, recipe.image_size)
@@ -105,14 +108,11 @@ def from_weights(recipe: Recipe, labels: Sequence[str]) -> Model:
 
     hints = LoadHints(name=published_name(recipe.weights))
     model, _ = open_model(locate(recipe.weights), hints, changes)
+    check_finite(model, recipe.weights)
     if model.labels is None:
         start_head(model, recipe.head_bias)
     if recipe.architecture and isinstance(model.config, ViTConfig):  # regularizers say nothing about a ResNet
-        preprocess, origin = model.preprocess, model.origin
-        changed = empty(changed_config(model.config, recipe.architecture))
-        changed.load_state_dict(model.state_dict(), assign=True)
-        model = changed.requires_grad_(True)
-        model.preprocess, model.origin = preprocess, origin
+        model = with_config(model, changed_config(model.config, recipe.architecture)).requires_grad_(True)
     model.origin = f"trained from {recipe.weights}" + (f" ({model.origin})" if model.origin else "")
     return model
 
@@ -126,11 +126,6 @@ def start_head(model: Model, bias: float) -> None:
     if bias and model.head is not None:
         with torch.no_grad():
             model.head.bias.fill_(bias)
-
-
-def view_of(recipe: Recipe, model: Model) -> Preprocess:
-    """The evaluation view: that of the weights or of the model's name, with the recipe's changes, at this size."""
-    return model.preprocess.changed(recipe.view).at(model.config.image_size)
 
 
 def augment_of(recipe: Recipe, model: Model) -> Augment:
@@ -152,7 +147,6 @@ def scaled(config: ModelConfig, factor: float) -> Size:
 
 
 def set_options(model: Model, recipe: Recipe) -> None:
-    """What makes training cheaper, on the model."""
     if isinstance(model, ViT):
         model.patch_drop = recipe.patch_drop
         model.grad_checkpointing = recipe.grad_checkpointing

@@ -56,8 +56,14 @@ class Objective(ABC):
     def targets(self, batch: Batch, step: int) -> Tensor:
         """What is asked of each image of a batch, (B, ...)."""
 
+    def answers(self, batch: Batch, pixels: Tensor) -> Tensor:
+        """What else there is to learn from the pixels of a batch as the model sees them, (B, ...)."""
+        return pixels.new_empty(len(pixels), 0)
+
     @abstractmethod
-    def judged(self, module: nn.Module, pixels: Tensor, targets: Tensor, autocast: Autocast) -> tuple[Tensor, Tensor]:
+    def judged(
+        self, module: nn.Module, pixels: Tensor, targets: Tensor, answers: Tensor, autocast: Autocast
+    ) -> tuple[Tensor, Tensor]:
         """The loss of each image (B,), and how many answers are right as a float."""
 
     @abstractmethod
@@ -65,17 +71,18 @@ class Objective(ABC):
         """The measures of a model over all batches of held-out `images`, without dropout."""
 
 
-@dataclass(frozen=True, slots=True)
 class Labels(Objective):
     """The class of each image."""
 
-    recipe: Recipe
-    classes: int
+    def __init__(self, recipe: Recipe, classes: int) -> None:
+        self.recipe, self.classes = recipe, classes
 
     def targets(self, batch: Batch, step: int) -> Tensor:
         return batch.labels
 
-    def judged(self, module: nn.Module, pixels: Tensor, targets: Tensor, autocast: Autocast) -> tuple[Tensor, Tensor]:
+    def judged(
+        self, module: nn.Module, pixels: Tensor, targets: Tensor, answers: Tensor, autocast: Autocast
+    ) -> tuple[Tensor, Tensor]:
         with autocast():
             logits = module(pixels)
         loss = LOSSES[self.recipe.loss]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
+from vitruvian.training.muon import Muon
 
 if TYPE_CHECKING:
     from vitruvian.training.recipe import AverageName, Recipe
@@ -30,6 +31,8 @@ class OptimizerKind:
     make: Callable[[Groups, Recipe], torch.optim.Optimizer]
     moments: tuple[str, ...]
     """Tensors of its state that have the shape of their parameter."""
+    matrix_moments: tuple[str, ...] = ()
+    """The same of matrices, where it has a way of its own for them."""
     counts_steps: bool = True
     """Whether its state also has the number of steps, `step`."""
 
@@ -46,12 +49,21 @@ def sgd(groups: Groups, recipe: Recipe) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, fused=True)
 
 
+def muon(groups: Groups, recipe: Recipe) -> torch.optim.Optimizer:
+    return Muon(groups, recipe)
+
+
 OPTIMIZERS = {
     "adam": OptimizerKind(adam, ("exp_avg", "exp_avg_sq")),
     "adamw": OptimizerKind(adamw, ("exp_avg", "exp_avg_sq")),
+    "muon": OptimizerKind(muon, ("exp_avg", "exp_avg_sq"), matrix_moments=("momentum_buffer",)),
     "sgd": OptimizerKind(sgd, ("momentum_buffer",), counts_steps=False),
 }
 """By the name that a recipe has for them."""
+
+
+FUSED = {"qkv": 3, "key_value": 2}
+"""Layers whose weight is several projections, and how many."""
 
 
 def freeze(model: Model, recipe: Recipe) -> None:
@@ -77,22 +89,31 @@ def learning(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def optimizer_for(model: Model, recipe: Recipe) -> torch.optim.Optimizer:
-    """The optimizer, its parameters in groups of one decay and one `lr_scale`."""
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    """The optimizer, its parameters in groups of one decay and one `lr_scale`, with their number of `matrices`."""
+    kind = OPTIMIZERS[recipe.optimizer]
+    groups: dict[tuple[float, float, int], list[nn.Parameter]] = {}
     for name, parameter in learning(model):
         decays = recipe.weight_decay_on == "all" or is_kernel(name, parameter)
-        key = (decay_of(recipe) if decays else 0.0, recipe.layer_decay ** layers_above(model, name))
+        matrices = hidden_matrices(name, parameter) if kind.matrix_moments else 0
+        key = (decay_of(recipe) if decays else 0.0, recipe.layer_decay ** layers_above(model, name), matrices)
         groups.setdefault(key, []).append(parameter)
     rows: list[dict[str, Any]] = [
-        {"params": parameters, "weight_decay": decay, "lr_scale": scale}
-        for (decay, scale), parameters in groups.items()
+        {"params": parameters, "weight_decay": decay, "lr_scale": scale, "matrices": matrices}
+        for (decay, scale, matrices), parameters in groups.items()
     ]
-    return OPTIMIZERS[recipe.optimizer].make(rows, recipe)
+    return kind.make(rows, recipe)
 
 
 def is_kernel(name: str, parameter: Tensor) -> bool:
     """The matrix of a dense layer or a convolution: no bias, norm, position or token."""
     return name.endswith(".weight") and parameter.dim() >= 2
+
+
+def hidden_matrices(name: str, parameter: Tensor) -> int:
+    """How many matrices between hidden layers a parameter holds: fused projections are several, a head is none."""
+    if not is_kernel(name, parameter) or name.startswith(("head.", "distillation_head.")):
+        return 0
+    return FUSED.get(name.split(".")[-2], 1)
 
 
 def decay_of(recipe: Recipe) -> float:
@@ -122,11 +143,13 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 def moments(optimizer: torch.optim.Optimizer, model: nn.Module, kind: str) -> dict[str, Tensor]:
     """What the optimizer remembers, by kind and name of the parameter, made of zeros where there is nothing yet."""
     found = {}
+    matrices = {id(p) for group in optimizer.param_groups if group["matrices"] for p in group["params"]}
     for name, parameter in learning(model):
         state = optimizer.state[parameter]
-        lost = set(state).difference(OPTIMIZERS[kind].moments, {"step"})
+        own = OPTIMIZERS[kind].matrix_moments if id(parameter) in matrices else OPTIMIZERS[kind].moments
+        lost = set(state).difference(own, {"step"})
         assert not lost, f"{kind} also remembers {lost}, which no checkpoint would have"
-        for moment in OPTIMIZERS[kind].moments:
+        for moment in own:
             if state.get(moment) is None:
                 state[moment] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
             found[f"{moment}.{name}"] = state[moment]
@@ -147,11 +170,11 @@ def set_steps_taken(optimizer: torch.optim.Optimizer, count: int) -> None:
 
 
 class Average:
-    """The mean of the weights that learn; `polyak` counts all steps from `start` on alike."""
+    """The mean of the weights that learn and of the buffers; `polyak` counts all steps from `start` on alike."""
 
     def __init__(self, model: nn.Module, kind: AverageName, *, decay: float, start: int) -> None:
         self.kind, self.decay, self.start = kind, decay, start
-        self.parameters = dict(learning(model))
+        self.parameters: dict[str, Tensor] = dict(learning(model)) | dict(model.named_buffers())
         self.means: dict[str, Tensor] = {name: p.detach().clone() for name, p in self.parameters.items()}
 
     def update(self, step: int) -> None:

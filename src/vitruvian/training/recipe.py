@@ -22,6 +22,7 @@ from vitruvian.settings import (
     hints_of,
     typed_field,
 )
+from vitruvian.training.distill import DISTILLATIONS
 from vitruvian.training.objective import LOSSES
 from vitruvian.training.optimizer import OPTIMIZERS
 from vitruvian.training.schedule import SCHEDULES
@@ -34,9 +35,14 @@ Validation = Literal["auto", "dev", "test"]
 HeadInit = Literal["zero", "least_squares", "probe"]
 ObjectiveName = Literal["labels", "masked"]
 Steps = Annotated[int, Range(0, 10**12)]
-Lr = Annotated[float, Range(1e-12, 1e38)]
+Lr = Annotated[float, Range(1e-12, 1e6)]
 
-CHOICES: dict[str, Mapping[str, Any]] = {"optimizer": OPTIMIZERS, "schedule": SCHEDULES, "loss": LOSSES}
+CHOICES: dict[str, Mapping[str, Any]] = {
+    "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
+    "loss": LOSSES,
+    "distillation": DISTILLATIONS,
+}
 """Settings that name a row of a table."""
 TABLES: dict[str, tuple[type[Settings], ...]] = {"architecture": (ViTConfig, ResNetConfig), "view": (Preprocess,)}
 """Tables of changes, and the settings that they may change."""
@@ -79,6 +85,9 @@ class Recipe(Settings):
     head_init: HeadInit = "zero"
     """Of a fresh head. `probe`: where logistic regression on the frozen features ends, as `vit probe` fits it;
     `least_squares`: where ridge regression ends, which is quicker with many classes."""
+    stem_init: Literal["random", "whitening"] = "random"
+    """Of a stem of plain convolutions, from scratch. `whitening`: the first convolution decorrelates the pixels of the
+    training images; `freeze` can keep it so. `weights` have a stem of their own."""
     freeze: tuple[str, ...] = ()
     """Patterns of parameter names that do not learn, such as `embed.*` or `blocks.[0-5].*`."""
     freeze_layers: Share = 0.0
@@ -96,10 +105,11 @@ class Recipe(Settings):
     """Random seed of the fresh weights, the order of the images, their views and dropout."""
 
     optimizer: str = "adamw"
-    """A key of OPTIMIZERS. `adamw` keeps weight decay out of the gradient, `adam` and `sgd` add it."""
+    """A key of OPTIMIZERS. `adamw` and `muon` keep weight decay out of the gradient, `adam` and `sgd` add it. `muon`
+    makes the momentum of hidden layers' matrices orthogonal, and is `adamw` for all else."""
     betas: tuple[Share, Share] = (0.9, 0.999)
     momentum: Share = 0.9
-    """Of SGD."""
+    """Of SGD and Muon."""
     lr: Lr = 1e-3
     """The highest learning rate."""
     lrs: tuple[Lr, ...] = ()
@@ -131,6 +141,18 @@ class Recipe(Settings):
     """A key of LOSSES. `bce`: binary cross-entropy, each class on its own, summed over the classes."""
     label_smoothing: Share = 0.0
     """Label smoothing: share of each label that is spread over all classes."""
+    teacher: str = ""
+    """Knowledge distillation from these weights: a file, a folder or a published name; empty for none."""
+    distillation: str = "logits"
+    """A key of DISTILLATIONS. `logits`: the teacher's probabilities; `token`: the same for the distillation token,
+    as in DeiT, and the labels for the class token; `features`: similarities of the images of a batch."""
+    distillation_weight: Share = 0.5
+    """The teacher's share of the loss."""
+    distillation_temperature: Annotated[float, Range(0.0, 1e3)] = 2.0
+    """Divides the logits of both; at 0, the teacher's best class is a label (DeiT's hard distillation)."""
+    teacher_view: Literal["same", "fixed"] = "same"
+    """`same`: the teacher sees what the student sees, in each step. `fixed`: it sees the evaluation view of each image
+    once, and its features are kept on disk."""
     class_weights: Literal["none", "balanced"] = "none"
     """`balanced`: an image counts more the rarer its class is, one in the mean."""
     sampling: Sampling = "uniform"
@@ -213,11 +235,12 @@ class Recipe(Settings):
         return {key: value for key, value in self.to_json().items() if key not in left_out}
 
     def check_masked(self) -> None:
-        """Refuse what has no meaning where no labels are learnt."""
+        """Refuse what has no meaning where no labels are learned."""
         given = {
             "loss": self.loss != "cross_entropy",
             "label_smoothing": self.label_smoothing > 0,
             "class_weights": self.class_weights != "none",
+            "teacher": bool(self.teacher),
             "augment.mixup_alpha and cutmix_alpha": self.augment.mixes,
             "head_init": self.head_init != "zero",
             "head_bias": self.head_bias != 0,

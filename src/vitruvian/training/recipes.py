@@ -37,6 +37,10 @@ OTHER_NAMES = {
     "steps": "max_steps num_steps iterations iters total_steps",
     "loss=bce": "bce_loss",
     "label_smoothing": "smoothing label_smoothing_factor smooth",
+    "teacher": "teacher_model teacher_path teacher_model_name_or_path",
+    "distillation (logits, token or features)": "distillation_type",
+    "distillation_weight": "distillation_alpha kd_weight kd_alpha",
+    "distillation_temperature": "distillation_tau kd_temperature",
     "precision (float32, bfloat16 or float16)": "amp amp_dtype fp16 bf16 dtype mixed_precision",
     "compile": "torchcompile torch_compile",
     "average=ema": "ema model_ema",
@@ -108,17 +112,16 @@ def read_table(name: str | Path, above: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def recipe_from(table: Mapping[str, Any], where: str) -> Recipe:
-    """A recipe from what TOML or JSON gives."""
     try:
         for key, value in table.items():
             refuse_other_name(key)
             for inner in value if isinstance(value, Mapping) else ():
                 refuse_other_name(f"{key}.{inner}")
         return Recipe.from_json(table)
-    except UnknownNameError:
-        raise
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}" if where else str(error)) from error
+        if not where:
+            raise
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def refuse_other_name(key: str) -> None:
@@ -184,16 +187,13 @@ def merged(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 
 def to_toml(table: Mapping[str, Any], path: str = "") -> str:
     """Nested tables of numbers, texts and lists as TOML; None is left out."""
-    lines = [f"{key} = {toml_value(value)}" for key, value in table.items() if not skipped(value)]
+    own = {key: value for key, value in table.items() if value is not None and not isinstance(value, Mapping)}
+    lines = [f"{key} = {toml_value(value)}" for key, value in own.items()]
     for key, value in table.items():
         if isinstance(value, Mapping) and value:
             name = f"{path}{key}"
             lines += ["", f"[{name}]", to_toml(value, f"{name}.").rstrip("\n")]
     return "\n".join(lines) + "\n"
-
-
-def skipped(value: Any) -> bool:
-    return value is None or isinstance(value, Mapping)
 
 
 def toml_value(value: Any) -> str:

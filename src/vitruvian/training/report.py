@@ -6,8 +6,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
 from vitruvian.catalog import title_of
-from vitruvian.config import ViTConfig
+from vitruvian.config import Preprocess, ViTConfig
 from vitruvian.data.doctor.classes import small_classes, uneven_classes
 from vitruvian.data.sources.base import Source
 from vitruvian.data.sources.subset import class_sizes
@@ -29,10 +34,10 @@ from vitruvian.report.html import (
     text,
     tiles,
 )
+from vitruvian.report.images import TINY_SIDE, embedded, gallery
 from vitruvian.text import duration
 from vitruvian.training.journal import Line
-from vitruvian.training.masked import ColorMeasures
-from vitruvian.training.masked_report import color_sections, color_tiles
+from vitruvian.training.masked import ColorMeasures, Example, corruption_of, cut, levels_of, shown_color
 from vitruvian.training.objective import Measured
 from vitruvian.training.run import Run, environment
 from vitruvian.weights.description import Description
@@ -107,22 +112,16 @@ def numbers(outcome: Outcome, lines: list[Line]) -> dict[str, str]:
 
 
 def data_problems(train: Source, unreadable: dict[str, str], notes: Iterable[str]) -> Iterator[Html]:
-    """What the data set left out, classes that are small or unequal, and files that could not be read."""
+    """What the dataset left out, classes that are small or unequal, and files that could not be read."""
     found = [*map(paragraph, notes)]
-    if not train.remote:
-        found += class_problems(train)
+    for check in () if train.remote else (small_classes, uneven_classes):
+        for finding in check(class_sizes(train.labels(), len(train.classes)), train.classes, "train"):
+            examples = ", ".join(example.note for example in finding.examples)
+            advice = f'<span class="soft">{text(finding.advice)}</span>'
+            found.append(Html(f"<p>{text(finding.text)} ({text(examples)})<br>{advice}</p>"))
     found += unreadable_parts(unreadable)
     fine = "" if train.remote else ", and no class is small or far from the others"
     yield from found or [paragraph(f"Every image could be read{fine}.")]
-
-
-def class_problems(train: Source) -> Iterator[Html]:
-    counts = class_sizes(train.labels(), len(train.classes))
-    for check in (small_classes, uneven_classes):
-        for finding in check(counts, train.classes, "train"):
-            examples = ", ".join(example.note for example in finding.examples)
-            advice = f'<span class="soft">{text(finding.advice)}</span>'
-            yield Html(f"<p>{text(finding.text)} ({text(examples)})<br>{advice}</p>")
 
 
 CHARTS = (
@@ -154,3 +153,61 @@ def points(lines: Iterable[Line], split: str, name: str) -> list[tuple[float, fl
         if str(line.get("split", "")) == split and isinstance(line.get(name), int | float)
     }
     return sorted(found.items())
+
+
+# N patches of P x P pixels, C channels
+
+MASK_LEVEL = 128
+"""Gray, for patches that became the mask embedding."""
+NOTE = (
+    "For each image: the image, what the model saw (gray is the mask; some patches are another's, some stayed), "
+    "and the image with the predicted mean colors in place of the corrupted patches."
+)
+
+Pixels = NDArray[np.uint8]
+
+
+def color_tiles(measures: ColorMeasures) -> dict[str, str]:
+    return {
+        "colors right": f"{measures.top1:.2f} %",
+        "cross-entropy": f"{measures.loss:.4f}",
+        "corrupted patches": f"{measures.patches:,}",
+        "held-out images": f"{measures.count:,}",
+    }
+
+
+def color_sections(measures: ColorMeasures, preprocess: Preprocess, side: int, source: Source) -> Iterator[Html]:
+    """Some held-out images as they are, as they were seen, and as they were filled in."""
+    if measures.examples:
+        shown = (figure for example in measures.examples for figure in figures(example, preprocess, side, source))
+        yield section("Predicted colors", gallery(shown), note=NOTE)
+
+
+def figures(example: Example, preprocess: Preprocess, side: int, source: Source) -> Iterator[tuple[Html, Html]]:
+    """The three views of an example, each with its caption."""
+    kind = "tiny" if max(example.pixels.shape[1:]) <= TINY_SIDE else ""
+    names = (source.key(example.index), "as the model saw it", "predicted colors")
+    for levels, name in zip(three_views(example, preprocess, side), names):
+        yield embedded(Image.fromarray(levels), name, kind=kind), Html(f'<small class="soft">{text(name)}</small>')
+
+
+def three_views(example: Example, preprocess: Preprocess, side: int) -> tuple[Pixels, Pixels, Pixels]:
+    """The image, its corruption and its prediction as uint8 (rows, columns, 3), or (rows, columns) where gray."""
+    levels = levels_of(torch.from_numpy(example.pixels)[None], preprocess)
+    patches = cut(levels, side)[0].numpy().astype(np.uint8)  # (N, C, P, P)
+    corruption = corruption_of(torch.from_numpy(example.draws)[None])
+    rows, columns = levels.shape[-2] // side, levels.shape[-1] // side
+    seen, filled = patches[corruption.taken_from[0].numpy()], patches.copy()
+    seen[corruption.masked[0].numpy()] = MASK_LEVEL
+    for place, color in zip(np.flatnonzero(corruption.chosen[0].numpy()), example.predicted.tolist()):
+        filled[place] = np.array(shown_color(color, patches.shape[1]), np.uint8)[:, None, None]
+    image, saw, said = (joined(some, rows, columns) for some in (patches, seen, filled))
+    return image, saw, said
+
+
+def joined(patches: Pixels, rows: int, columns: int) -> Pixels:
+    """Patches (N, C, P, P) -> (rows * P, columns * P, C), without the last axis where C is 1."""
+    _, channels, side, _ = patches.shape
+    grid = patches.reshape(rows, columns, channels, side, side).transpose(0, 3, 1, 4, 2)
+    whole = grid.reshape(rows * side, columns * side, channels)
+    return np.ascontiguousarray(whole[..., 0] if channels == 1 else whole)

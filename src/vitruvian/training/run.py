@@ -127,7 +127,6 @@ class Run:
         return read_object(path, raises=TrainingError) if path.is_file() else {}
 
     def model(self) -> Model:
-        """The trained model."""
         return load(self.folder)
 
 
@@ -146,7 +145,6 @@ def create(folder: Path, recipe: Recipe, facts: dict[str, Any]) -> Run:
 
 
 def write_sealed(path: Path, content: dict[str, Any]) -> None:
-    """Write JSON with its own digest."""
     write_json(path, {**content, "digest": fingerprint(content)})
 
 

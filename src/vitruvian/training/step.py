@@ -11,7 +11,7 @@ from vitruvian.data.augment import mix, normalize
 from vitruvian.data.loader import Batch
 from vitruvian.data.order import digest, generator_for
 from vitruvian.evaluation.measuring.metrics import autocast as computing_in
-from vitruvian.training.distributed import no_sync
+from vitruvian.training.distributed import average_buffers, no_sync
 from vitruvian.training.images import TrainingBatches
 from vitruvian.training.objective import Objective, image_weights
 from vitruvian.training.optimizer import Average, set_lr
@@ -46,22 +46,23 @@ class Stepper:
 
     def take(self, batch: Batch, step: int) -> Tensor:
         """Learn from a batch; the sums of losses, of right answers and of images, (3,) on the device."""
-        torch.manual_seed(seed_of(self.recipe.seed, step, self.processes.rank))
-        pixels, targets, weights = self.prepared(batch, step)
+        seed, rank = self.recipe.seed, self.processes.rank
+        torch.manual_seed(int(digest(seed, step, rank, size=1, purpose=b"step")[0]))
+        inputs = self.prepared(batch, step)
+        pixels = inputs[0]
         sums = torch.zeros(3, device=pixels.device)
         sums[2] = len(pixels)
         parts = min(self.recipe.grad_accum_steps, len(pixels))
-        chunks = zip(pixels.tensor_split(parts), targets.tensor_split(parts), weights.tensor_split(parts))
-        for number, (some, wanted, counting) in enumerate(chunks, 1):
+        for number, some in enumerate(zip(*(each.tensor_split(parts) for each in inputs)), 1):
             with nullcontext() if number == parts else no_sync(self.module):
-                loss, correct = self.learn(some, wanted, counting, len(pixels))
+                loss, correct = self.learn(*some, count=len(pixels))
             sums[0] += loss * len(pixels)
             sums[1] += correct
         self.update(step)
         return sums
 
-    def prepared(self, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Normalized and perhaps mixed pixels, targets, and how much each image counts, on the device."""
+    def prepared(self, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Normalized and perhaps mixed pixels, targets, how much each image counts and a teacher's answers."""
         device = self.processes.device
         pixels = batch.pixels.to(device, non_blocking=True)
         if not pixels.is_floating_point():  # as a view of the caller is
@@ -78,11 +79,14 @@ class Stepper:
                 smoothing=self.recipe.label_smoothing,
                 repeats=self.recipe.aug_repeats,
             )
-        return pixels, targets, image_weights(targets, own, self.class_weights)
+        weights = image_weights(targets, own, self.class_weights)
+        return pixels, targets, weights, self.objective.answers(batch, pixels)
 
-    def learn(self, pixels: Tensor, targets: Tensor, weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    def learn(
+        self, pixels: Tensor, targets: Tensor, weights: Tensor, answers: Tensor, *, count: int
+    ) -> tuple[Tensor, Tensor]:
         """Add the gradients of a part of a batch of `count`; its share of the mean loss, and its right answers."""
-        losses, correct = self.objective.judged(self.module, pixels, targets, self.autocast)
+        losses, correct = self.objective.judged(self.module, pixels, targets, answers, self.autocast)
         loss = (losses * weights).sum() / count
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach(), correct
@@ -96,13 +100,9 @@ class Stepper:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
+        average_buffers(self.module, self.processes)
         if self.average is not None:
             self.average.update(step)
 
     def autocast(self) -> AbstractContextManager[object]:
         return computing_in(self.processes.device, self.dtype)
-
-
-def seed_of(seed: int, step: int, rank: int) -> int:
-    """A seed that depends on all three."""
-    return int(digest(seed, step, rank, size=1, purpose=b"step")[0])

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitruvian.errors import TrainingError
-from vitruvian.files import read_json, read_object, write_json
+from vitruvian.evaluation.measuring.metrics import MEASURE_NAMES
+from vitruvian.files import read_json, read_object, write_json, write_text
+from vitruvian.report.html import PAGE, Html, facts, heading, notice, page, section, table, text, tiles
 from vitruvian.tasks import SEEDS, Metric
+from vitruvian.text import duration
 from vitruvian.training.recipe import DESCRIPTION, HARMLESS, Recipe
 from vitruvian.training.recipes import recipe_from
 from vitruvian.training.run import FAILED_FILE, Run, RunState
@@ -22,6 +25,8 @@ Kind = Literal["dev", "test"]
 
 CHANGEABLE = {"lr", "lrs", "validation"} | DESCRIPTION | HARMLESS
 """Settings in which two sweeps may differ and share their trials."""
+UNSET = {"image_size", "epochs", "steps", "eval_batch_size", "max_train_samples"}
+"""Settings of which 0 says that they are not given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +44,6 @@ class Trial:
 
     @property
     def title(self) -> str:
-        """What it is, in a line."""
         if self.kind == "dev":
             return f"lr {self.lr:g}, to choose the learning rate"
         return f"lr {self.lr:g}, seed {self.seed}, for the result"
@@ -56,8 +60,7 @@ class Trial:
     @property
     def measures(self) -> dict[str, float]:
         """The numbers of the last evaluation of a trial that is done."""
-        keys = ("top1", "mean_per_class", "loss", "count", "seconds")
-        return Run(self.folder).result(*keys)
+        return Run(self.folder).result("top1", "mean_per_class", "loss", "count", "seconds")
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {
@@ -104,7 +107,6 @@ class Protocol:
 
     @property
     def identity(self) -> str:
-        """A digest of these settings."""
         return fingerprint(self.settings())
 
     def dev_trials(self, folder: Path) -> list[Trial]:
@@ -190,7 +192,6 @@ class Sweep:
         }
 
     def write(self) -> None:
-        """Write sweep.json, whole or not at all."""
         write_json(self.folder / SWEEP_FILE, self.to_json())
 
 
@@ -222,5 +223,65 @@ def differing(before: Any, now: Any, name: str = "") -> Iterator[str]:
     if isinstance(before, dict) and isinstance(now, dict):
         for key in dict.fromkeys([*now, *before]):
             yield from differing(before.get(key), now.get(key), f"{name}.{key}" if name else key)
+    elif before != now and not before and name in UNSET:
+        yield f"no {name}, not {name}={now}"
     elif before != now:
-        yield f"{name}={before}, not {now}"
+        yield f"{name}={before}, not {now or 'unset' if name in UNSET else now}"
+
+
+METRICS = {key: MEASURE_NAMES[key] for key in ("top1", "mean_per_class")}
+
+
+def write_sweep_report(sweep: Sweep) -> Path:
+    """Write `report.html` into the sweep's folder and give its path; an older one stays until the new is complete."""
+    title = f"{Path(sweep.protocol.recipe.weights).name} fine-tuned on {Path(sweep.protocol.data).name}"
+    return write_text(sweep.folder / PAGE, page(title, sections(title, sweep)))
+
+
+def sections(title: str, sweep: Sweep) -> Iterator[Html]:
+    yield heading(title, progress(sweep))
+    if sweep.values():
+        chosen = {"learning rate": f"{sweep.chosen_lr:g}"} if sweep.chosen_lr is not None else {}
+        yield tiles({METRICS[key]: stated(sweep, key) for key in METRICS} | chosen)
+    failed = [trial.name for trial in sweep.trials if trial.state == "failed"]
+    if failed:
+        yield notice(f"Training diverged in {', '.join(failed)}; these trials do not count.")
+    if sweep.dev:
+        note = "Measured on images that are neither trained on nor in the result; the best learning rate is taken."
+        yield section("Choosing the learning rate", trial_table(sweep, sweep.dev), note=note)
+    if sweep.test:
+        where = sweep.measured_on or "held-out images"
+        note = f"Trained on everything else, and measured once, at the end, on {where}."
+        yield section("Result", trial_table(sweep, sweep.test), note=note)
+    yield section("Settings", facts(sweep.protocol.recipe.shown()))
+
+
+def progress(sweep: Sweep) -> str:
+    states = [trial.state for trial in sweep.trials]
+    planned = len(sweep.dev) + sweep.protocol.seeds
+    return f"{states.count('done')} of {planned} trials done" + ("" if sweep.finished else ", not finished yet")
+
+
+def stated(sweep: Sweep, measure: str) -> str:
+    """`91.03 ± 0.12 %` over several seeds, `91.03 %` of one."""
+    found = mean_and_std(sweep.values(measure))
+    if found["mean"] is None:
+        return "–"
+    around = "" if found["deviation"] is None else f" ± {found['deviation']:.2f}"
+    return f"{found['mean']:.2f}{around} %"
+
+
+def trial_table(sweep: Sweep, trials: tuple[Trial, ...]) -> Html:
+    columns = ["trial", "lr", "seed", *METRICS.values(), "cross-entropy", "time", "state"]
+    return table(columns, [row(sweep, trial) for trial in trials])
+
+
+def row(sweep: Sweep, trial: Trial) -> list[object]:
+    measures, state = trial.measures, trial.state
+    link = f'<a href="{text(trial.name)}/{PAGE}">{text(trial.name)}</a>'
+    numbers = [Html(f"{measures[key]:.2f}&nbsp;%") if measures else Html("–") for key in METRICS]
+    loss = Html(f"{measures['loss']:.4f}") if measures else Html("–")
+    seconds = duration(measures["seconds"]) if measures else "–"
+    word = "chosen" if trial.kind == "dev" and trial.lr == sweep.chosen_lr else state
+    name: object = Html(f"<span>{link}</span>") if state == "done" else trial.name
+    return [name, Html(f"{trial.lr:g}"), trial.seed, *numbers, loss, seconds, word]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,24 @@ from vitruvian.cost import parameters
 from vitruvian.data.view import Transform
 from vitruvian.errors import TrainingError
 from vitruvian.model.build import Model
+from vitruvian.report.html import PAGE
 from vitruvian.text import brief
 from vitruvian.training.checkpoint import Checkpoints, Position, damage, free_name, read_position, read_tensors
 from vitruvian.training.distributed import Processes, process_group
 from vitruvian.training.given import NO_VIEWS, DataRef, Views, chosen_recipe, fitting_workers, given_again
 from vitruvian.training.head import fit_head, is_fresh
 from vitruvian.training.images import Images, fitting_batch_size, images_for
-from vitruvian.training.journal import Listener, ShownProgress
+from vitruvian.training.journal import Listener, ShownProgress, tell_all
 from vitruvian.training.loop import keeps_best
 from vitruvian.training.model import model_again, model_for
 from vitruvian.training.recipe import DESCRIPTION, HARMLESS, Recipe
 from vitruvian.training.recipes import changed, keys_of
-from vitruvian.training.run import RESULT_FILE, Run, claimed, create, environment, owned
+from vitruvian.training.run import RESULT_FILE, Run, claimed, create, environment, lasting_path, owned
 from vitruvian.training.trainer import Trainer
+from vitruvian.training.whiten import whiten
 from vitruvian.weights.description import Description
+from vitruvian.weights.load import locate
+from vitruvian.weights.save import digests
 
 FEW_IMAGES = 50_000
 """Below which a model that starts from scratch lags far behind one that starts from weights."""
@@ -78,15 +83,20 @@ def resume(
 ) -> Run:
     """Continue a run from its last checkpoint, in the middle of an epoch if need be; a finished one is left alone.
 
-    What was given as an object, the data or a view, must be given again; `data` also tells where files are that have
-    moved. `settings` may change only what the result
+    Of a finished run whose report is missing, the report is written. What was given as an object, the data or a view,
+    must be given again; `data` also tells where files are that have moved. `settings` may change only what the result
     does not depend on, such as "workers=4".
     """
+    if run == "":
+        raise TrainingError("the name of the run is empty; give its folder")
     opened = run if isinstance(run, Run) else Run.open(run)
     changed_part = opened.damage() if opened.finished else ""
-    if opened.finished and not changed_part:
+    without_report = opened.finished and not (opened.folder / PAGE).is_file() and any(opened.checkpoints.glob("step-*"))
+    if opened.finished and not changed_part and not without_report:
         return opened
     check_recipe(opened)
+    if opened.facts.get("teacher") != teacher_digests(opened.recipe):
+        raise TrainingError(f"{opened.recipe.teacher}: the teacher has changed since the run began; put it back")
     for change in settings:
         if not keys_of([change]) <= HARMLESS:
             raise TrainingError(
@@ -98,14 +108,13 @@ def resume(
     heard = with_progress(listeners, progress)
     with process_group(plan.device) as processes, ExitStack() as stack:
         processes.on_main(lambda: stack.enter_context(owned(opened.folder)))
+        plan, notes = fitting_workers(plan)
         if changed_part:
             processes.on_main(lambda: set_aside(opened))
-        plan, notes = fitting_workers(plan)
+            notes.append(f"{changed_part}: finishing again")
         images = images_for(ref, plan)
         check_same(opened.facts, images)
-        images = replace(
-            images, notes=(*images.notes, *notes, *([f"{changed_part}: finishing again"] if changed_part else []))
-        )
+        images = replace(images, notes=(*images.notes, *notes))
         return go_on(opened, plan, images, processes=processes, views=views, listeners=heard)
 
 
@@ -117,8 +126,9 @@ def begin(
     views: Views = NO_VIEWS,
     listeners: Sequence[Listener] = (),
 ) -> Run:
-    """Train by a recipe in a new folder."""
-    views.check(recipe)
+    views.check_start(recipe)
+    if recipe.teacher:
+        recipe = recipe.replace(teacher=lasting_path(recipe.teacher))
     with process_group(recipe.device) as processes, ExitStack() as stack:
         plan, notes = fitting_workers(recipe)
         plan, images = fitted(plan, images_for(data, plan), processes)
@@ -135,12 +145,8 @@ def go_on(
     run: Run, plan: Recipe, images: Images, *, processes: Processes, views: Views, listeners: Sequence[Listener]
 ) -> Run:
     """Train on from the last checkpoint, or from the start where there is none."""
-
-    def say(text: str) -> None:
-        for listener in listeners if processes.is_main else ():
-            listener.said(text)
-
-    found = processes.on_main(lambda: Checkpoints(run.checkpoints, processes).newest_whole(say))
+    said = partial(tell_all, listeners if processes.is_main else ())
+    found = processes.on_main(lambda: Checkpoints(run.checkpoints, processes).newest_whole(said))
     if found:  # what the run started from may be gone
         model = model_again(Description.from_json(run.facts.get("model"), f"{run.folder}/run.json"), plan)
     else:
@@ -148,9 +154,8 @@ def go_on(
     trainer, position = Trainer.build(plan, images, processes, model, views=views), Position()
     if found:
         position = read_position(found)
-        problem = damage(run.best(position.best_step)) if keeps_best(plan) and position.best_step else ""
-        if problem:
-            best = run.best(position.best_step)
+        best = run.best(position.best_step)
+        if problem := damage(best) if keeps_best(plan) and position.best_step else "":
             raise TrainingError(f"{best}: the best weights so far are damaged: {problem}; put them back, or start anew")
         read_tensors(found, trainer.state.tensors(), processes)
         trainer.state.restore(position)
@@ -162,14 +167,11 @@ def with_progress(listeners: Sequence[Listener], progress: bool) -> tuple[Listen
 
 
 def starting_model(recipe: Recipe, images: Images, *, processes: Processes, listeners: Sequence[Listener]) -> Model:
-    """The model of a run before its first step."""
     model = model_for(recipe, images.classes).to(processes.device)
+    if recipe.stem_init == "whitening" and not recipe.weights:
+        whiten(model, images.train)
     if recipe.head_init != "zero" and is_fresh(model):
-
-        def said(text: str) -> None:
-            for listener in listeners if processes.is_main else ():
-                listener.said(text)
-
+        said = partial(tell_all, listeners if processes.is_main else ())
         fit_head(model, images.train, recipe, device=processes.device, said=said)
     return model
 
@@ -223,8 +225,14 @@ def facts_of(images: Images, trainer: Trainer) -> dict[str, Any]:
         "parameters": parameters(trainer.model.config),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "notes": list(images.notes),
+        "teacher": teacher_digests(trainer.recipe),
         "environment": environment(),
     }
+
+
+def teacher_digests(recipe: Recipe) -> dict[str, str] | None:
+    """What tells the weights of the teacher from others; None without one."""
+    return digests(locate(recipe.teacher)) if recipe.teacher else None
 
 
 def check_same(facts: dict[str, Any], images: Images) -> None:

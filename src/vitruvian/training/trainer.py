@@ -14,7 +14,7 @@ from vitruvian.training.checkpoint import Checkpoints, Position, State
 from vitruvian.training.distributed import Processes, fully_shard, wrap_ddp
 from vitruvian.training.given import NO_VIEWS, Views
 from vitruvian.training.images import Images, TrainingBatches, validation_loader
-from vitruvian.training.journal import METRICS_FILE, Journal, Listener
+from vitruvian.training.journal import METRICS_FILE, Journal, Listener, tell_all
 from vitruvian.training.loop import Loop, StopRequest, stop_requests
 from vitruvian.training.model import augment_of, model_for, objective_for
 from vitruvian.training.objective import balanced_weights
@@ -53,7 +53,7 @@ class Trainer:
             module,
             optimizer,
             batches=batches,
-            objective=objective_for(recipe, model),
+            objective=objective_for(recipe, model, images.train, processes.device),
             average=average_for(model, recipe, batches.total),
             class_weights=balanced_weights(images.train) if recipe.class_weights == "balanced" else None,
         )
@@ -70,11 +70,8 @@ class Trainer:
         heard = listeners if processes.is_main else ()
         with ExitStack() as stack:
             stack.callback(self.batches.close)
-            validation = stack.enter_context(
-                validation_loader(
-                    self.images.validation, self.recipe, self.views.view or self.model.preprocess, processes
-                )
-            )
+            view = self.views.view or self.model.preprocess
+            validation = stack.enter_context(validation_loader(self.images.validation, self.recipe, view, processes))
             journal = None
             if processes.is_main:
                 journal = Journal(
@@ -86,17 +83,9 @@ class Trainer:
                 listener.started(folder=folder, steps=self.batches.total, done=position.step)
                 for note in self.images.notes:
                     listener.said(note)
-            loop = Loop(
-                folder,
-                self.stepper,
-                self.state,
-                position,
-                validation=validation,
-                checkpoints=checkpoints,
-                journal=journal,
-            )
-            stop = stack.enter_context(stop_requests())
-            loop.run(stop)
+            parts = folder, self.stepper, self.state, position
+            loop = Loop(*parts, validation=validation, checkpoints=checkpoints, journal=journal)
+            loop.run(stack.enter_context(stop_requests()))
             finish(loop, self.images)
         return Run(folder)
 
@@ -119,6 +108,7 @@ def finish(loop: Loop, images: Images) -> None:
         try:
             write_report(Run(loop.folder), outcome)
         except Exception as error:  # which costs nothing but the report
-            loop.say(f"the report could not be written: {one_line(error)}")
+            again = f"`vit train --resume {loop.folder}` tries again"
+            tell_all(loop.listeners, f"the report could not be written: {one_line(error)}; {again}")
         Run(loop.folder).seal(loop.line("val", step) | measures.scalars())
     loop.processes.barrier()

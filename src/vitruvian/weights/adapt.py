@@ -39,12 +39,10 @@ class Changes:
 
     @property
     def size(self) -> Size | None:
-        """`image_size` as rows and columns."""
         return None if self.image_size is None else as_size(self.image_size)
 
 
 def adapt(config: ModelConfig, state: Tensors, changes: Changes) -> tuple[ModelConfig, Tensors]:
-    """Settings and tensors after the changes."""
     if isinstance(config, ViTConfig):
         config, state = change_patches(config, state, changes)
     elif changes.patch_size is not None:
@@ -96,7 +94,7 @@ def change_head(config: ModelConfig, state: Tensors, changes: Changes) -> tuple[
     if not classes:
         return config, state
     if isinstance(config, ViTConfig):
-        config = config.replace(representation_size=0)
+        config = config.replace(representation_size=0, projection=False, unit_features=False)
         state = {name: tensor for name, tensor in state.items() if name not in PRE_LOGITS_NAMES}
     two_heads = not isinstance(config, ResNetConfig) and config.distillation
     for name in ("head", "distillation_head") if two_heads else ("head",):

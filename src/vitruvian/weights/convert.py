@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,20 +11,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vitruvian.config import ModelConfig
 from vitruvian.errors import ConversionError
 from vitruvian.files import json_bytes, staged, write_json
-from vitruvian.model.build import Model, empty
-from vitruvian.settings import Size
+from vitruvian.model.build import Model
+from vitruvian.settings import Seed, Size, typed
+from vitruvian.text import counted
 from vitruvian.weights.adapt import Changes
 from vitruvian.weights.families.registry import check_writer, writer
-from vitruvian.weights.load import load, locate, open_model, published_name
+from vitruvian.weights.load import check_finite, load, locate, open_model, published_name, with_config
 from vitruvian.weights.parse import LoadHints
-from vitruvian.weights.save import check_destination, write
-from vitruvian.weights.store import digests
+from vitruvian.weights.save import check_destination, digests, write
 
-TOLERANCE = 1e-5
-"""Largest difference allowed, times the largest answer where that is above 1: float32 sums in another order."""
+TOLERANCE, HALF_TOLERANCE = 1e-5, 2e-2
+"""Largest difference allowed, times the largest answer where that is above 1: float32 sums in another order, and
+weights rounded to the 11 bits of float16."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,7 @@ class Certificate:
             f"among {self.compared} up to {self.largest_answer:.3g} (batch {'x'.join(map(str, self.batch_shape))}, "
             f"seed {self.seed})",
         ]
-        if self.readers_difference > TOLERANCE * max(1.0, self.largest_answer):
+        if self.readers_difference > max(self.largest_difference, TOLERANCE * max(1.0, self.largest_answer)):
             reader = f"a {self.destination_family} reader with its own numerics"
             lines.append(f"{reader} differs by up to {self.readers_difference:.2g}")
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
@@ -69,23 +69,28 @@ def convert(
     source: str | Path,
     destination: str | Path,
     *,
-    to: str,
+    to: str = "native",
+    labels: Sequence[str] | None = None,
+    template: str | None = None,
     heads: int | None = None,
     image_size: int | Size | None = None,
     classes: int | None = None,
     patch_size: int | None = None,
     grid: Size | None = None,
     family: str | None = None,
+    half: bool = False,
+    config: str | None = None,
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> Certificate:
     """Write `source` as another family and prove it: re-read, compared on a random batch, certified.
 
-    The options are those of `load`. The certificate is also written: as `certificate.json` into a
+    The options are those of `load`, and `half` of `save`. The certificate is also written: as `certificate.json` into a
     folder, or beside a file as `FILE.certificate.json`. When the re-read weights differ, nothing is
     left behind, and what was at `destination` stays. `progress` is told each step.
     """
     check_writer(to)
+    typed("seed", Seed, seed)
     tell = progress or (lambda step: None)
     target, path = Path(destination).expanduser(), locate(source)
     if target.exists() and target.samefile(path):
@@ -93,13 +98,20 @@ def convert(
     tell(f"reading {path}")
     changes = Changes(image_size=image_size, patch_size=patch_size, classes=classes)
     name = published_name(source)
-    hints = LoadHints(heads=heads, grid=grid, image_size=changes.size, family=family, name=name)
+    hints = LoadHints(heads=heads, grid=grid, image_size=changes.size, family=family, config=config, name=name)
     model, source_family = open_model(path, hints, changes)
-    check_finite(model, path)
+    if labels is not None:
+        from vitruvian.weights.words import with_words
+
+        tell(f"embedding {counted(len(labels), 'word')}")
+        model = with_words(model, labels, template)
+    elif template is not None:
+        raise ConversionError("template= is for labels=, which are missing")
+    check_finite(model, path, raises=ConversionError)
     source_sha256 = digests(path)
     with staged(check_destination(target, to, model.config)) as new:
         tell(f"writing {to} weights")
-        notes = write(model, new, to)
+        notes = write(model, new, to, half=half)
         tell("comparing source and result")
         certificate = Certificate(
             source=str(source),
@@ -107,26 +119,18 @@ def convert(
             destination=str(target),
             destination_family=to,
             **compare(model, load(new), family=to, seed=seed),
-            notes=tuple(notes),
+            notes=(*notes, *(["matrices were rounded to float16"] if half else [])),
             seed=seed,
             source_sha256=source_sha256,
             destination_sha256=digests(new),
         )
-        check(certificate)
+        check(certificate, HALF_TOLERANCE if half else TOLERANCE)
         as_folder = new.is_dir()
         if as_folder:
             (new / "certificate.json").write_bytes(json_bytes(certificate.to_json()))
     if not as_folder:
         write_json(target.with_name(f"{target.name}.certificate.json"), certificate.to_json())
     return certificate
-
-
-def check_finite(model: Model, path: Path) -> None:
-    broken = next((name for name, value in model.state_dict().items() if not value.isfinite().all()), None)
-    if broken is not None:
-        raise ConversionError(
-            f"{path}: {broken!r} holds numbers that are not finite (NaN or infinity); nothing written"
-        )
 
 
 def compare(model: Model, reread: Model, *, family: str, seed: int) -> dict[str, Any]:
@@ -156,15 +160,8 @@ def answers(model: Model, pixels: Tensor, *, blank: bool) -> Tensor:
     return model.features(pixels) if blank else model(pixels)
 
 
-def with_config(model: Model, config: ModelConfig) -> Model:
-    """The same weights under other numerics."""
-    other = empty(config)
-    other.load_state_dict(model.state_dict(), assign=True)
-    return other.eval()
-
-
-def check(certificate: Certificate) -> None:
-    allowed = TOLERANCE * max(1.0, certificate.largest_answer)
+def check(certificate: Certificate, tolerance: float) -> None:
+    allowed = tolerance * max(1.0, certificate.largest_answer)
     if not certificate.largest_difference <= allowed:  # also refuses NaN
         raise ConversionError(
             f"{certificate.destination}: not written, the re-read {certificate.destination_family} weights differ by "

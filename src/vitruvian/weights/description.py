@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
-from vitruvian.config import MODEL_KINDS, ModelConfig, Preprocess, ResNetConfig
+from vitruvian.config import MODEL_KINDS, ModelConfig, Preprocess, ResNetConfig, ScoreFunction
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.model.build import Model
-from vitruvian.settings import Settings
+from vitruvian.settings import Settings, Share, check_choice, typed
 from vitruvian.weights.files import Checkpoint
 
 S = TypeVar("S", bound=Settings)
@@ -36,6 +36,9 @@ class Description:
     origin: str = ""
     temperature: float = 1.0
     """Logits are divided by it before they become probabilities."""
+    score_function: ScoreFunction = "softmax"
+    threshold: float = 0.0
+    """Images whose best answer has a smaller probability show none of the classes."""
 
     @classmethod
     def of(cls, model: Model) -> Description:
@@ -45,6 +48,8 @@ class Description:
             labels=model.labels,
             origin=model.origin,
             temperature=model.temperature,
+            score_function=model.score_function,
+            threshold=model.threshold,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -56,6 +61,8 @@ class Description:
             "labels": None if self.labels is None else list(self.labels),
             "origin": self.origin,
             "temperature": self.temperature,
+            "score_function": self.score_function,
+            "threshold": self.threshold,
         }
 
     @classmethod
@@ -75,6 +82,9 @@ class Description:
             config: ModelConfig = MODEL_KINDS[kind].from_json(data["architecture"])
             preprocess = Preprocess.from_json(data.get("preprocess") or {})
             temperature = float(data.get("temperature", 1.0))  # files of earlier versions have none
+            score_function = data.get("score_function", "softmax")
+            check_choice("score_function", score_function, get_args(ScoreFunction))
+            threshold = typed("threshold", Share, data.get("threshold", 0.0))
         except (ConfigError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{where}: {error}") from error
         labels = data.get("labels")
@@ -88,6 +98,8 @@ class Description:
             labels=None if labels is None else tuple(labels),
             origin=str(data.get("origin") or ""),
             temperature=temperature,
+            score_function=score_function,
+            threshold=threshold,
         )
 
 

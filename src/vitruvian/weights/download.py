@@ -16,7 +16,6 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -35,15 +34,6 @@ SUFFIXES = (".npz", ".pth", ".pt", ".bin", ".safetensors")
 
 class InterruptedTransferError(Exception):
     """A transfer that may succeed when tried again; its text is the reason."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Promise:
-    """What a server said about the file it sends."""
-
-    size: int | None
-    md5: str = ""
-    """Hexadecimal; Google's storage sends it."""
 
 
 def cached_path(url: str, cache: Path) -> Path:
@@ -89,19 +79,15 @@ def _instead(url: str, path: Path, reason: str) -> str:
     )
 
 
-def _record_path(path: Path) -> Path:
-    return path.with_name(f"{path.name}.json")
-
-
 def _read_record(path: Path) -> dict[str, Any]:
     try:
-        return read_object(_record_path(path))
+        return read_object(path.with_name(f"{path.name}.json"))
     except FileError:
         return {}
 
 
 def _write_record(path: Path, **record: Any) -> None:
-    write_json(_record_path(path), record)
+    write_json(path.with_name(f"{path.name}.json"), record)
 
 
 def _is_intact(path: Path, url: str, sha256_prefix: str, verify: bool) -> bool:
@@ -112,7 +98,7 @@ def _is_intact(path: Path, url: str, sha256_prefix: str, verify: bool) -> bool:
     if record.get("sha256"):
         return bool(size == record.get("size") and (not verify or digest(path) == record["sha256"]))
     try:
-        sha256 = _check(path, Promise(size=size), sha256_prefix)
+        sha256 = _check(path, size, "", sha256_prefix)
     except InterruptedTransferError as fault:
         raise HubError(f"{path}: {fault}; remove it, or replace it by the file of {url}") from None
     _write_record(path, url=url, size=size, sha256=sha256)
@@ -126,9 +112,9 @@ def _download(url: str, path: Path, sha256_prefix: str) -> None:
     for wait in (0.0, *RETRY_SECONDS):
         time.sleep(wait)
         try:
-            promise = _transfer(url, path, part)
+            size, md5 = _transfer(url, path, part)
             try:
-                sha256 = _check(part, promise, sha256_prefix)
+                sha256 = _check(part, size, md5, sha256_prefix)
             except InterruptedTransferError:
                 part.unlink()
                 raise
@@ -149,8 +135,11 @@ def _mirrored(url: str) -> str:
     return f"{mirror}/{parts.netloc}{path}" if mirror else f"https://{parts.netloc}{path}"
 
 
-def _transfer(url: str, path: Path, part: Path) -> Promise:
-    """Brings `part` to the length that the server promises, continuing what is there if the file is still the same."""
+def _transfer(url: str, path: Path, part: Path) -> tuple[int | None, str]:
+    """Brings `part` to the length that the server promises, continuing what is there if the file is still the same.
+
+    Returns that length and the md5, as far as the server tells them.
+    """
     start = part.stat().st_size if part.is_file() else 0
     validator = str(_read_record(path).get("validator", ""))
     headers = {"User-Agent": "vitruvian"}
@@ -174,7 +163,7 @@ def _transfer(url: str, path: Path, part: Path) -> Promise:
         raise InterruptedTransferError(str(cause) or type(cause).__name__) from None
 
 
-def _receive(reply: http.client.HTTPResponse, *, url: str, path: Path, part: Path) -> Promise:
+def _receive(reply: http.client.HTTPResponse, *, url: str, path: Path, part: Path) -> tuple[int | None, str]:
     """Writes what the server sends to the end of `part`, or over it if the server starts from the beginning."""
     if not reply.url.startswith("https://") and not os.environ.get("VITRUVIAN_MIRROR"):
         raise HubError(f"{url}: leads to {reply.url}, which is not encrypted; refused")
@@ -195,19 +184,19 @@ def _receive(reply: http.client.HTTPResponse, *, url: str, path: Path, part: Pat
         if size is not None and file.tell() < size:
             raise InterruptedTransferError(f"the connection ended after {file.tell():,} of {size:,} bytes")
     hashes = dict(re.findall(r"(\w+)=([\w+/=]+)", ",".join(reply.headers.get_all("x-goog-hash") or [])))
-    return Promise(size=size, md5=base64.b64decode(hashes.get("md5", "")).hex())
+    return size, base64.b64decode(hashes.get("md5", "")).hex()  # which Google's storage sends
 
 
-def _check(path: Path, promise: Promise, sha256_prefix: str) -> str:
+def _check(path: Path, promised: int | None, promised_md5: str, sha256_prefix: str) -> str:
     """The file's sha256, if it has the promised length, kind and checksums."""
     size = path.stat().st_size
-    if promise.size is not None and size != promise.size:
-        raise InterruptedTransferError(f"has {size:,} bytes, wanted {promise.size:,}")
+    if promised is not None and size != promised:
+        raise InterruptedTransferError(f"has {size:,} bytes, wanted {promised:,}")
     kind = path.name.removesuffix(".part").rpartition(".")[2]
     if not _is_of_kind(path, kind):
         raise InterruptedTransferError(f"is not a whole .{kind} file (another page in its place?)")
-    if promise.md5 and (md5 := digest(path, "md5")) != promise.md5:
-        raise InterruptedTransferError(f"has md5 {md5}, wanted {promise.md5}")
+    if promised_md5 and (md5 := digest(path, "md5")) != promised_md5:
+        raise InterruptedTransferError(f"has md5 {md5}, wanted {promised_md5}")
     sha256 = digest(path)
     if not sha256.startswith(sha256_prefix):
         raise InterruptedTransferError(f"has sha256 {sha256[:8]}..., wanted {sha256_prefix}...")

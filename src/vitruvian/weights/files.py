@@ -6,7 +6,7 @@ import argparse
 import pickle
 import warnings
 import zipfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,6 +64,8 @@ def read(path: Path) -> Checkpoint:
     """The tensors of a weights file, or of the weights in a folder with its JSON files."""
     if not path.exists():
         raise CheckpointError(f"{path}: no such file or folder")
+    if path.suffix in (".onnx", ".xml", ".pt2"):
+        raise CheckpointError(f"{path}: an exported graph, which predict and evaluate run; this needs the weights")
     weights = path
     if path.is_dir():
         weights = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), path)
@@ -75,15 +77,8 @@ def read(path: Path) -> Checkpoint:
     if not checkpoint.tensors:
         raise CheckpointError(f"{weights}: the file holds no tensors")
     check_values(checkpoint.tensors, weights)
-    return Checkpoint(
-        path=path,
-        format=checkpoint.format,
-        tensors={name: as_float(tensor) for name, tensor in checkpoint.tensors.items()},
-        settings=settings,
-        carried=checkpoint.carried,
-        wrapper=checkpoint.wrapper,
-        beside=checkpoint.beside,
-    )
+    tensors = {name: x.float() if x.is_floating_point() else x for name, x in checkpoint.tensors.items()}
+    return replace(checkpoint, path=path, tensors=tensors, settings=settings)
 
 
 def read_file(path: Path) -> Checkpoint:
@@ -149,11 +144,8 @@ def read_npz(path: Path) -> Checkpoint:
                 raise CheckpointError(f"{path}: {name!r} holds {array.dtype}, not numbers")
     with zipfile.ZipFile(path) as zipped:
         comment = zipped.comment
-    carried = (
-        parse_object(comment, path, raises=CheckpointError).get(CARRIED)
-        if comment.startswith(b'{"' + CARRIED.encode())
-        else None
-    )
+    ours = comment.startswith(b'{"' + CARRIED.encode())
+    carried = parse_object(comment, path, raises=CheckpointError).get(CARRIED) if ours else None
     return Checkpoint(path=path, format="npz", tensors=tensors, carried=carried)
 
 
@@ -235,7 +227,3 @@ def check_values(tensors: dict[str, Tensor], path: Path) -> None:
     stored = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors.values()}
     if unpacked > max(MAX_FREE_BYTES, MAX_EXPANSION * sum(stored.values())):
         raise CheckpointError(f"{path}: refused, its tensors would take {unpacked / 2**30:.1f} GiB")
-
-
-def as_float(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.is_floating_point() else tensor

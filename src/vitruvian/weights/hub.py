@@ -5,17 +5,30 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
 
 from vitruvian.catalog import VARIANTS, canonical
-from vitruvian.errors import CheckpointError, ConfigError, FileError, HubError, UnknownNameError, nearest, require
+from vitruvian.errors import (
+    CheckpointError,
+    ConfigError,
+    FileError,
+    HubError,
+    MissingExtraError,
+    UnknownNameError,
+    nearest,
+    require,
+)
 from vitruvian.files import cache_folder, read_object
+from vitruvian.progress import tell
 from vitruvian.published import REPOSITORY_SCHEME, find, names, of_variant, web_address
+from vitruvian.text import one_line
 from vitruvian.weights.download import SUFFIXES, TIMEOUT_SECONDS, cached_path, fetch
 from vitruvian.weights.files import SETTING_FILES
+from vitruvian.weights.tokenizer import TOKENIZER_FILES
 
-DESCRIPTIONS = SETTING_FILES
+DESCRIPTIONS = (*SETTING_FILES, *TOKENIZER_FILES)
 WEIGHTS = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -24,6 +37,26 @@ WEIGHTS = (
     "open_clip_pytorch_model.bin",
 )
 """Names of weights in a repository, the best first; what runs no code comes before a pickle."""
+
+
+DEFAULT = "deit3_small_patch16_224.fb_in22k_ft_in1k"
+"""What is used where no weights are named: the cost of ViT-S/16, and 83.1% of ImageNet as its authors report."""
+BOX = Path(str(files("vitruvian") / "box"))
+"""The model that the package carries, if it does: ten classes, for where nothing can be downloaded."""
+
+
+def default_source() -> str:
+    """The published default, from the cache or downloaded once, or else the model in the package; said on stderr."""
+    try:
+        resolve_source(DEFAULT)
+    except (HubError, MissingExtraError, FileError) as error:
+        if not (BOX / "config.json").is_file():
+            raise HubError(f"no model is named and the default cannot be downloaded; give model=: {error}") from error
+        labels = ", ".join(read_object(BOX / "config.json", raises=CheckpointError)["labels"])
+        tell(f"no model is named and none could be downloaded: the small one in the package knows {labels}")
+        return str(BOX)
+    tell(f"no model is named: using {DEFAULT}")
+    return DEFAULT
 
 
 def resolve_source(name: str, *, cache: Path | None = None, offline: bool | None = None, verify: bool = False) -> Path:
@@ -45,6 +78,14 @@ def resolve_source(name: str, *, cache: Path | None = None, offline: bool | None
         raise HubError(f"{name}: only Hugging Face repositories have revisions; leave out @{revision}")
     path = cached_path(location, cache or cache_folder())
     return fetch(location, path, sha256_prefix=row.sha256_prefix if row else "", offline=offline, verify=verify)
+
+
+def require_packages(name: str) -> None:
+    """Refuse to begin where published weights of this name do not exist, or a package to fetch them is missing."""
+    base = name.partition("@")[0]
+    row = find(base)
+    if (row.location if row else _location(base)).startswith(REPOSITORY_SCHEME):
+        require("huggingface_hub", "hub")
 
 
 def _location(name: str) -> str:
@@ -117,8 +158,8 @@ class Repository:
         try:
             self._files()  # fails at once without network, where a download would first retry for long
             self.hub.hf_hub_download(self.name, file, cache_dir=self.cache, revision=folder.name)
-        except Exception:  # the library's transport decides what a broken network raises
-            return
+        except Exception as error:  # the library's transport decides what a broken network raises
+            tell(f"note: {self.name}: {file} could not be downloaded ({type(error).__name__}: {one_line(error)})")
 
     def _files(self) -> list[str]:
         model = self.hub.HfApi().model_info(self.name, revision=self.revision, timeout=TIMEOUT_SECONDS)
@@ -163,7 +204,11 @@ def _chosen(files: Iterable[str]) -> list[str]:
     if best is None:
         return []
     shards = [file for file in present if re.fullmatch(r"model-\d+-of-\d+\.safetensors", file)]
-    return [*(file for file in DESCRIPTIONS if file in present), best, *(shards if best.endswith("index.json") else [])]
+    return [
+        *(file for file in DESCRIPTIONS if file in present),
+        best,
+        *(shards if best.endswith("index.json") else []),
+    ]
 
 
 def _has_weights(folder: Path) -> bool:

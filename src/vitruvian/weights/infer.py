@@ -42,7 +42,8 @@ def infer_config(
     grid where the file and `grid` do not.
     """
     if "root.weight" in native:
-        return infer_resnet(native)
+        config = infer_resnet(native).replace(**facts.settings)
+        return config.replace(image_size=facts.image_size or config.image_size)
     shape = read_shape(native, facts)
     for name, stated in facts.stated.items():
         if stated not in (None, shape[name]):
@@ -77,6 +78,7 @@ def read_shape(native: Tensors, facts: Facts) -> dict[str, Any]:
     pool_mlp = shape_of(native, "attn_pool.mlp.fc1.weight")
     reads = pre_logits[1] if len(pre_logits) == 2 else head[1] if len(head) == 2 else width
     distilled = "embed.distillation_token" in native
+    out = shape_of(native, "blocks.0.attention.out.weight")
     return {
         "patch_size": patch_size,
         "channels": root[1] if len(root) == 4 else inputs,
@@ -84,6 +86,7 @@ def read_shape(native: Tensors, facts: Facts) -> dict[str, Any]:
         "layers": layers,
         "width": width,
         "mlp_width": mlp_width,
+        "attention_width": out[1] if len(out) == 2 and out[1] != width else 0,
         "pool": infer_pool(native, facts, two_halves=reads == 2 * width),
         "class_token": "embed.class_token" in native,
         "distillation": distilled,
@@ -123,7 +126,10 @@ def infer_stem(native: Tensors, facts: Facts) -> StemConfig | None:
     root = shape_of(native, "embed.stem.root.weight")
     if not root:
         return None
-    return StemConfig(stages=count_units(native, "embed.stem.stages."), width=root[0], style=facts.stem_style)
+    stages, plain = count_units(native, "embed.stem.stages."), shape_of(native, "embed.stem.stages.0.0.conv.weight")
+    if plain:
+        return StemConfig(stages=stages, width=plain[0], style="conv")
+    return StemConfig(stages=stages, width=root[0], style=facts.stem_style)
 
 
 def infer_resnet(native: Tensors) -> ResNetConfig:
@@ -186,7 +192,6 @@ def count_blocks(native: Tensors, stated: int | None) -> int:
 
 
 def count_units(native: Tensors, beginning: str) -> tuple[int, ...]:
-    """Units in each stage of a stem or ResNet."""
     pattern = re.compile(re.escape(beginning) + r"(\d+)\.(\d+)\.")
     units = {(int(match[1]), int(match[2])) for name in native if (match := pattern.match(name))}
     stages = 1 + max((stage for stage, _ in units), default=-1)

@@ -82,11 +82,14 @@ def open_model(
         view = description.preprocess if changes.size is None else description.preprocess.at(changes.size)
         names = fitting_labels(description, changes, classes=config.classes, given=labels)
         own_head = changes.head != "new" and config.classes == description.config.classes
-        temperature = description.temperature if own_head else 1.0
-        description = replace(description, config=config, preprocess=view, labels=names, temperature=temperature)
+        if not own_head:
+            description = replace(description, temperature=1.0, score_function="softmax", threshold=0.0)
+        description = replace(description, config=config, preprocess=view, labels=names)
         if hints.preprocess is not None:
             description = replace(description, preprocess=hints.preprocess)
-        return assemble(model, state, description), family
+        model = assemble(model, state, description)
+        model.source = str(path)
+        return model, family
     except (CheckpointError, ConfigError) as error:
         raise CheckpointError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from error
 
@@ -115,7 +118,6 @@ def published_name(source: str | Path) -> str:
 
 
 def trained(run: Path) -> Path:
-    """The model that a training run has made."""
     if (run / "model").is_dir():
         return run / "model"
     raise CheckpointError(f"{run}: this run has not finished; continue it with `vit train --resume {run}`")
@@ -152,9 +154,22 @@ def fitting_labels(
     return description.labels
 
 
+def check_finite(model: Model, where: object, *, raises: type[CheckpointError] = CheckpointError) -> None:
+    """Refuse weights with which nothing can be converted or learned."""
+    broken = next((name for name, value in model.state_dict().items() if not value.isfinite().all()), None)
+    if broken is not None:
+        raise raises(f"{where}: {broken!r} holds numbers that are not finite (NaN or infinity)")
+
+
+def with_config(model: Model, config: ModelConfig) -> Model:
+    """The same weights, ready to answer, under settings that change no array."""
+    return assemble(empty(config), model.state_dict(), replace(Description.of(model), config=config))
+
+
 def assemble(model: Model, state: Tensors, description: Description) -> Model:
     """The empty model with its tensors, ready to answer."""
     model.load_state_dict({name: tensor.contiguous() for name, tensor in state.items()}, strict=True, assign=True)
     model.preprocess, model.labels, model.origin = description.preprocess, description.labels, description.origin
-    model.temperature = description.temperature
+    model.temperature, model.score_function = description.temperature, description.score_function
+    model.threshold = description.threshold
     return model.eval()

@@ -83,8 +83,9 @@ def parse_native(checkpoint: Checkpoint, hints: LoadHints) -> tuple[str, Descrip
     if description is None:
         if hints.config is None:
             raise CheckpointError(
-                "a state dict without its description: arrays do not tell heads, GELU and epsilon; pass "
-                "config=model.config or config='ViT-B/16', or write a folder that says it: vt.save(model, 'folder')"
+                "a state dict without its description: arrays do not tell heads, GELU and epsilon; "
+                "`vit convert FILE FOLDER --to native --config ViT-B/16` adds it; in Python, pass config=model.config "
+                "or config='ViT-B/16', or write a folder that says it: vt.save(model, 'folder')"
             )
         config = fit_state_dict(hints.config, state)
         view = hints.preprocess or Preprocess(image_size=config.image_size)
@@ -186,7 +187,7 @@ def refuse_architectures(tensors: Tensors, parts: dict[str, str]) -> None:
         if found:
             raise CheckpointError(
                 f"the weights have {what} ({found!r}), but no known architecture is stated; keep timm's config.json "
-                "beside them, or pass config= with the name of the architecture"
+                "beside them, or pass config= with the name of the architecture (`vit convert --config` does)"
             )
 
 

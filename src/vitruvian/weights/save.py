@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import json
+import os
+import re
+import zipfile
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
 
 from vitruvian.config import ModelConfig, Preprocess, ResNetConfig, ViTConfig
 from vitruvian.errors import ConversionError
-from vitruvian.files import json_bytes, staged
+from vitruvian.files import digest, json_bytes, staged
 from vitruvian.model.build import Model
 from vitruvian.weights.description import Description, fingerprint
 from vitruvian.weights.families.family import Family
@@ -16,13 +29,13 @@ from vitruvian.weights.families.huggingface_json import preprocess_of, preproces
 from vitruvian.weights.families.positions import join_positions
 from vitruvian.weights.families.registry import check_writer, writer
 from vitruvian.weights.families.rules import Tensors
-from vitruvian.weights.files import Checkpoint
-from vitruvian.weights.store import write_tensors
+from vitruvian.weights.files import CARRIED, Checkpoint
 
 
-def save(model: Model, path: str | Path, family: str = "native") -> None:
+def save(model: Model, path: str | Path, family: str = "native", *, half: bool = False) -> None:
     """Write a model as native, google, timm, torchvision or huggingface weights, in float32.
 
+    With `half`, matrices and kernels are stored in float16, which halves the file; they are read as float32 again.
     native and huggingface are folders, google a `.npz`, timm a `.safetensors` (or `.pth`), torchvision
     a `.pth` (or `.safetensors`). What was at `path` stays until the new is complete. Every file also
     carries our description of the model, which other readers do not see, so that `load` gives back the
@@ -31,7 +44,7 @@ def save(model: Model, path: str | Path, family: str = "native") -> None:
     check_writer(family)
     destination = Path(path).expanduser()
     with staged(check_destination(destination, family, model.config)) as new:
-        write(model, new, family)
+        write(model, new, family, half=half)
 
 
 def check_destination(path: Path, family: str, config: ModelConfig) -> Path:
@@ -44,10 +57,15 @@ def check_destination(path: Path, family: str, config: ModelConfig) -> Path:
     return path
 
 
-def write(model: Model, path: Path, family: str) -> list[str]:
+def write(model: Model, path: Path, family: str, *, half: bool = False) -> list[str]:
     """Write into a place that is not yet used; what other readers should know, in words."""
     description = Description.of(model)
     state = {name: tensor.detach().cpu().float() for name, tensor in model.state_dict().items()}
+    if half:
+        state = {name: tensor.half() if tensor.dim() > 1 else tensor for name, tensor in state.items()}
+        broken = next((name for name, tensor in state.items() if not tensor.isfinite().all()), None)
+        if broken is not None:
+            raise ConversionError(f"half=True: {broken!r} holds numbers beyond float16's 65,504; save it in float32")
     if family == "native":
         write_native(path, state, description)
         return []
@@ -127,6 +145,94 @@ def assumed_view(member: Family, description: Description) -> Preprocess:
     if not description.preprocess.stated:
         return description.preprocess
     if isinstance(member, HuggingFace):
-        return preprocess_of(preprocessor_json(description.preprocess), description.config.image_size)
+        view = preprocess_of(preprocessor_json(description.preprocess), description.config.image_size)
+        return view.replace(floor_crop=description.preprocess.floor_crop)  # at most a pixel, and always so
     nothing = Checkpoint(path=Path(), format="safetensors", tensors={})
     return member.usual_view(nothing, description.config) or description.preprocess
+
+
+MAX_COMMENT_BYTES = 65_535
+"""What a ZIP archive's comment can hold."""
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], carried: dict[str, Any]) -> list[str]:
+    """Write one file in the format its name ends with; what could not be carried, in words."""
+    own = {name: owned(tensor) for name, tensor in tensors.items()}
+    if path.suffix == ".npz":
+        return write_npz(path, own, carried)
+    if path.suffix == ".safetensors":
+        write_safetensors(path, own, {"format": "pt", CARRIED: json.dumps(carried)})
+    else:
+        state = OrderedDict(own)
+        # PyTorch keeps versions of modules here and asks only for those it has, so an entry more is not seen.
+        state._metadata = OrderedDict({"": {"version": 1}, CARRIED: json.dumps(carried)})  # type: ignore[attr-defined]
+        with disk_errors(path):
+            torch.save(state, path)
+    return []
+
+
+def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """The same bytes for the same content: safetensors writes metadata in an order that changes from run to run."""
+    path.touch()
+    mode = path.stat().st_mode
+    with disk_errors(path):
+        save_file(tensors, path, metadata=metadata)
+    path.chmod(mode)  # safetensors makes files that only their owner can read
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header = {"__metadata__": dict(sorted(header.pop("__metadata__").items()))} | header
+        ordered = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(ordered) <= length:
+            file.seek(8)
+            file.write(ordered.ljust(length))
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """What the operating system refused, as the OSError that safetensors and PyTorch hide in errors of their own."""
+    try:
+        yield
+    except (SafetensorError, RuntimeError) as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number:
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+        with path.open("ab") as file:  # fails as the write before did
+            file.write(bytes(2**20))
+        raise
+
+
+def owned(tensor: Tensor) -> Tensor:
+    """The tensor with memory of its own: formats store a view's whole storage, or refuse it."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+
+
+def write_npz(path: Path, tensors: dict[str, Tensor], carried: dict[str, Any]) -> list[str]:
+    import numpy as np
+
+    np.savez(path, **{name: tensor.numpy() for name, tensor in tensors.items()})  # type: ignore[arg-type]
+    comment, notes = json.dumps({CARRIED: carried}).encode(), []
+    if len(comment) > MAX_COMMENT_BYTES:
+        comment = json.dumps({CARRIED: carried | {"labels": None}}).encode()
+        notes.append(f"the {len(carried['labels'])} labels do not fit into an npz file and were left out")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.comment = comment
+    return notes
+
+
+def digests(path: Path) -> dict[str, str]:
+    """SHA-256 of a file, or of each weights and settings file in a folder, by name."""
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors")) + sorted(path.glob("*.bin"))
+    if path.is_dir():
+        files += sorted(path.glob("*config.json"))
+    return {file.name: digest(file) for file in files if file.is_file()}
+
+
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Of names, shapes and bytes."""
+    content = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        content.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        content.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return content.hexdigest()

@@ -18,34 +18,24 @@ SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
 
 
 def looked_up(levels: Levels, table: NDArray[np.float32] | NDArray[np.intp]) -> Levels:
-    """Every value replaced by its entry in `table`: (256,), or (256, 3) for each channel, cut to 0 to 255."""
+    """Every value replaced by its entry in `table`: (256,), or (256, channels), cut to 0 to 255."""
     entries = table.clip(0, 255).astype(np.uint8)
-    changed: Levels = opencv().LUT(levels, entries[None] if entries.ndim == 2 else entries)
-    return changed
+    return opencv().LUT(levels, entries[None] if entries.ndim == 2 else entries)
 
 
 def blended(dull: Levels, levels: Levels, factor: float) -> Levels:
     """`dull` at factor 0, `levels` at 1, beyond it above 1."""
-    mixed: Levels = opencv().addWeighted(levels, factor, dull, 1.0 - factor, 0.0)
-    return mixed
+    return opencv().addWeighted(levels, factor, dull, 1.0 - factor, 0.0)
 
 
 def gray(levels: Levels) -> Levels:
     """Luma (rows, columns), in the weights of ITU-R 601."""
-    if levels.ndim == 2:
-        return levels
-    cv2 = opencv()
-    luma: Levels = cv2.cvtColor(levels, cv2.COLOR_RGB2GRAY)
-    return luma
+    return levels if levels.ndim == 2 else opencv().cvtColor(levels, opencv().COLOR_RGB2GRAY)
 
 
 def rgb(levels: Levels) -> Levels:
     """Three equal channels from gray."""
-    if levels.ndim == 3:
-        return levels
-    cv2 = opencv()
-    three: Levels = cv2.cvtColor(levels, cv2.COLOR_GRAY2RGB)
-    return three
+    return levels if levels.ndim == 3 else opencv().cvtColor(levels, opencv().COLOR_GRAY2RGB)
 
 
 def brightness(levels: Levels, factor: float) -> Levels:
@@ -76,8 +66,7 @@ def hue(levels: Levels, turn: float) -> Levels:
     cv2 = opencv()
     circle = cv2.cvtColor(levels, cv2.COLOR_RGB2HSV_FULL)
     circle[..., 0] += np.uint8(round(turn * 255) % 256)
-    turned: Levels = cv2.cvtColor(circle, cv2.COLOR_HSV2RGB_FULL)
-    return turned
+    return cv2.cvtColor(circle, cv2.COLOR_HSV2RGB_FULL)
 
 
 def inverted(levels: Levels) -> Levels:
@@ -108,7 +97,7 @@ def autocontrast(levels: Levels) -> Levels:
         scale = 255 / max(high - low, 1)
         stretched = np.trunc(RAMP.astype(np.float64) * scale - low * scale)
         tables.append(RAMP if low == high else stretched.astype(np.float32))
-    return looked_up(levels, _side_by_side(tables))
+    return looked_up(levels, np.stack(tables, axis=1))
 
 
 def equalized(levels: Levels) -> Levels:
@@ -118,7 +107,7 @@ def equalized(levels: Levels) -> Levels:
         step = int(counts.sum() - counts[counts > 0][-1]) // 255
         below = np.cumsum(counts) - counts
         tables.append(((step // 2 + below) // step).astype(np.float32) if step else RAMP)
-    return looked_up(levels, _side_by_side(tables))
+    return looked_up(levels, np.stack(tables, axis=1))
 
 
 def histograms(levels: Levels) -> list[NDArray[np.intp]]:
@@ -128,19 +117,12 @@ def histograms(levels: Levels) -> list[NDArray[np.intp]]:
     return [cv2.calcHist([levels], [c], None, [256], [0, 256]).ravel().astype(np.intp) for c in channels]
 
 
-def _side_by_side(tables: list[NDArray[np.float32]]) -> NDArray[np.float32]:
-    return tables[0] if len(tables) == 1 else np.stack(tables, axis=1)
-
-
 def color_jitter(levels: Levels, strengths: tuple[float, float, float, float], rng: np.random.Generator) -> Levels:
     """Brightness, contrast, saturation and hue changed by random amounts, in random order."""
-    amounts = [low + draw * (high - low) for draw, (low, high) in zip(rng.random(4).tolist(), _ranges(strengths))]
+    *factors, turn = strengths
+    ranges = [*((1 - strength, 1 + strength) for strength in factors), (-turn, turn)]
+    amounts = [low + draw * (high - low) for draw, (low, high) in zip(rng.random(4).tolist(), ranges)]
     for place in rng.permutation(4).tolist():
         if strengths[place]:
             levels = (brightness, contrast, saturation, hue)[place](levels, amounts[place])
     return levels
-
-
-def _ranges(strengths: tuple[float, float, float, float]) -> list[tuple[float, float]]:
-    *factors, turn = strengths
-    return [(1 - strength, 1 + strength) for strength in factors] + [(-turn, turn)]

@@ -46,16 +46,13 @@ def visible_part(size: Size, settings: Augment, rng: np.random.Generator) -> tup
         case "resized":
             return resized_box(size, settings.scale, settings.ratio, rng), settings.image_size
         case "pad":
-            part = whole if max(size) <= LONGEST * min(size) else center_box(size, longest_shape(size))
+            longest = (LONGEST, 1) if size[0] > size[1] else (1, LONGEST)
+            part = whole if max(size) <= LONGEST * min(size) else center_box(size, longest)
             return part, covering((part.rows, part.columns), settings.image_size)
         case "center":
             return center_box(size, settings.image_size), settings.image_size
         case _:
             return whole, settings.image_size
-
-
-def longest_shape(size: Size) -> Size:
-    return (LONGEST, 1) if size[0] > size[1] else (1, LONGEST)
 
 
 def inception_box(size: Size, area: Span, ratio: Span, rng: np.random.Generator) -> Box:
@@ -119,8 +116,7 @@ def scaled(levels: Levels, size: Size, interpolation: Interpolation) -> Levels:
     if levels.shape[:2] == size:
         return levels
     rows, columns = size
-    resized: Levels = cv2.resize(levels, (columns, rows), interpolation=FILTERS[interpolation])
-    return resized
+    return cv2.resize(levels, (columns, rows), interpolation=FILTERS[interpolation])
 
 
 def window(levels: Levels, size: Size, padding: int, padding_mode: PaddingMode, rng: np.random.Generator) -> Levels:
@@ -141,8 +137,7 @@ def moved(levels: Levels, matrix: tuple[float, float, float, float, float, float
     centered = np.array([[a, b, c + (a + b - 1) / 2], [d, e, f + (d + e - 1) / 2]])
     rows, columns = levels.shape[:2]
     flags = cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP
-    turned: Levels = cv2.warpAffine(levels, centered, (columns, rows), flags=flags, borderValue=(GRAY,) * 3)
-    return turned
+    return cv2.warpAffine(levels, centered, (columns, rows), flags=flags, borderValue=(GRAY,) * 3)
 
 
 def rotated(levels: Levels, degrees: float) -> Levels:

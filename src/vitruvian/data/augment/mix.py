@@ -40,7 +40,8 @@ def mix(
     if not settings.mixes or rng.random() >= settings.mixup_prob:
         return pixels, targets
     partners = neighbors(len(pixels), repeats).to(pixels.device)
-    if rng.random() < _cutmix_chance(settings):
+    pastes = settings.cutmix_alpha > 0
+    if rng.random() < pastes / (pastes + (settings.mixup_alpha > 0)):  # one half where both have an alpha
         box = pasted_box(
             (pixels.shape[2], pixels.shape[3]), rng.beta(settings.cutmix_alpha, settings.cutmix_alpha), rng
         )
@@ -76,9 +77,3 @@ def pasted_box(size: Size, kept: float, rng: np.random.Generator) -> Box:
         spans.append((start, stop - start))
     (top, rows), (left, columns) = spans
     return Box(top, left, rows, columns)
-
-
-def _cutmix_chance(settings: Augment) -> float:
-    """0, 1, or one half where both have an alpha."""
-    alphas = (settings.mixup_alpha > 0, settings.cutmix_alpha > 0)
-    return alphas[1] / sum(alphas)

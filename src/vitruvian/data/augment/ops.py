@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vitruvian.data.augment import color, geometry
+from vitruvian.data.augment import color
+from vitruvian.data.augment.geometry import GRAY, moved, rotated
 from vitruvian.data.jpeg import Box, Levels, opencv
 
 Operation = Callable[[Levels, float, np.random.Generator], Levels]
@@ -26,24 +27,12 @@ def _signed(amount: float, rng: np.random.Generator) -> float:
     return amount if rng.random() < 0.5 else -amount
 
 
+def _shift(levels: Levels, axis: int, strength: float, rng: np.random.Generator) -> float:
+    return _signed(SHIFT * strength * levels.shape[axis], rng)
+
+
 def _factor(strength: float) -> float:
     return 0.1 + 1.8 * strength
-
-
-def shear_x(levels: Levels, strength: float, rng: np.random.Generator) -> Levels:
-    return geometry.moved(levels, (1, _signed(0.3 * strength, rng), 0, 0, 1, 0))
-
-
-def shear_y(levels: Levels, strength: float, rng: np.random.Generator) -> Levels:
-    return geometry.moved(levels, (1, 0, 0, _signed(0.3 * strength, rng), 1, 0))
-
-
-def translate_x(levels: Levels, strength: float, rng: np.random.Generator) -> Levels:
-    return geometry.moved(levels, (1, 0, _signed(SHIFT * strength * levels.shape[1], rng), 0, 1, 0))
-
-
-def translate_y(levels: Levels, strength: float, rng: np.random.Generator) -> Levels:
-    return geometry.moved(levels, (1, 0, 0, 0, 1, _signed(SHIFT * strength * levels.shape[0], rng)))
 
 
 def cutout(levels: Levels, strength: float, rng: np.random.Generator) -> Levels:
@@ -53,15 +42,13 @@ def cutout(levels: Levels, strength: float, rng: np.random.Generator) -> Levels:
     y, x = (int(draw * side) for draw, side in zip(rng.random(2).tolist(), (rows, columns)))
     top, left = max(0, y - reach), max(0, x - reach)
     changed = levels.copy()
-    Box(top, left, y + reach - top, x + reach - left).of(changed)[...] = geometry.GRAY
+    Box(top, left, y + reach - top, x + reach - left).of(changed)[...] = GRAY
     return changed
 
 
 def gaussian_blur(levels: Levels, strength: float, rng: np.random.Generator) -> Levels:
     """Blurred with a deviation of 0.1 to 2 pixels at full strength, as BYOL and DeiT III draw it."""
-    sigma = 0.1 + 1.9 * strength * rng.random()
-    blurred: Levels = opencv().GaussianBlur(levels, (0, 0), sigma)
-    return blurred
+    return opencv().GaussianBlur(levels, (0, 0), 0.1 + 1.9 * strength * rng.random())
 
 
 RAND_AUGMENT: dict[str, Operation] = {
@@ -69,17 +56,17 @@ RAND_AUGMENT: dict[str, Operation] = {
     "autocontrast": lambda levels, strength, rng: color.autocontrast(levels),
     "equalize": lambda levels, strength, rng: color.equalized(levels),
     "invert": lambda levels, strength, rng: color.inverted(levels),
-    "rotate": lambda levels, strength, rng: geometry.rotated(levels, _signed(30 * strength, rng)),
+    "rotate": lambda levels, strength, rng: rotated(levels, _signed(30 * strength, rng)),
     "posterize": lambda levels, strength, rng: color.posterized(levels, max(1, int(4 * strength))),
     "solarize": lambda levels, strength, rng: color.solarized(levels, int(256 * strength)),
     "color": lambda levels, strength, rng: color.saturation(levels, _factor(strength)),
     "contrast": lambda levels, strength, rng: color.contrast(levels, _factor(strength)),
     "brightness": lambda levels, strength, rng: color.brightness(levels, _factor(strength)),
     "sharpness": lambda levels, strength, rng: color.sharpness(levels, _factor(strength)),
-    "shear_x": shear_x,
-    "shear_y": shear_y,
-    "translate_x": translate_x,
-    "translate_y": translate_y,
+    "shear_x": lambda levels, strength, rng: moved(levels, (1, _signed(0.3 * strength, rng), 0, 0, 1, 0)),
+    "shear_y": lambda levels, strength, rng: moved(levels, (1, 0, 0, _signed(0.3 * strength, rng), 1, 0)),
+    "translate_x": lambda levels, strength, rng: moved(levels, (1, 0, _shift(levels, 1, strength, rng), 0, 1, 0)),
+    "translate_y": lambda levels, strength, rng: moved(levels, (1, 0, 0, 0, 1, _shift(levels, 0, strength, rng))),
     "cutout": cutout,
     "solarize_add": lambda levels, strength, rng: color.solarized_add(levels, int(110 * strength)),
 }

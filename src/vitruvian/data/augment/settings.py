@@ -14,8 +14,6 @@ Crop = Literal["inception", "resized", "pad", "center", "none"]
 PaddingMode = Literal["constant", "reflect"]
 Output = Literal["float32", "uint8"]
 
-MAX_PADDING = 1024
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Augment(Settings):
@@ -40,6 +38,8 @@ class Augment(Settings):
     """Between pixels when scaling; a part at least twice as large as the view is first averaged down."""
     hflip: Share = 0.5
     """Chance of a horizontal flip."""
+    alternate_flip: bool = False
+    """In place of `hflip`: each image is flipped in every other epoch, half of them in the first."""
     rand_augment: Annotated[int, Range(0, 16)] = 0
     """Operations one after the other, each drawn anew from the 16 of RandAugment."""
     rand_augment_magnitude: Annotated[float, Range(0.0, 10.0)] = 10.0

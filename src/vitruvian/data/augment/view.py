@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,23 +48,13 @@ class TrainingView:
             return torch.from_numpy(channels_first(levels))
         return torch.from_numpy(normalized(levels, self.settings))
 
-    def batch(self, images: Sequence[Viewable], rngs: Sequence[np.random.Generator]) -> Tensor:
-        """The views of many images as one tensor (B, C, H, W), equal to those made one by one but faster."""
-        s = self.settings
-        views = np.empty((len(images), s.channels, *s.image_size), np.uint8)
-        for place, (image, rng) in enumerate(zip(images, rngs, strict=True)):
-            levels = self.levels(image, rng)
-            views[place] = levels if levels.ndim == 2 else levels.transpose(2, 0, 1)
-        pixels = torch.from_numpy(views)
-        return pixels if s.output == "uint8" else normalize(pixels, s)
-
     def levels(self, image: Viewable, rng: np.random.Generator) -> Levels:
         """The view before normalization: uint8, (rows, columns, 3) RGB or (rows, columns) gray."""
         s = self.settings
         levels = seen(image, s, rng)
         if s.crop == "pad":
             levels = window(levels, s.image_size, s.padding, s.padding_mode, rng)
-        if s.hflip and rng.random() < s.hflip:
+        if s.hflip and not s.alternate_flip and rng.random() < s.hflip:
             levels = opencv().flip(levels, 1)
         if s.rand_augment:
             levels = rand_augment(levels, s.rand_augment, s.rand_augment_magnitude, rng)

@@ -8,12 +8,12 @@ said.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.data.doctor.findings import EXAMPLES, Example, Finding, image
+from vitruvian.data.doctor.findings import EXAMPLES, Example, Finding, Level, image
 from vitruvian.data.doctor.scan import Scan
 from vitruvian.data.doctor.sketch import Bytes, Floats, Places, features, mapped, pieces
 from vitruvian.text import counted
@@ -35,7 +35,7 @@ def check_classes(scan: Scan, classes: Sequence[str]) -> Iterator[Finding]:
     """The classes of the first split, which is trained on, and then those of the others."""
     records, readable = scan.records, scan.readable
     if not readable.any():
-        yield Finding(check="nothing", level="hurts", text="there is no readable image")
+        yield Finding("nothing", "hurts", "there is no readable image")
         return
     trained, *others = (
         np.bincount(records["label"][readable & (records["split"] == split)], minlength=len(classes))
@@ -49,7 +49,7 @@ def check_classes(scan: Scan, classes: Sequence[str]) -> Iterator[Finding]:
     if not found:
         everywhere = ", all in every split" if others else ""
         text = f"{len(classes):,} classes of {trained.min():,} to {trained.max():,} images in {name}{everywhere}"
-        yield Finding(check="classes", level="fine", text=text)
+        yield Finding("classes", "fine", text)
 
 
 def small_classes(counts: Counts, classes: Sequence[str], split: str) -> Iterator[Finding]:
@@ -61,14 +61,9 @@ def small_classes(counts: Counts, classes: Sequence[str], split: str) -> Iterato
     ):
         found = np.flatnonzero((counts >= low) & (counts < high))
         if len(found):
-            yield Finding(
-                check=check,
-                level="look" if check == "small-class" else "hurts",
-                count=len(found),
-                text=f"{counted(len(found), 'class', 'has|have')} {what} in {split}",
-                advice=advice,
-                examples=listed(found, counts, classes),
-            )
+            level: Level = "look" if check == "small-class" else "hurts"
+            text = f"{counted(len(found), 'class', 'has|have')} {what} in {split}"
+            yield Finding(check, level, text, len(found), advice, listed(found, counts, classes))
 
 
 def uneven_classes(counts: Counts, classes: Sequence[str], split: str) -> Iterator[Finding]:
@@ -81,17 +76,13 @@ def uneven_classes(counts: Counts, classes: Sequence[str], split: str) -> Iterat
     if ratio >= UNEVEN:
         smallest_first = filled[np.argsort(counts[filled], kind="stable")]
         small = smallest_first[counts[smallest_first] * UNEVEN <= counts[most]]
-        yield Finding(
-            check="unbalanced",
-            level="hurts" if ratio >= VERY_UNEVEN else "look",
-            count=len(small),
-            text=(
-                f"{split} is unbalanced: {classes[most]} has {ratio:.0f} times the images of {classes[least]} "
-                f"({counts[most]:,} and {counts[least]:,}; {UNEVEN} times are worth a look, {VERY_UNEVEN} hurt)"
-            ),
-            advice="train with class weights or balanced sampling, or add images of the small classes",
-            examples=listed(small, counts, classes),
+        text = (
+            f"{split} is unbalanced: {classes[most]} has {ratio:.0f} times the images of {classes[least]} "
+            f"({counts[most]:,} and {counts[least]:,}; {UNEVEN} times are worth a look, {VERY_UNEVEN} hurt)"
         )
+        level: Level = "hurts" if ratio >= VERY_UNEVEN else "look"
+        advice = "train with class weights or balanced sampling, or add images of the small classes"
+        yield Finding("unbalanced", level, text, len(small), advice, listed(small, counts, classes))
 
 
 def one_sided_classes(
@@ -102,18 +93,14 @@ def one_sided_classes(
     unlearned, unmeasured = (np.flatnonzero((a == 0) & (b > 0)) for a, b in ((trained, held), (held, trained)))
     if len(unlearned):
         text = f"{counted(len(unlearned), 'class', 'is|are')} in {other} but not in {train}"
-        advice = f"add them to {train}: what is not learnt is always answered wrongly"
+        advice = f"add them to {train}: what is not learned is always answered wrongly"
         shown = listed(unlearned, held, classes)
-        yield Finding(
-            check="unlearned-class", level="hurts", count=len(unlearned), text=text, advice=advice, examples=shown
-        )
+        yield Finding("unlearned-class", "hurts", text, len(unlearned), advice, shown)
     if len(unmeasured):
         text = f"{counted(len(unmeasured), 'class', 'is|are')} in {train} but not in {other}"
         advice = f"move some images to {other}: the accuracy of these classes is not measured"
         shown = listed(unmeasured, trained, classes)
-        yield Finding(
-            check="unmeasured-class", level="look", count=len(unmeasured), text=text, advice=advice, examples=shown
-        )
+        yield Finding("unmeasured-class", "look", text, len(unmeasured), advice, shown)
 
 
 def listed(found: Iterable[int], counts: Counts, classes: Sequence[str]) -> tuple[Example, ...]:
@@ -133,48 +120,30 @@ ROWS = 512
 """Images compared with the references at once; bounds the memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Doubt:
+class Doubt(NamedTuple):
     """An image among the images of another class."""
 
     place: int
-    suggested: int
     agreeing: int
-    """How many of its ten neighbors are of the suggested class."""
+    """How many of its ten neighbors are of that class."""
     neighbors: Places
     """The places of those, likest first."""
 
 
-@dataclass(frozen=True, slots=True)
-class LabelCheck:
-    """What the look of the images says about their labels."""
-
-    checked_classes: tuple[int, ...]
-    doubts: tuple[Doubt, ...]
-
-
 def check_labels(scan: Scan, classes: int) -> Iterator[Finding]:
     """Images that lie among those of another class, if the features can tell the two classes."""
-    check = contradicted(scan.sketches, scan.records["label"], np.flatnonzero(scan.readable))
-    checked, doubts = len(check.checked_classes), check.doubts
+    checked, doubts = contradicted(scan.sketches, scan.records["label"], np.flatnonzero(scan.readable))
+    apart = f"edges and colors tell {'all' if checked == classes else f'{checked} of'} {classes} classes apart"
     if doubts:
-        yield Finding(
-            check="label",
-            level="look",
-            count=len(doubts),
-            text=f"{counted(len(doubts), 'image', 'looks|look')} like another class ({how_far(checked, classes)})",
-            advice="no proof, but look: the label or the image may be wrong",
-            examples=tuple(example(scan, doubt) for doubt in doubts[:EXAMPLES]),
-        )
+        text = f"{counted(len(doubts), 'image', 'looks|look')} like another class ({apart})"
+        advice = "no proof, but look: the label or the image may be wrong"
+        examples = tuple(example(scan, doubt) for doubt in doubts[:EXAMPLES])
+        yield Finding("label", "look", text, len(doubts), advice, examples)
     elif checked:
-        yield Finding(check="labels", level="fine", text=f"no label looks wrong ({how_far(checked, classes)})")
+        yield Finding("labels", "fine", f"no label looks wrong ({apart})")
     else:
         text = "single labels were not judged: edges and colors alone do not tell these classes apart"
-        yield Finding(check="labels", level="fine", text=text)
-
-
-def how_far(checked: int, classes: int) -> str:
-    return f"edges and colors tell {'all' if checked == classes else f'{checked} of'} {classes} classes apart"
+        yield Finding("labels", "fine", text)
 
 
 def example(scan: Scan, doubt: Doubt) -> Example:
@@ -183,24 +152,21 @@ def example(scan: Scan, doubt: Doubt) -> Example:
     return Example(f"{doubt.agreeing} of the {NEIGHBORS} likest images are {images[1].label}", images)
 
 
-def contradicted(sketches: Bytes, labels: Labels, among: Places) -> LabelCheck:
-    """Labels that eight or more of an image's ten neighbors contradict, the most contradicted first.
+def contradicted(sketches: Bytes, labels: Labels, among: Places) -> tuple[int, list[Doubt]]:
+    """How many classes were checked, and labels that eight or more of ten neighbors contradict, the worst first.
 
     `sketches` and `labels` are of all images; `among` are the places of those that can be read.
     """
     if len(among) <= NEIGHBORS:
-        return LabelCheck((), ())
+        return 0, []
     mine, near = labels[among], neighbors(sketches, among)
     opinion, agreeing = commonest(labels[near])
     total, sure = np.bincount(mine), np.bincount(mine, (opinion == mine) & (agreeing >= AGREEING))
     checked = sure >= SURE_SHARE * np.maximum(total, 1)
     doubtful = (agreeing >= AGREEING) & (opinion != mine) & checked[mine] & checked[opinion]
     rows = sorted(np.flatnonzero(doubtful).tolist(), key=lambda row: (-agreeing[row], row))
-    doubts = (
-        Doubt(int(among[row]), int(opinion[row]), int(agreeing[row]), near[row][labels[near[row]] == opinion[row]])
-        for row in rows
-    )
-    return LabelCheck(tuple(np.flatnonzero(checked).tolist()), tuple(doubts))
+    doubts = [Doubt(int(among[row]), int(agreeing[row]), near[row][labels[near[row]] == opinion[row]]) for row in rows]
+    return int(checked.sum()), doubts
 
 
 def neighbors(sketches: Bytes, among: Places) -> Places:  # (N,) -> (N, 10)

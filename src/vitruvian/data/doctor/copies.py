@@ -21,9 +21,9 @@ def check_copies(scan: Scan, groups: Sequence[Places]) -> Iterator[Finding]:
     found = [*leaks(scan, groups), *conflicts(scan, groups), *repeats(scan, groups)]
     yield from found
     if len(scan.splits) > 1 and not any(finding.check == "leak" for finding in found):
-        yield Finding(check="no-leak", level="fine", text=f"no image is in two of {', '.join(scan.splits)}")
+        yield Finding("no-leak", "fine", f"no image is in two of {', '.join(scan.splits)}")
     if not groups:
-        yield Finding(check="no-copies", level="fine", text="no two images are the same or nearly the same")
+        yield Finding("no-copies", "fine", "no two images are the same or nearly the same")
 
 
 def leaks(scan: Scan, groups: Sequence[Places]) -> Iterator[Finding]:
@@ -32,18 +32,12 @@ def leaks(scan: Scan, groups: Sequence[Places]) -> Iterator[Finding]:
         pairs = [pair for group in groups for pair in partners(scan, group, here, there)]
         if pairs:
             exact = sum(equal(scan, pair) for pair in pairs)
-            size = len(scan.splits[other])
-            yield Finding(
-                check="leak",
-                level="hurts",
-                count=len(pairs),
-                text=(
-                    f"{len(pairs):,} of {size:,} {other} images {'is' if len(pairs) == 1 else 'are'} also in {name}: "
-                    f"{exact:,} as an exact copy, {len(pairs) - exact:,} nearly the same"
-                ),
-                advice=f"delete them from {name} or {other}: the accuracy on {other} would be too good to be true",
-                examples=shown(scan, pairs),
+            text = (
+                f"{len(pairs):,} of {len(scan.splits[other]):,} {other} images {'is' if len(pairs) == 1 else 'are'} "
+                f"also in {name}: {exact:,} as an exact copy, {len(pairs) - exact:,} nearly the same"
             )
+            advice = f"delete them from {name} or {other}: the accuracy on {other} would be too good to be true"
+            yield finding("leak", "hurts", text, advice, scan, pairs)
 
 
 def partners(scan: Scan, group: Places, here: int, there: int) -> Iterator[Pair]:
@@ -98,20 +92,15 @@ def repeats(scan: Scan, groups: Sequence[Places]) -> Iterator[Finding]:
 
 
 def finding(check: str, level: Level, text: str, advice: str, scan: Scan, pairs: Sequence[Pair]) -> Finding:
-    kept = shown(scan, pairs)
-    return Finding(check=check, level=level, count=len(pairs), text=text, advice=advice, examples=kept)
-
-
-def shown(scan: Scan, pairs: Sequence[Pair]) -> tuple[Example, ...]:
-    return tuple(
+    examples = (
         Example(EXACT if equal(scan, pair) else NEAR, tuple(image(scan, place) for place in pair))
         for pair in pairs[:EXAMPLES]
     )
+    return Finding(check, level, text, len(pairs), advice, tuple(examples))
 
 
 def equal(scan: Scan, pair: Pair) -> bool:
-    pixels: NDArray[np.uint64] = scan.records["pixels"]
-    return bool(pixels[pair[0]] == pixels[pair[1]])
+    return bool(scan.records["pixels"][pair[0]] == scan.records["pixels"][pair[1]])
 
 
 CROWD = 32
@@ -138,17 +127,12 @@ def same_groups(pixels: NDArray[np.uint64], sketches: Bytes, among: Places) -> l
         for part in pieces(singles[pairs[roots[:, 0] != roots[:, 1]]]):
             same = same_image(sketches[part[:, 0]], sketches[part[:, 1]])
             for one, two in part[same].tolist():
-                join(leader, one, two)
-    return groups_of(roots_of(leader)[among], among)
-
-
-def groups_of(roots: Places, among: Places) -> list[Places]:
-    """The places that share a root with others, group by group."""
-    shared = np.bincount(roots)[roots] > 1 if len(roots) else np.zeros(0, bool)
-    roots, among = roots[shared], among[shared]
+                low, high = sorted((root_of(leader, one), root_of(leader, two)))
+                leader[high] = low
+    roots = roots_of(leader)[among]
     order = np.argsort(roots, kind="stable")
     parts = np.split(among[order], np.flatnonzero(np.diff(roots[order])) + 1)
-    return [part for part in parts if len(part)]
+    return [part for part in parts if len(part) > 1]
 
 
 def candidates(codes: NDArray[np.uint16]) -> Iterator[Places]:  # (N, 8) -> (M, 2), per band and step
@@ -164,20 +148,9 @@ def candidates(codes: NDArray[np.uint16]) -> Iterator[Places]:  # (N, 8) -> (M, 
             if not len(where):
                 break
             one, two = order[where], order[where + step]
-            near = bit_distance(codes[one], codes[two]) <= FAR_BITS
+            different = np.unpackbits(np.ascontiguousarray(codes[one] ^ codes[two]).view(np.uint8), axis=1)
+            near = different.sum(1, dtype=np.int64) <= FAR_BITS
             yield np.stack([one[near], two[near]], 1)
-
-
-def bit_distance(one: NDArray[np.uint16], two: NDArray[np.uint16]) -> NDArray[np.int64]:
-    """How many bits differ, row by row."""
-    different = np.unpackbits(np.ascontiguousarray(one ^ two).view(np.uint8), axis=1)
-    return np.asarray(different.sum(1, dtype=np.int64))
-
-
-def join(leader: Places, one: int, two: int) -> None:
-    """Put two images and all that is joined to them into one group, led by the first image."""
-    one, two = root_of(leader, one), root_of(leader, two)
-    leader[max(one, two)] = min(one, two)
 
 
 def root_of(leader: Places, place: int) -> int:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from vitruvian.data.doctor.findings import Finding, examples
+from vitruvian.data.doctor.findings import Finding, about
 from vitruvian.data.doctor.scan import Oddity, Problem, Scan
-from vitruvian.data.doctor.sketch import Places, is_blank, is_gray, mapped
+from vitruvian.data.doctor.sketch import is_blank, is_gray, mapped
 from vitruvian.text import counted
 
 TINY_SIDE = 32
@@ -34,12 +34,7 @@ ODDITIES = {
         "in even gray, as if data were missing",
         "look at them, delete the damaged",
     ),
-    Oddity.CMYK: (
-        "cmyk",
-        "is|are",
-        "in CMYK, the colors of print",
-        "read as RGB without their profile: colors shift",
-    ),
+    Oddity.CMYK: ("cmyk", "is|are", "in CMYK, the colors of print", "read as RGB without their profile: colors shift"),
     Oddity.DEEP: ("deep", "has|have", "more than 8 bits a channel", "read as 8 bits, scaled from the format's range"),
     Oddity.ALPHA: ("alpha", "has|have", "transparent parts", "read on white: see that this does not mark a class"),
     Oddity.TURNED: ("turned", "is|are", "to be turned by an EXIF tag", "read upright here; other programs may not"),
@@ -52,16 +47,10 @@ def check_files(scan: Scan) -> Iterator[Finding]:
     for problem, (name, verb, rest) in PROBLEMS.items():
         places = np.flatnonzero(scan.records["problem"] == problem)
         if len(places):
-            yield Finding(
-                check=name,
-                level="hurts",
-                count=len(places),
-                text=f"{counted(len(places), 'file', verb)} {rest}",
-                advice="fetch them again or delete them; training skips them",
-                examples=examples(scan, places),
-            )
+            text = f"{counted(len(places), 'file', verb)} {rest}"
+            yield about(scan, places, name, "hurts", text, "fetch them again or delete them; training skips them")
     if scan.readable.all():
-        yield Finding(check="readable", level="fine", text=f"all {len(scan.records):,} images can be read")
+        yield Finding("readable", "fine", f"all {len(scan.records):,} images can be read")
 
 
 def check_notes(notes: Sequence[str]) -> Iterator[Finding]:
@@ -69,32 +58,30 @@ def check_notes(notes: Sequence[str]) -> Iterator[Finding]:
     for note in notes:
         if "class folders without an image" in note:
             advice = "add images or delete the folder: the model will not know this class"
-            yield Finding(check="empty-class", level="hurts", count=1, text=note, advice=advice)
+            yield Finding("empty-class", "hurts", note, 1, advice)
         else:
-            yield Finding(check="left-out", level="look", count=1, text=note)
+            yield Finding("left-out", "look", note, 1)
 
 
 def check_kinds(scan: Scan) -> Iterator[Finding]:
     """Images of a kind that is read in its own way, blank ones, and gray ones among colored."""
     usable = scan.readable
-    everywhere, odd = np.arange(len(usable)), False
+    everywhere, found = np.arange(len(usable)), list[Finding]()
     for oddity, (name, verb, rest, advice) in ODDITIES.items():
         places = np.flatnonzero(usable & (scan.records["oddity"] & oddity > 0))
         if len(places):
-            odd = True
-            yield look(scan, name, places, f"{counted(len(places), 'image', verb)} {rest}", advice)
+            found.append(about(scan, places, name, "look", f"{counted(len(places), 'image', verb)} {rest}", advice))
     blank = np.flatnonzero(usable & mapped(is_blank, scan.sketches, everywhere))
     if len(blank):
         text = f"{counted(len(blank), 'image', 'shows|show')} one color and nothing else"
-        yield look(scan, "blank", blank, text, "delete them, unless that is a class of its own")
+        found.append(about(scan, blank, "blank", "look", text, "delete them, unless that is a class of its own"))
+    yield from found
     gray = np.setdiff1d(np.flatnonzero(usable & mapped(is_gray, scan.sketches, everywhere)), blank)
     if 0 < len(gray) <= FEW_SHARE * usable.sum():
         text = f"{counted(len(gray), 'image', 'is|are')} gray among colored ones"
-        yield look(scan, "gray", gray, text, "read as RGB: see that this does not mark a class")
-    if not (odd or len(blank)):
-        yield Finding(
-            check="kinds", level="fine", text="no transparency, CMYK, 16 bits, animation, EXIF turns or blanks"
-        )
+        yield about(scan, gray, "gray", "look", text, "read as RGB: see that this does not mark a class")
+    if not found:
+        yield Finding("kinds", "fine", "no transparency, CMYK, 16 bits, animation, EXIF turns or blanks")
 
 
 def check_sizes(scan: Scan) -> Iterator[Finding]:
@@ -108,18 +95,12 @@ def check_sizes(scan: Scan) -> Iterator[Finding]:
     tiny = np.flatnonzero(usable & (short < min(TINY_SIDE, usual / 2)))
     if len(tiny):
         text = f"{counted(len(tiny), 'image', 'is|are')} tiny: under {TINY_SIDE} pixels, where {usual} is usual"
-        yield look(scan, "tiny", tiny, text, "likely icons or thumbnails: replace or delete them")
+        yield about(scan, tiny, "tiny", "look", text, "likely icons or thumbnails: replace or delete them")
     stretched = np.flatnonzero(usable & (long >= LONG_RATIO * np.maximum(short, 1)))
     if len(stretched):
         text = f"{counted(len(stretched), 'image', 'is|are')} {LONG_RATIO:g} or more times as long as wide"
-        yield look(scan, "long", stretched, text, "a square view shows little of them: crop them first")
+        yield about(scan, stretched, "long", "look", text, "a square view shows little of them: crop them first")
     if not len(tiny) and not len(stretched):
         low, high = int(short[usable].min()), int(short[usable].max())
         sides = f"{low} to {high} pixels, {usual} in the middle" if low < high else f"{low} pixels"
-        text = f"no odd sizes: shorter sides of {sides}"
-        yield Finding(check="sizes", level="fine", text=text)
-
-
-def look(scan: Scan, check: str, places: Places, text: str, advice: str) -> Finding:
-    shown = examples(scan, places)
-    return Finding(check=check, level="look", count=len(places), text=text, advice=advice, examples=shown)
+        yield Finding("sizes", "fine", f"no odd sizes: shorter sides of {sides}")

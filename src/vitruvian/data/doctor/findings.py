@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from vitruvian.data.doctor.scan import Scan
+from vitruvian.data.doctor.sketch import Places
 from vitruvian.text import counted, printable
 
 Level = Literal["hurts", "look", "fine"]
@@ -39,7 +40,7 @@ class Example:
     images: tuple[ImageRef, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """The result of one check."""
 
@@ -79,26 +80,21 @@ class Diagnosis:
 
 
 def image(scan: Scan, place: int) -> ImageRef:
-    """The image at a place of the scan."""
     split, source, index = scan.source(place)
     return ImageRef(split, index, source.key(index), source.classes[int(scan.records["label"][place])])
 
 
-def examples(scan: Scan, places: Iterable[int], note: str = "") -> tuple[Example, ...]:
-    """The first few of some images, each an example of its own, its size noted unless there is another note."""
+def about(scan: Scan, places: Places, check: str, level: Level, text: str, advice: str) -> Finding:
+    """A finding about images; the first few are its examples, each with its size or why it cannot be read."""
     found = []
-    for place, _ in zip(places, range(EXAMPLES)):
+    for place in places[:EXAMPLES].tolist():
         record = scan.records[place]
         size = f"{record['columns']}x{record['rows']} pixels"
-        found.append(Example(scan.reasons.get(int(place), note or size), (image(scan, int(place)),)))
-    return tuple(found)
+        found.append(Example(scan.reasons.get(place, size), (image(scan, place),)))
+    return Finding(check, level, text, len(places), advice, tuple(found))
 
 
-HEADINGS: dict[Level, str] = {
-    "hurts": "WILL HURT TRAINING",
-    "look": "WORTH A LOOK",
-    "fine": "FINE",
-}
+HEADINGS: dict[Level, str] = {"hurts": "WILL HURT TRAINING", "look": "WORTH A LOOK", "fine": "FINE"}
 MARKS: dict[Level, str] = {"hurts": "✗", "look": "!", "fine": "✓"}
 SHOWN = 4
 """Examples of a finding in the terminal; the page and the JSON object have more."""
@@ -129,18 +125,17 @@ def heading(diagnosis: Diagnosis) -> str:
 
 
 def finding_lines(finding: Finding) -> Iterator[tuple[Level | None, str]]:
-    yield finding.level, wrapped(finding.text, f"  {MARKS[finding.level]} ")
+    yield (
+        finding.level,
+        textwrap.fill(finding.text, WIDTH, initial_indent=f"  {MARKS[finding.level]} ", subsequent_indent="    "),
+    )
     if finding.advice:
-        yield None, wrapped(finding.advice, "    → ")
+        yield None, textwrap.fill(finding.advice, WIDTH, initial_indent="    → ", subsequent_indent="      ")
     for example in finding.examples[:SHOWN]:
         yield None, f"      {example_line(example)}"
     more = finding.count - min(len(finding.examples), SHOWN)
     if finding.examples and more > 0:
         yield None, f"      and {more:,} more"
-
-
-def wrapped(text: str, start: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
 
 
 def example_line(example: Example) -> str:

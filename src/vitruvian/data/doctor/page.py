@@ -51,7 +51,7 @@ def image_html(image: ImageRef, data: Dataset) -> Html:
 
 
 def thumbnail_of(source: Source, index: int) -> Html:
-    """A small version of an example, or words in its place where it cannot be read any more."""
+    """A small version of a sample, or words in its place where it cannot be read any more."""
     try:
         return thumbnail(decode(source.read(index)), source.key(index))
     except (VitruvianError, OSError):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag, auto
 from functools import partial
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,7 +68,8 @@ def scan(splits: Mapping[str, Source], *, workers: int, track: Track) -> Scan:
     records, reasons = np.zeros(total, RECORD), dict[int, str]()
     with tempfile.TemporaryFile() as file:  # the mapping keeps the file's blocks after it is closed
         sketches = np.memmap(file, np.uint8, "w+", shape=(total, SKETCH_BYTES))
-    looks = chain.from_iterable(in_order(partial(look_at_some, sources), chunks(sources), workers=workers))
+    places = ((split, index) for split, source in enumerate(sources) for index in range(len(source)))
+    looks = in_order(partial(look_at, sources), places, workers=workers, chunk=CHUNK)
     for place, look in enumerate(track(looks, total)):
         for name in ("problem", "oddity", "rows", "columns", "bytes", "pixels"):
             records[name][place] = getattr(look, name)
@@ -82,17 +82,6 @@ def scan(splits: Mapping[str, Source], *, workers: int, track: Track) -> Scan:
         part["split"], part["index"], part["label"] = split, np.arange(len(source)), source.labels()
         start += len(source)
     return Scan(splits, records, sketches, reasons)
-
-
-def chunks(sources: Sequence[Source]) -> Iterator[tuple[int, range]]:
-    for split, source in enumerate(sources):
-        for start in range(0, len(source), CHUNK):
-            yield split, range(start, min(start + CHUNK, len(source)))
-
-
-def look_at_some(sources: Sequence[Source], chunk: tuple[int, range]) -> list[Look]:
-    split, indices = chunk
-    return [look_at(sources[split], index) for index in indices]
 
 
 DRAFT_SIDE = 256
@@ -136,11 +125,12 @@ class Look:
     reason: str = ""
 
 
-def look_at(source: Source, index: int) -> Look:
-    """Example `index` of a source, which may be broken in any way."""
+def look_at(sources: Sequence[Source], place: tuple[int, int]) -> Look:
+    """The sample of a source, by their numbers, which may be broken in any way."""
+    split, index = place
     look = Look(sketch=np.zeros(SKETCH_BYTES, np.uint8))
     try:
-        data = source.read(index)
+        data = sources[split].read(index)
         look.bytes = len(data) if isinstance(data, bytes) else data.nbytes
         image = open_reduced(data, DRAFT_SIDE)
         look.columns, look.rows = image.size

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
-from itertools import chain, groupby
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
-from vitruvian.data.pack.encode import PackFormat, PackSettings, chosen, encode_some
+from vitruvian.data.pack.encode import PackFormat, PackSettings, chosen, encode_one
 from vitruvian.data.pack.shards import (
-    Filling,
     PackState,
     Shard,
     Skipped,
     SplitState,
     fresh_state,
     label_texts,
+    numbered,
     resumed_state,
     write_shard,
 )
@@ -45,7 +45,7 @@ def pack(
     """Pack all splits of a dataset into `folder`, or go on where an earlier call was stopped.
 
     The files are the same, byte for byte, with any number of workers and however often the work was stopped.
-    Examples that cannot be read are left out and listed in `pack.json`.
+    Samples that cannot be read are left out and listed in `pack.json`.
     """
     source = data if isinstance(data, Dataset) else open_dataset(data)
     target = Path(folder)
@@ -74,14 +74,16 @@ def fill(folder: Path, data: Dataset, state: PackState, *, workers: int, track: 
     """Write what is missing, shard by shard, with the state after each."""
     state.save(folder)
     write_json(folder / "classes.json", data.classes)
-    missing = sum(split.examples - split.start for split in state.splits.values())
-    encode = partial(encode_some, data.splits, state.settings)
-    packed = chain.from_iterable(in_order(encode, chunks(state), workers=workers))
+    missing = sum(split.samples - split.start for split in state.splits.values())
+    encode = partial(encode_one, data.splits, state.settings)
+    places = ((name, index) for name, split in state.splits.items() for index in range(split.start, split.samples))
+    packed = in_order(encode, places, workers=workers, chunk=CHUNK)
     first = {name: len(split.shards) for name, split in state.splits.items()}
     labels = label_texts(data.classes)
-    filling = Filling(state.settings.shard_mb * 1_000_000, first)
-    for (name, number), examples in groupby(track(packed, missing), filling):
-        shard, skipped = write_shard(folder / name, f"{name}-{number:06d}.tar", examples, labels)
+    placed = numbered(track(packed, missing), state.settings.shard_mb * 1_000_000, first)
+    for (name, number), group in groupby(placed, itemgetter(0)):
+        samples = (sample for _, sample in group)
+        shard, skipped = write_shard(folder / name, f"{name}-{number:06d}.tar", samples, labels)
         state.splits[name].shards.append(shard)
         state.splits[name].skipped += skipped
         state.save(folder)
@@ -89,9 +91,3 @@ def fill(folder: Path, data: Dataset, state: PackState, *, workers: int, track: 
         write_json(folder / name / SIZES_FILE, {shard.file: shard.images for shard in split.shards})
     state.complete = True
     state.save(folder)
-
-
-def chunks(state: PackState) -> Iterator[tuple[str, range]]:
-    for name, split in state.splits.items():
-        for start in range(split.start, split.examples, CHUNK):
-            yield name, range(start, min(start + CHUNK, split.examples))

@@ -36,7 +36,7 @@ class PackSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """An encoded example, or the reason why there is none."""
+    """An encoded sample, or the reason why there is none."""
 
     split: str
     index: int
@@ -48,29 +48,30 @@ class Packed:
     reason: str = ""
 
 
-def encode_some(splits: Mapping[str, Source], settings: PackSettings, chunk: tuple[str, range]) -> list[Packed]:
-    """Some examples of a split; the bytes of each depend on its image and the settings alone."""
-    split, indices = chunk
-    source = splits[split]
-    found = []
-    for index in indices:
-        ending, data, problem = "", b"", ""
-        try:
-            ending, data = encoded(source.read(index), settings)
-        except Exception as error:  # sources and Pillow raise whatever broken bytes lead them to
-            problem = reason(error)
-        found.append(Packed(split, index, source.key(index), source.label(index), ending, data, problem))
-    return found
+def encode_one(splits: Mapping[str, Source], settings: PackSettings, place: tuple[str, int]) -> Packed:
+    """A sample by split and number; its bytes depend on its image and the settings alone."""
+    split, index = place
+    source, ending, data, problem = splits[split], "", b"", ""
+    try:
+        ending, data = encoded(source.read(index), settings)
+    except Exception as error:  # sources and Pillow raise whatever broken bytes lead them to
+        problem = reason(error)
+    return Packed(split, index, source.key(index), source.label(index), ending, data, problem)
 
 
 def encoded(image: RawImage, settings: PackSettings) -> tuple[str, bytes]:
     """The image, upright and small, as the ending and the content of a file."""
     small, whole = reduced(image, settings.side)
+    buffer = io.BytesIO()
     if settings.format == "pixels":
-        return ".npy", as_array(small)
+        np.save(buffer, np.asarray(small), allow_pickle=False)
+        return ".npy", buffer.getvalue()
     if whole and (not isinstance(image, bytes) or small.width * small.height <= EXACT_PIXELS):
-        return ".png", as_png(small)
-    return ".jpg", as_jpeg(small, settings.quality)
+        small.save(buffer, "PNG", compress_level=6)
+        return ".png", buffer.getvalue()
+    quality, blocks = settings.quality, 1  # a restart marker after every block: `data.jpeg` decodes any part alone
+    small.save(buffer, "JPEG", quality=quality, subsampling="4:2:0", optimize=True, restart_marker_blocks=blocks)
+    return ".jpg", buffer.getvalue()
 
 
 def reduced(image: RawImage, side: int) -> tuple[Image.Image, bool]:
@@ -82,25 +83,6 @@ def reduced(image: RawImage, side: int) -> tuple[Image.Image, bool]:
         return small, True
     columns, rows = (max(1, round(length * side / shorter)) for length in opened.size)
     return small.resize((columns, rows), Image.Resampling.BICUBIC), False
-
-
-def as_jpeg(image: Image.Image, quality: int) -> bytes:
-    """An ordinary JPEG with a restart marker after every block, so that `data.jpeg` decodes any part of it alone."""
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=quality, subsampling="4:2:0", optimize=True, restart_marker_blocks=1)
-    return buffer.getvalue()
-
-
-def as_png(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", compress_level=6)
-    return buffer.getvalue()
-
-
-def as_array(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, np.asarray(image), allow_pickle=False)
-    return buffer.getvalue()
 
 
 MOST_PIXEL_BYTES = 8_000_000_000

@@ -7,10 +7,9 @@ import hashlib
 import json
 import re
 import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from vitruvian.data.pack.encode import Packed, PackSettings
 from vitruvian.data.sources.base import Dataset, Source
@@ -25,7 +24,7 @@ VERSION = 1
 class SplitState:
     """How far one split is packed."""
 
-    examples: int
+    samples: int
     """In the source, readable or not."""
     digest: str
     """Of their keys and labels."""
@@ -34,7 +33,7 @@ class SplitState:
 
     @property
     def start(self) -> int:
-        """The number of the first example that is in no finished shard."""
+        """The number of the first sample that is in no finished shard."""
         return self.shards[-1].stop if self.shards else 0
 
     @property
@@ -65,12 +64,12 @@ def fresh_state(data: Dataset, settings: PackSettings) -> PackState:
     """The state before the first shard."""
     splits = {name: SplitState(len(source), digest_of(source)) for name, source in data.splits.items()}
     weighted = any(source.weight(index) != 1.0 for source in data.splits.values() for index in known(source))
-    notes = ["the weights of the examples are not kept: shards have no place for them"] if weighted else []
+    notes = ["the weights of the samples are not kept: shards have no place for them"] if weighted else []
     return PackState(settings, data.name, splits, [*data.notes, *notes])
 
 
 def known(source: Source) -> range:
-    """The examples about which something can be said without fetching them: none of a remote source."""
+    """The samples about which something can be said without fetching them: none of a remote source."""
     return range(0 if source.remote else len(source))
 
 
@@ -108,17 +107,19 @@ def read_state(folder: Path) -> PackState:
     path = folder / FILE
     try:
         content = read_object(path, raises=DataError)
-        splits = {name: split_state(split) for name, split in content["splits"].items()}
+        splits = {
+            name: SplitState(
+                samples=split["samples"],
+                digest=split["digest"],
+                shards=[Shard(**shard) for shard in split["shards"]],
+                skipped=[Skipped(**skipped) for skipped in split["skipped"]],
+            )
+            for name, split in content["splits"].items()
+        }
         settings = PackSettings.from_json(content["settings"])
         return PackState(settings, content["source"], splits, content["notes"], content["complete"], content["version"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: not what vit pack writes ({error}); delete the folder to pack anew") from error
-
-
-def split_state(content: dict[str, Any]) -> SplitState:
-    shards = [Shard(**shard) for shard in content["shards"]]
-    skipped = [Skipped(**skipped) for skipped in content["skipped"]]
-    return SplitState(content["examples"], content["digest"], shards, skipped)
 
 
 def difference(found: PackState, wanted: PackState) -> str:
@@ -131,8 +132,8 @@ def difference(found: PackState, wanted: PackState) -> str:
         parts.append(f"the splits {', '.join(found.splits)}, not {', '.join(wanted.splits)}")
     for name in found.splits.keys() & wanted.splits.keys():
         was, now = found.splits[name], wanted.splits[name]
-        if (was.examples, was.digest) != (now.examples, now.digest):
-            parts.append(f"other images or labels in {name} ({was.examples:,} then, {now.examples:,} now)")
+        if (was.samples, was.digest) != (now.samples, now.digest):
+            parts.append(f"other images or labels in {name} ({was.samples:,} then, {now.samples:,} now)")
     return "; ".join(parts)
 
 
@@ -149,7 +150,7 @@ def forget_damaged(folder: Path, split: SplitState) -> bool:
 
 END = bytes(2 * tarfile.BLOCKSIZE)
 NAME_CHARACTERS = 40
-"""Characters of an example's own name in the names of its members, which are at most 100 bytes in a tar file."""
+"""Characters of a sample's own name in the names of its members, which are at most 100 bytes in a tar file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +162,12 @@ class Shard:
     images: int
     bytes: int
     stop: int
-    """The number, in the source, of the first example after it."""
+    """The number, in the source, of the first sample after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """An example that could not be read."""
+    """A sample that could not be read."""
 
     index: int
     key: str
@@ -174,16 +175,16 @@ class Skipped:
 
 
 def write_shard(
-    folder: Path, file_name: str, examples: Iterable[Packed], labels: Sequence[str]
+    folder: Path, file_name: str, samples: Iterable[Packed], labels: Sequence[str]
 ) -> tuple[Shard, list[Skipped]]:
-    """Write a shard and, beside it, an index with a line for each example; also what could not be read.
+    """Write a shard and, beside it, an index with a line for each sample; also what could not be read.
 
-    Nothing but names, images and labels goes in, so the same examples give the same bytes.
+    Nothing but names, images and labels goes in, so the same samples give the same bytes.
     """
     rows, skipped, stop = [], [], 0
     folder.mkdir(exist_ok=True)
     with writing(folder / file_name) as file:
-        for packed in examples:
+        for packed in samples:
             stop = packed.index + 1
             if packed.reason:
                 skipped.append(Skipped(packed.index, packed.key, packed.reason))
@@ -209,13 +210,13 @@ def member(name: str, data: bytes) -> bytes:
 
 
 def size_in_tar(packed: Packed) -> int:
-    """Bytes that an example takes in its shard: its image and its label, each with a header."""
+    """Bytes that a sample takes in its shard: its image and its label, each with a header."""
     blocks = -(-len(packed.data) // tarfile.BLOCKSIZE)
     return (blocks + 3) * tarfile.BLOCKSIZE if packed.data else 0
 
 
 def sample_name(index: int, key: str) -> str:
-    """The name of an example inside its shard: its number in the source, then its own name as far as it is plain.
+    """The name of a sample inside its shard: its number in the source, then its own name as far as it is plain.
 
     What follows a dot would be taken for the ending, so none is left.
     """
@@ -234,21 +235,17 @@ def label_texts(classes: Sequence[str]) -> tuple[str, ...]:
     return tuple(classes) if mistaken else numbers
 
 
-class Filling:
-    """Says which shard an example goes to, when called with one after the other: as many as fit, in order."""
-
-    def __init__(self, limit_bytes: int, first: dict[str, int]) -> None:
-        self.limit_bytes = limit_bytes
-        self.next = dict(first)
-        """The number of the shard that is being filled, by split."""
-        self.split, self.bytes = "", 0
-
-    def __call__(self, packed: Packed) -> tuple[str, int]:
+def numbered(
+    samples: Iterable[Packed], limit_bytes: int, first: dict[str, int]
+) -> Iterator[tuple[tuple[str, int], Packed]]:
+    """Each sample with the split and the number of its shard: as many as fit, in order, from the `first` on."""
+    number, split, filled = dict(first), "", 0
+    for packed in samples:
         size = size_in_tar(packed)
-        if packed.split != self.split:
-            self.split, self.bytes = packed.split, len(END)
-        elif self.bytes > len(END) and self.bytes + size > self.limit_bytes:
-            self.next[packed.split] += 1
-            self.bytes = len(END)
-        self.bytes += size
-        return packed.split, self.next[packed.split]
+        if packed.split != split:
+            split, filled = packed.split, len(END)
+        elif filled > len(END) and filled + size > limit_bytes:
+            number[split] += 1
+            filled = len(END)
+        filled += size
+        yield (split, number[split]), packed

@@ -1,4 +1,4 @@
-"""What every source of examples offers, and the dataset that its splits form."""
+"""What every source of samples offers, and the dataset that its splits form."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Source(ABC):
     name: str
     """What to call the source in messages."""
     blocks: Blocks | None = None
-    """Which examples are cheap only when read together; None where all cost the same."""
+    """Which samples are cheap only when read together; None where all cost the same."""
     remote: bool = False
     """Whether labels and keys come only with the images, from far away: asking for all of them fetches everything."""
     draws: bool = False
@@ -56,8 +56,8 @@ class Source(ABC):
     @abstractmethod
     def __len__(self) -> int: ...
 
-    @abstractmethod
-    def label(self, index: int) -> int: ...
+    def label(self, index: int) -> int:
+        return int(self.labels()[index])
 
     @abstractmethod
     def labels(self) -> NDArray[np.int32]:
@@ -67,16 +67,46 @@ class Source(ABC):
     def read(self, index: int) -> RawImage:
         """The image, not yet decoded; ImageError or OSError where it cannot be had."""
 
-    @abstractmethod
     def key(self, index: int) -> str:
-        """What to call the example in reports."""
+        """What to call the sample in reports."""
+        return f"{self.name} #{index}"
 
     def weight(self, index: int) -> float:
-        """How much the example counts in the loss."""
+        """How much the sample counts in the loss."""
         return 1.0
 
     def announce(self, indices: IndexArray) -> None:  # noqa: B027  (most sources have nothing to do)
-        """Say that these examples are read soon, so that a slow source can begin to fetch them."""
+        """Say that these samples are read soon, so that a slow source can begin to fetch them."""
+
+
+class PartSource(Source):
+    """A source whose samples are those of others; `part` tells of which."""
+
+    @abstractmethod
+    def part(self, index: int) -> tuple[Source, int]:
+        """The source that a sample is in, and its number there."""
+
+    def label(self, index: int) -> int:
+        source, number = self.part(index)
+        return source.label(number)
+
+    def weight(self, index: int) -> float:
+        source, number = self.part(index)
+        return source.weight(number)
+
+    def read(self, index: int) -> RawImage:
+        source, number = self.part(index)
+        return source.read(number)
+
+    def key(self, index: int) -> str:
+        source, number = self.part(index)
+        return source.key(number)
+
+
+def located(ends: IndexArray, index: int) -> tuple[int, int]:
+    """Which of several runs, one after the other, holds an item, and its number there."""
+    number = int(np.searchsorted(ends, index, side="right"))
+    return number, index - (int(ends[number - 1]) if number else 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +118,8 @@ class Dataset:
     """`train`, `val` and `test`, as far as there are such, then others."""
     notes: tuple[str, ...] = ()
     """What was left out or is strange, a line each."""
+    divided: bool = True
+    """Whether the data has splits; otherwise all of it is `train`."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -107,18 +139,26 @@ class Dataset:
     def only(self, split: str) -> Dataset:
         """The dataset with no other split than this one."""
         name = split_name(split) or split
+        if not self.divided:
+            raise DataError(
+                f"{self.name}: there is no split {split!r}, nor any other; leave it out to take all images, or put the "
+                "class folders into folders called train, val or test"
+            )
         if name not in self.splits:
             raise DataError(f"{self.name}: there is no split {split!r}, only {', '.join(self.splits)}")
         return replace(self, splits={name: self.splits[name]})
 
 
-def make_dataset(name: str, splits: Mapping[str, Source], notes: Iterable[str] = ()) -> Dataset:
+def make_dataset(
+    name: str, splits: Mapping[str, Source], notes: Iterable[str] = (), *, divided: bool = True
+) -> Dataset:
     """The dataset of these splits in their usual order, once it is sure that one can learn from it."""
     filled = {split: source for split, source in splits.items() if len(source)}
     if not filled:
         raise DataError(f"{name}: there are no images in it")
     order = sorted(filled, key=lambda split: ([*SPLITS, split].index(split), split))
-    result = Dataset(name=name, splits={split: filled[split] for split in order}, notes=tuple(notes))
+    ordered = {split: filled[split] for split in order}
+    result = Dataset(name=name, splits=ordered, notes=tuple(notes), divided=divided)
     if len(result.classes) < 2:
         total = sum(map(len, filled.values()))
         raise DataError(

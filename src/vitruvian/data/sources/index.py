@@ -1,4 +1,4 @@
-"""A compact list of examples on disk: keys, labels, weights and numbers, read by position.
+"""A compact list of samples on disk: keys, labels, weights and numbers, read by position.
 
 Nothing of it stays in memory, however long it is: entries are read with `pread` rather than mapped, since mapped
 pages count as the process's own.
@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import time
 from array import array
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.data.sources.base import LeftOut, Source
 from vitruvian.data.sources.names import class_name, natural
-from vitruvian.errors import DataError
-from vitruvian.files import read_json
+from vitruvian.errors import DataError, FileError
+from vitruvian.files import cache_folder, read_json, scratch_folder, short_hash, staged
+
+FORMAT = 2
+"""Raised when the layout of what is stored changes, so that older files are not read."""
+
+STALE_SECONDS = 24 * 3600
+"""Age at which what was derived from an earlier state of the data is removed."""
 
 CHUNK = 1 << 14
 """Entries handled at a time where all are gone through."""
@@ -32,7 +40,7 @@ SMALL_BYTES = 2**18
 
 @dataclass(slots=True)
 class Entry:
-    """One example on its way into an index."""
+    """One sample on its way into an index."""
 
     split: str
     key: str
@@ -97,47 +105,33 @@ def piece(values: NDArray[Any], start: int) -> NDArray[Any]:
     return values[start:stop].copy()
 
 
-class Index:
-    """The entries of one split."""
+class IndexedSource(Source):
+    """The samples listed in the index of one split; how an image is read is left open."""
 
-    def __init__(self, folder: Path, numbers: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, classes: tuple[str, ...], folder: Path) -> None:
+        self.name = name
+        self.classes = classes
         self._ends = Column(folder / "ends.i64", "i8")
         self._keys = OpenFile(folder / "keys.bin")
+        self._labels = Column(folder / "labels.i32", "i4")
         self._weights = Column(folder / "weights.f32", "f4") if (folder / "weights.f32").exists() else None
-        self.numbers = {name: Column(folder / f"{name}.i64", "i8") for name in numbers}
-        self.labels = Column(folder / "labels.i32", "i4")
-        self.length = self._ends.length
+        self.numbers = {path.stem: Column(path, "i8") for path in folder.glob("*.i64")}
 
-    def key(self, index: int) -> str:
-        end, start = self._ends[index], self._ends[index - 1] if index else 0
-        return os.fsdecode(self._keys.read(start, end - start))
+    def __len__(self) -> int:
+        return self._ends.length
+
+    def label(self, index: int) -> int:
+        return int(self._labels[index])
+
+    def labels(self) -> NDArray[np.int32]:
+        return self._labels.array()
 
     def weight(self, index: int) -> float:
         return 1.0 if self._weights is None else float(self._weights[index])
 
-
-class IndexedSource(Source):
-    """A source whose examples are listed in an index; how an image is read is left open."""
-
-    def __init__(self, name: str, classes: tuple[str, ...], index: Index) -> None:
-        self.name = name
-        self.classes = classes
-        self.index = index
-
-    def __len__(self) -> int:
-        return self.index.length
-
-    def label(self, index: int) -> int:
-        return int(self.index.labels[index])
-
-    def labels(self) -> NDArray[np.int32]:
-        return self.index.labels.array()
-
-    def weight(self, index: int) -> float:
-        return self.index.weight(index)
-
     def key(self, index: int) -> str:
-        return self.index.key(index)
+        end, start = self._ends[index], self._ends[index - 1] if index else 0
+        return os.fsdecode(self._keys.read(start, end - start))
 
 
 class Writer:
@@ -146,33 +140,25 @@ class Writer:
     def __init__(self, folder: Path, numbers: Sequence[str], files: ExitStack) -> None:
         folder.mkdir()
         self.folder = folder
+        self.weighted = False
+        codes = {"ends.i64": "q", "labels.i32": "i", "weights.f32": "f"} | {f"{name}.i64": "q" for name in numbers}
 
-        def column(name: str) -> BinaryIO:
+        def opened(name: str) -> BinaryIO:
             return files.enter_context(open(folder / name, "wb"))
 
-        self._keys = column("keys.bin")
+        self._keys = opened("keys.bin")
+        self._columns: list[tuple[BinaryIO, array[Any]]] = [(opened(name), array(codes[name])) for name in codes]
         self._end = 0
-        self._ends, self._labels, self._weights = array("q"), array("i"), array("f")
-        self._numbers = [array("q") for _ in numbers]
-        self._columns: list[tuple[BinaryIO, array[Any]]] = [
-            (column("ends.i64"), self._ends),
-            (column("labels.i32"), self._labels),
-            (column("weights.f32"), self._weights),
-            *((column(f"{name}.i64"), values) for name, values in zip(numbers, self._numbers)),
-        ]
-        self.weighted = False
 
     def add(self, entry: Entry, label: int) -> None:
         key = os.fsencode(entry.key)
         self._end += len(key)
         self._keys.write(key)
         self.weighted |= entry.weight != 1.0
-        self._ends.append(self._end)
-        self._labels.append(label)
-        self._weights.append(entry.weight)
-        for values, number in zip(self._numbers, entry.numbers, strict=True):
+        row = (self._end, label, entry.weight, *entry.numbers)
+        for (_, values), number in zip(self._columns, row, strict=True):
             values.append(number)
-        if len(self._ends) >= CHUNK:
+        if len(values) >= CHUNK:
             self.flush()
 
     def flush(self) -> None:
@@ -181,13 +167,62 @@ class Writer:
             del values[:]
 
 
-@dataclass(frozen=True)
-class StoredIndex:
+class StoredIndex(NamedTuple):
     """What `write_index` left in a folder."""
 
     classes: tuple[str, ...]
-    splits: dict[str, Index]
+    splits: dict[str, Path]
+    """The folder of each split's index."""
     notes: list[str]
+
+
+def indexed(
+    entries: Callable[[LeftOut], Iterable[Entry]],
+    *,
+    files: Sequence[Path] = (),
+    kind: str = "",
+    numbers: Sequence[str] = (),
+    classes: tuple[str, ...] | None = None,
+) -> StoredIndex:
+    """The index of these entries; they may note what they leave out.
+
+    Made once while the `files` that they are read from stay the same; each time where none are named.
+    """
+
+    def build(folder: Path) -> None:
+        left_out = LeftOut()
+        write_index(folder, entries(left_out), left_out=left_out, numbers=numbers, classes=classes)
+
+    if files:
+        return read_index(derived(kind, files, build))
+    folder = scratch_folder()
+    build(folder)
+    return read_index(folder)
+
+
+def derived(kind: str, files: Sequence[Path], build: Callable[[Path], None]) -> Path:
+    """A folder that `build` filled from these files: an earlier one if they are still the same.
+
+    Where the cache folder cannot be written, the folder is temporary and ends with this process.
+    """
+    state = [(found.st_size, found.st_mtime_ns) for found in map(os.stat, files)]
+    group = cache_folder() / "index" / short_hash([kind, *map(os.path.abspath, files)])
+    target = group / short_hash([FORMAT, *state])
+    if target.is_dir():
+        return target
+    try:
+        with staged(target) as new:
+            new.mkdir()
+            build(new)
+    except FileError:
+        target = scratch_folder()
+        build(target)
+        return target
+    for folder in group.iterdir():
+        with suppress(OSError):  # another process removes it at the same time
+            if folder != target and time.time() - folder.stat().st_mtime > STALE_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
+    return target
 
 
 def write_index(
@@ -219,7 +254,7 @@ def write_index(
         renumber(writer.folder / "labels.i32", final)
         if not writer.weighted:
             (writer.folder / "weights.f32").unlink()
-    content = {"classes": known, "splits": list(writers), "numbers": list(numbers), "notes": left_out.lines()}
+    content = {"classes": known, "splits": list(writers), "notes": left_out.lines()}
     (folder / "index.json").write_text(json.dumps(content))
 
 
@@ -248,7 +283,6 @@ def renumber(path: Path, numbers: NDArray[np.int32]) -> None:
 
 
 def read_index(folder: Path) -> StoredIndex:
-    """What `write_index` left in this folder."""
     content = read_json(folder / "index.json")
-    splits = {split: Index(folder / str(number), content["numbers"]) for number, split in enumerate(content["splits"])}
+    splits = {split: folder / str(number) for number, split in enumerate(content["splits"])}
     return StoredIndex(tuple(content["classes"]), splits, content["notes"])

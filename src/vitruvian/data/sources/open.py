@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -11,15 +11,16 @@ from typing import NamedTuple
 from vitruvian.data.decode import EXTENSIONS
 from vitruvian.data.sources.base import Dataset, Source, make_dataset
 from vitruvian.data.sources.formats.cifar import cifar_folders, open_cifar
-from vitruvian.data.sources.formats.folder import open_folder
+from vitruvian.data.sources.formats.folder import open_folder, open_unlabeled
 from vitruvian.data.sources.formats.manifest import open_manifest
 from vitruvian.data.sources.formats.parquet import holds_images, open_parquet
-from vitruvian.data.sources.formats.pixels import idx_folders, open_digits, open_idx
+from vitruvian.data.sources.formats.pixels import idx_files, open_digits, open_idx
 from vitruvian.data.sources.formats.tar import open_tar
 from vitruvian.data.sources.names import is_pattern, matching, split_name
 from vitruvian.data.sources.releases import open_task
 from vitruvian.data.sources.remote.stream import open_stream
 from vitruvian.errors import DataError, nearest
+from vitruvian.progress import tell
 from vitruvian.tasks import TASKS, find_task
 
 BUILT_IN = {"digits": open_digits}
@@ -34,16 +35,12 @@ def files_below(ending: str, folder: Path) -> list[Path]:
     return [path for place in (folder, *inner) for path in sorted(place.glob(f"[!.]*{ending}")) if path.is_file()]
 
 
-def nothing(folder: Path) -> list[Path]:
-    return []
-
-
 class Format(NamedTuple):
     """A row of the table of formats."""
 
     open: Callable[[list[Path], str], Dataset]
     """The dataset in these files or folders; the second argument is its name in messages."""
-    in_folder: Callable[[Path], list[Path]] = nothing
+    in_folder: Callable[[Path], list[Path]] = lambda folder: []
     """What of the format a folder holds, to be opened; nothing where the folder is of another format."""
     endings: tuple[str, ...] = ()
     """Of single files."""
@@ -56,7 +53,7 @@ class Format(NamedTuple):
 FORMATS = {
     # the first that fits is taken
     "CIFAR": Format(open_cifar, cifar_folders, (".tar.gz", ".tgz")),
-    "IDX": Format(open_idx, idx_folders),
+    "IDX": Format(open_idx, lambda folder: [folder] if idx_files(folder) else []),
     "tar shards": Format(open_tar, partial(files_below, ".tar"), (".tar",), several=True),
     "Parquet": Format(open_parquet, partial(files_below, ".parquet"), (".parquet",), holds_images, several=True),
     "manifest": Format(open_manifest, endings=(".csv", ".tsv", ".parquet")),
@@ -75,6 +72,25 @@ def open_dataset(data: object, *, split: str | None = None) -> Dataset:
     except OSError as error:
         raise DataError(f"{error.filename or data}: {(error.strerror or str(error)).lower()}") from error
     return found if split is None else found.only(split)
+
+
+def open_images(data: object, *, split: str | None = None) -> Mapping[str, Source]:
+    """The splits of a dataset for work that needs no labels: also a folder of images that are in no classes."""
+    try:
+        found = open_dataset(data, split=split)
+        for note in found.notes:
+            tell(f"note: {note}")
+        return found.splits
+    except DataError:
+        folder = Path(data).expanduser() if isinstance(data, str | os.PathLike) else None
+        if split is not None or folder is None or not folder.is_dir():
+            raise
+        if any(row.in_folder(folder) for name, row in FORMATS.items() if name != "class folders"):
+            raise
+        unlabeled = open_unlabeled(folder)
+        if unlabeled is None:
+            raise
+        return {"all": unlabeled}
 
 
 def opened(data: object) -> Dataset:

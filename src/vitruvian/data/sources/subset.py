@@ -9,16 +9,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.data.decode import RawImage
 from vitruvian.data.order import Blocks, IndexArray, permuted
-from vitruvian.data.sources.base import Source
+from vitruvian.data.sources.base import PartSource, Source, located
 from vitruvian.data.sources.index import CHUNK, Column, piece
 from vitruvian.errors import ConfigError, DataError
 from vitruvian.files import scratch_folder
 
 
-class Subset(Source):
-    """The examples of a source whose numbers, ascending, stand in a file."""
+class Subset(PartSource):
+    """The samples of a source whose numbers, ascending, stand in a file."""
 
     def __init__(self, source: Source, numbers: Path, *, name: str) -> None:
         self.source = source
@@ -31,11 +30,11 @@ class Subset(Source):
         return self._numbers.length
 
     def original(self, index: int) -> int:
-        """The number of the example in the whole source."""
+        """The number of the sample in the whole source."""
         return int(self._numbers[index])
 
-    def label(self, index: int) -> int:
-        return self.source.label(self.original(index))
+    def part(self, index: int) -> tuple[Source, int]:
+        return self.source, self.original(index)
 
     @cached_property
     def _labels(self) -> Column:
@@ -52,15 +51,6 @@ class Subset(Source):
 
     def labels(self) -> NDArray[np.int32]:
         return self._labels.array()
-
-    def weight(self, index: int) -> float:
-        return self.source.weight(self.original(index))
-
-    def read(self, index: int) -> RawImage:
-        return self.source.read(self.original(index))
-
-    def key(self, index: int) -> str:
-        return self.source.key(self.original(index))
 
     def announce(self, indices: IndexArray) -> None:
         if self.source.blocks is not None:
@@ -80,7 +70,7 @@ class Subset(Source):
 def hold_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:
     """The source divided into (train, held): `share` of each class is held, chosen by the seed.
 
-    A class of two or more examples has at least one on either side; a class of one is for training.
+    A class of two or more samples has at least one on either side; a class of one is for training.
     """
     if not 0 < share < 1:
         raise ConfigError(f"the share held out, {share}, is not between 0 and 1")
@@ -97,7 +87,7 @@ def hold_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:
 
 
 def first_of_each(source: Source, count: int, seed: int) -> Subset:
-    """`count` examples, as many of each class as of the others where it has so many, chosen by the seed.
+    """`count` samples, as many of each class as of the others where it has so many, chosen by the seed.
 
     What is chosen for a smaller count is also chosen for a larger one.
     """
@@ -141,7 +131,7 @@ def divided(source: Source, wanted: IndexArray, seed: int) -> tuple[Path, Path]:
 
 
 def class_sizes(labels: NDArray[np.int32], classes: int) -> IndexArray:
-    """How many examples each class has."""
+    """How many samples each class has."""
     sizes = np.zeros(classes, np.int64)
     for start in range(0, len(labels), CHUNK):
         sizes += np.bincount(piece(labels, start), minlength=classes)
@@ -159,8 +149,8 @@ def ranks_in_class(labels: IndexArray, seen: IndexArray) -> IndexArray:
     return ranks
 
 
-class Concat(Source):
-    """The examples of all parts, one part after the other."""
+class Concat(PartSource):
+    """The samples of all parts, one part after the other."""
 
     def __init__(self, parts: Sequence[Source], *, name: str) -> None:
         self.parts, self.name = tuple(parts), name
@@ -175,14 +165,9 @@ class Concat(Source):
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def place(self, index: int) -> tuple[Source, int]:
-        """The part that an example is in, and its number there."""
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        return self.parts[number], index - (int(self._ends[number - 1]) if number else 0)
-
-    def label(self, index: int) -> int:
-        part, number = self.place(index)
-        return part.label(number)
+    def part(self, index: int) -> tuple[Source, int]:
+        number, within = located(self._ends, index)
+        return self.parts[number], within
 
     @cached_property
     def _labels(self) -> NDArray[np.int32]:
@@ -190,18 +175,6 @@ class Concat(Source):
 
     def labels(self) -> NDArray[np.int32]:
         return self._labels
-
-    def weight(self, index: int) -> float:
-        part, number = self.place(index)
-        return part.weight(number)
-
-    def read(self, index: int) -> RawImage:
-        part, number = self.place(index)
-        return part.read(number)
-
-    def key(self, index: int) -> str:
-        part, number = self.place(index)
-        return part.key(number)
 
     def announce(self, indices: IndexArray) -> None:
         numbers = np.searchsorted(self._ends, indices, side="right")
@@ -211,7 +184,7 @@ class Concat(Source):
 
     @cached_property
     def blocks(self) -> Blocks | None:  # type: ignore[override]
-        """The blocks of all parts; a part without any is one block for each example."""
+        """The blocks of all parts; a part without any is one block for each sample."""
         found = [part.blocks for part in self.parts]
         if all(blocks is None for blocks in found):
             return None

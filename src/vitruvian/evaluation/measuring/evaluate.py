@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from vitruvian.config import BATCH, Preprocess
 from vitruvian.data.sources import Dataset, Source, open_dataset
 from vitruvian.data.view import Transform
-from vitruvian.errors import DataError
+from vitruvian.errors import ConfigError, DataError
 from vitruvian.evaluation.measuring.calibration import (
     Calibration,
     bin_numbers,
@@ -34,8 +34,9 @@ from vitruvian.evaluation.measuring.label_files import (
 from vitruvian.evaluation.measuring.label_spaces import LabelSpace, label_space
 from vitruvian.evaluation.measuring.metrics import SHOWN_MISTAKES, Counts, Measures, Tally, ranks
 from vitruvian.model.build import Model
-from vitruvian.predict import Classifier
+from vitruvian.predict import Classifier, Encoder
 from vitruvian.progress import Track, untracked
+from vitruvian.settings import Seed, typed
 from vitruvian.tasks import file_beside
 from vitruvian.weights.save import save
 
@@ -88,6 +89,7 @@ class Evaluation:
             "model": self.model,
             "split": self.split,
             "view": view_json(self.classifier),
+            "flip": self.classifier.flip,
             **measures.scalars(),
             "top1_among_all_outputs": self.among_all,
             "real": self.real,
@@ -106,8 +108,10 @@ class Evaluation:
 
 def evaluate(
     data: object,
-    model: Classifier | Model | str | Path,
+    model: Encoder | Model | str | Path,
     *,
+    template: str | None = None,
+    flip: bool = False,
     split: str | None = None,
     view: Preprocess | Transform | None = None,
     real: str | Path | None = None,
@@ -120,14 +124,17 @@ def evaluate(
     """How good a model is on one split of a dataset, the same numbers as `vit evaluate` prints.
 
     `data` is whatever `vit evaluate` takes, a `torch.utils.data.Dataset` or a dataset of Hugging Face; `model` a file,
-    a folder, a published name, a model or a Classifier. The split is `test`, or else `val`, or else the first.
+    a folder, a published name, a model or a Classifier; a CLIP or SigLIP is measured zero-shot, with the names of the
+    classes as its words, in `template`. The split is `test`, or else `val`, or else the first. With `flip`, an image
+    and its mirror image are answered together.
     `view` replaces the model's preprocessing: other settings, or any callable from a PIL image to a tensor.
     `real` is a file of ReaL labels, `wordnet_ids` one with the WordNet id of each output, `mappings` ObjectNet's
     folder; what a task brings is found by itself. The seed is of the calibration.
     """
+    typed("seed", Seed, seed)
     opened = open_dataset(data)
     place = fspath(data) if isinstance(data, str | PathLike) else ""
-    classifier = with_view(model if isinstance(model, Classifier) else Classifier(model), data, view)
+    classifier = with_view(classifier_of(model, opened.classes, template, flip=flip), data, view)
     name = chosen_split(opened, split)
     mappings = file_beside(place, "mappings") or mappings_beside(place) if mappings is None else Path(mappings)
     space = space_for(opened.classes, classifier.model, ids=wordnet_ids, mappings=mappings)
@@ -160,6 +167,23 @@ def evaluate(
         classifier=classifier,
         source=opened.splits[name],
     )
+
+
+def classifier_of(
+    model: Encoder | Model | str | Path, classes: tuple[str, ...], template: str | None, *, flip: bool
+) -> Classifier:
+    """The model with its own head, or without one with the names of the classes as words."""
+    encoder = model if isinstance(model, Encoder) else Encoder(model)
+    if isinstance(encoder, Classifier) and template is None:
+        return encoder
+    if encoder.model.config.classes and template is not None:
+        raise ConfigError("template= is for a CLIP or SigLIP without a head of its own, and this model has one")
+    words = None if encoder.model.config.classes else classes
+    classifier = Classifier(
+        encoder.model, device=encoder.device, engine=encoder.engine, flip=flip, labels=words, template=template
+    )
+    classifier.name, classifier.view = encoder.name, encoder.view
+    return classifier
 
 
 def space_for(classes: tuple[str, ...], model: Model, *, ids: str | Path | None, mappings: Path | None) -> LabelSpace:
@@ -244,6 +268,10 @@ def save_calibrated(evaluation: Evaluation, folder: Path) -> None:
         raise DataError(
             f"{folder}: not written, as temperature {fitted.temperature:.3f} does not help: cross-entropy "
             f"{fitted.before.loss:.4f} becomes {fitted.after.loss:.4f} on the images that it was not fitted on"
+        )
+    if evaluation.classifier.model.score_function == "sigmoid":
+        raise DataError(
+            f"{folder}: not written, as the temperature is of a softmax, and this model answers by sigmoids"
         )
     if evaluation.restricted:
         raise DataError(

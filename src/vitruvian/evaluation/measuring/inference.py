@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitruvian.config import BATCH, Preprocess
-from vitruvian.data.decode import RawImage
-from vitruvian.data.loader import reason
+from vitruvian.data.decode import RawImage, reason
 from vitruvian.data.sources.base import Source
 from vitruvian.data.view import Transform
 from vitruvian.errors import DataError, ImageError, VitruvianError
@@ -153,7 +152,6 @@ class Answers:
 def answers_of(
     classifier: Classifier, source: Source, space: LabelSpace, *, batch: int = BATCH, track: Track = untracked
 ) -> Answers:
-    """Ask about every image of the label space's classes."""
     truth = space.labels[np.asarray(source.labels())]
     wanted = np.flatnonzero(truth >= 0)
     if not len(wanted):

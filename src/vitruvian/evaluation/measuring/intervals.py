@@ -38,7 +38,6 @@ def wilson(right: float, count: float) -> Interval:
 
 
 def share_interval(right: NDArray[np.bool_]) -> Interval:
-    """Of the percentage of right answers."""
     return wilson(float(right.sum()), len(right))
 
 

@@ -1,6 +1,6 @@
-"""Which outputs of a model mean which classes of a data set, told from the names on both sides.
+"""Which outputs of a model mean which classes of a dataset, told from the names on both sides.
 
-A data set may hold some of the model's classes (ImageNet-A, ImageNet-R), call them otherwise (WordNet ids, names,
+A dataset may hold some of the model's classes (ImageNet-A, ImageNet-R), call them otherwise (WordNet ids, names,
 numbers), or mean several outputs by one class (ObjectNet). Only outputs that mean a class of the data compete, and
 the best of a class's outputs speaks for it.
 """
@@ -31,14 +31,14 @@ SAME_NAMES = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class LabelSpace:
-    """The classes of a data set in terms of a model's outputs."""
+    """The classes of a dataset in terms of a model's outputs."""
 
     classes: tuple[str, ...]
     """(C) The classes that are evaluated, as reports call them."""
     outputs: tuple[tuple[int, ...], ...]
     """(C) The outputs that mean each of them."""
     labels: NDArray[np.int64]
-    """For each class of the data set its place in `classes`; -1 where no output means it."""
+    """For each class of the dataset its place in `classes`; -1 where no output means it."""
     total: int
     """K"""
     about: str
@@ -53,7 +53,6 @@ class LabelSpace:
 
     @property
     def has_imagenet(self) -> bool:
-        """Whether the model has all classes of ImageNet-1k."""
         return len(self.imagenet) == len(imagenet_ids())
 
     @cached_property
@@ -73,7 +72,7 @@ class LabelSpace:
         return np.array([output in self.outputs[label] for output, label in zip(best, labels.tolist())], bool)
 
     def imagenet_answers(self, logits: Tensor) -> NDArray[np.int64]:
-        """(B,) The best class of ImageNet-1k, by its number, whatever classes the data set has."""
+        """(B,) The best class of ImageNet-1k, by its number, whatever classes the dataset has."""
         outputs = sorted(self.imagenet, key=lambda output: self.imagenet[output])
         numbers = np.array([self.imagenet[output] for output in outputs])
         return np.asarray(numbers[logits.numpy()[:, outputs].argmax(axis=1)])
@@ -140,7 +139,7 @@ def label_space(
     ids: Sequence[str] | None = None,
     groups: Mapping[str, Sequence[int]] | None = None,
 ) -> LabelSpace:
-    """The outputs that mean the classes of a data set; DataError where they cannot be told.
+    """The outputs that mean the classes of a dataset; DataError where they cannot be told.
 
     `labels` are the model's, of its `total` outputs. `ids` says what each output is in WordNet, where the labels do
     not. `groups` gives for the name of a class all its numbers in ImageNet-1k (`label_files.read_objectnet`).

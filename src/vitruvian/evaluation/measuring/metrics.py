@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ MEASURE_NAMES = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "mean_per_c
 """What reports call the accuracies of `Measures.scalars`."""
 
 Counts = NDArray[np.int64]
+Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +78,6 @@ class Measures:
 
     @property
     def mean_per_class(self) -> float:
-        """Mean of the accuracies of all classes that have an example."""
         return float(self.class_accuracy[self.class_counts > 0].mean())
 
     def scalars(self) -> dict[str, float]:
@@ -151,21 +152,12 @@ class Tally:
         elif self._worst and entry[:2] > self._worst[0][:2]:
             heapq.heapreplace(self._worst, entry)
 
-    def merge(self, other: Tally) -> None:
-        """Add what another tally has counted on other examples."""
-        self.sums += other.sums
-        for mistake in other.mistakes:
-            self._remember(mistake)
-
     def add_up(self, device: torch.device | str = "cpu") -> None:
         """Make this the tally of all processes of `torch.distributed`, in each of them."""
-        sums = self.sums.to(device)
-        dist.all_reduce(sums)
+        sums, found = from_all_ranks(self.sums, self.mistakes, device)
         self.sums.copy_(sums)
-        found: list[list[Mistake]] = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(found, self.mistakes)
         self._worst.clear()
-        for mistake in chain.from_iterable(found):
+        for mistake in found:
             self._remember(mistake)
 
     @property
@@ -190,6 +182,15 @@ class Tally:
             confusion=square,
             mistakes=tuple(self.mistakes),
         )
+
+
+def from_all_ranks(sums: Tensor, kept: list[Kept], device: torch.device | str) -> tuple[Tensor, list[Kept]]:
+    """What all processes have counted, added up, and what they have kept."""
+    moved = sums.to(device)
+    dist.all_reduce(moved)
+    found: list[list[Kept]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(found, kept)
+    return moved.cpu(), list(chain.from_iterable(found))
 
 
 def ranks(logits: Tensor, labels: Tensor) -> Tensor:  # (B, K), (B,) -> (B,)

@@ -52,9 +52,13 @@ def sections(title: str, evaluation: Evaluation) -> Iterator[Html]:
         yield notice(f"{len(evaluation.unreadable):,} images could not be read and are not counted.")
     if evaluation.left_out:
         yield notice(f"{evaluation.left_out:,} images are of classes that the model does not have, and not counted.")
+    rows = [
+        (NAMES[name], value, Html("{:.2f} to {:.2f}".format(*evaluation.intervals[name])))
+        for name, value in shown_numbers(evaluation).items()
+    ]
     yield section(
         "Accuracy",
-        table(["", "percent", f"{LEVEL:g} % interval"], interval_rows(evaluation)),
+        table(["", "percent", f"{LEVEL:g} % interval"], rows),
         note="What chance in the choice of images can do; intervals by Wilson, that of calibration by bootstrap.",
     )
     yield section("Calibration", *calibration_parts(evaluation.calibration))
@@ -71,7 +75,7 @@ def summary(evaluation: Evaluation) -> str:
     line += f" matched with the model's outputs by {space.about}"
     if evaluation.restricted:
         line += f"; {space.competing:,} of the model's {space.total:,} outputs compete"
-    return line
+    return line + ("; each answered together with its mirror image" if evaluation.classifier.flip else "")
 
 
 def shown_numbers(evaluation: Evaluation) -> dict[str, float]:
@@ -88,12 +92,6 @@ def shown_numbers(evaluation: Evaluation) -> dict[str, float]:
     return found | {"calibration_error": evaluation.calibration.now.error}
 
 
-def interval_rows(evaluation: Evaluation) -> Iterator[tuple[str, float, Html]]:
-    for name, value in shown_numbers(evaluation).items():
-        low, high = evaluation.intervals[name]
-        yield NAMES[name], value, Html(f"{low:.2f} to {high:.2f}")
-
-
 def calibration_parts(found: Calibration) -> Iterator[Html]:
     lines = [Line("as it should be", [(0.0, 0.0), (100.0, 100.0)]), curve("the model", found.before or found.now)]
     if found.after is not None:
@@ -105,9 +103,9 @@ def calibration_parts(found: Calibration) -> Iterator[Html]:
         "too sure of itself, above it not sure enough."
     )
     yield remark(note)
-    yield columns(
-        chart.svg(), table(["", "temperature", "calibration error %", "cross-entropy"], calibration_rows(found))
-    )
+    stages = {"all images": found.now, "not fitted on, now": found.before, "not fitted on, fitted": found.after}
+    rows = [(name, stage.temperature, stage.error, stage.loss) for name, stage in stages.items() if stage is not None]
+    yield columns(chart.svg(), table(["", "temperature", "calibration error %", "cross-entropy"], rows))
     if found.temperature is None:
         yield notice(f"No temperature was fitted: {found.obstacle}.")
     else:
@@ -116,10 +114,3 @@ def calibration_parts(found: Calibration) -> Iterator[Html]:
 
 def curve(name: str, found: Reliability) -> Line:
     return Line(name, [(part.confidence, part.accuracy) for part in found.bins])
-
-
-def calibration_rows(found: Calibration) -> Iterator[tuple[object, ...]]:
-    stages = {"all images": found.now, "not fitted on, now": found.before, "not fitted on, fitted": found.after}
-    for name, stage in stages.items():
-        if stage is not None:
-            yield name, stage.temperature, stage.error, stage.loss

@@ -1,1 +1,1 @@
-"""What a frozen model already knows of a data set."""
+"""What a frozen model already knows of a dataset."""

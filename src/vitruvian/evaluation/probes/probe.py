@@ -1,4 +1,4 @@
-"""How much a frozen model already knows of a data set: few-shot, linear and nearest-neighbor accuracy."""
+"""How much a frozen model already knows of a dataset: few-shot, linear and nearest-neighbor accuracy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vitruvian.data.sources import open_dataset
 from vitruvian.data.view import Transform
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.evaluation.measuring.inference import with_view
-from vitruvian.evaluation.probes.features import Labels, Parts, Task, features_of, parts_of
+from vitruvian.evaluation.probes.features import Labels, Task, features_of, parts_of
 from vitruvian.evaluation.probes.fewshot import SEEDS, fewshot_predictions, possible_shots
 from vitruvian.evaluation.probes.linear import chosen_l2, fit
 from vitruvian.evaluation.probes.neighbors import chosen_neighbors, neighbor_predictions
@@ -158,7 +158,9 @@ def probe(
         labels = np.asarray(parts.train.labels(), np.int64)
         possible_shots(labels, opened.classes, wanted.shots)
     started = time.monotonic()
-    task = task_of(parts, encoder, batch=batch, track=track)
+    store = open_store(encoder)
+    train, test, *dev = (features_of(encoder, source, store, batch=batch, track=track) for source in parts.sources)
+    task = Task(train=train, test=test, dev=dev[0] if dev else None, damaged=store.damaged)
     feature_seconds = time.monotonic() - started
     if task.damaged:
         notes.append(f"{counted(task.damaged, 'feature', 'was|were')} damaged in the cache and computed anew")
@@ -177,12 +179,6 @@ def probe(
         computed=sum(part.computed for part in task.sets),
         feature_seconds=feature_seconds,
     )
-
-
-def task_of(parts: Parts, encoder: Encoder, *, batch: int, track: Track) -> Task:
-    store = open_store(encoder)
-    train, test, *dev = (features_of(encoder, source, store, batch=batch, track=track) for source in parts.sources)
-    return Task(train=train, test=test, dev=dev[0] if dev else None, damaged=store.damaged)
 
 
 def timed_results(task: Task, wanted: Wanted) -> Iterator[ProbeResult]:

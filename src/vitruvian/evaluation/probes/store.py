@@ -24,6 +24,7 @@ from vitruvian.data.decode import RawImage
 from vitruvian.errors import ConfigError, FileError
 from vitruvian.files import cache_folder, short_hash, writing
 from vitruvian.predict import Encoder
+from vitruvian.weights.save import tensors_digest
 
 FORMAT = 2
 """Raised when features come out differently, so that older ones are not used."""
@@ -96,7 +97,6 @@ class FeatureStore:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is new."""
         if self._new and self.folder is not None:
             rows = np.empty(len(self._new), self.row)
             rows["key"] = [np.frombuffer(key, np.uint8) for key, _ in self._new]
@@ -131,16 +131,12 @@ def open_store(encoder: Encoder) -> FeatureStore:
 def model_key(encoder: Encoder) -> str:
     """Of all that changes features: weights below the head, settings, view, device, versions of what computes."""
     model = encoder.model
-    digest = hashlib.sha256()
     below = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(HEADS)}
-    for name, tensor in sorted(below.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     config = {key: value for key, value in model.config.to_json().items() if key not in WITHOUT_EFFECT}
     assert isinstance(encoder.seen_as, Preprocess)
     settings = [config, encoder.seen_as.to_json()]
     versions = [FORMAT, torch.__version__, PIL.__version__, torch.device(encoder.device).type]
-    return short_hash([digest.hexdigest(), *settings, *versions])
+    return short_hash([tensors_digest(below), *settings, *versions])
 
 
 def image_key(image: RawImage) -> bytes:

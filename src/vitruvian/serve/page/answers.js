@@ -38,6 +38,11 @@ export function showAnswers(place, answers, { before = null, chosen = -1, choose
     button.addEventListener("click", () => choose(answer.index));
     return button;
   }));
+  if (answers[0].none) {
+    const line = document.createElement("p");
+    line.textContent = "None of these; the nearest:";
+    place.prepend(line);
+  }
 }
 
 function svg(kind, attributes, text) {

@@ -60,7 +60,9 @@ const live = {
   models: async () => (await ask("models")).models,
   async predict(model, image, { erased = [], signal } = {}) {
     const options = { ...form(image, { model, top: 5, erased: erased.join(",") }), signal };
-    return (await ask("predict", options)).predictions[0].answers;
+    const [{ answers, none_of_these: none }] = (await ask("predict", options)).predictions;
+    if (none) answers[0].none = true;
+    return answers;
   },
   inspect: (model, image, fields) => ask("inspect", form(image, { model, ...fields })),
 };

@@ -1,15 +1,22 @@
-"""BiT ResNets (`.npz`), the paper's baseline: Google's Big Transfer release."""
+"""BiT ResNets, the paper's baseline: Google's Big Transfer release (`.npz`), and the same under timm's names."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from vitruvian.config import GOOGLE_NUMERICS, ModelConfig, Preprocess, ResNetConfig
-from vitruvian.weights.families.family import Family
-from vitruvian.weights.families.rules import CONV, POINTWISE, VECTOR, Row, Table, Tensors
+from vitruvian.config import GOOGLE_NUMERICS, TIMM_NUMERICS, ModelConfig, Preprocess, ResNetConfig
+from vitruvian.errors import CheckpointError
+from vitruvian.settings import as_size
+from vitruvian.weights.families.family import Facts, Family
+from vitruvian.weights.families.rules import CONV, POINTWISE, VECTOR, Kind, Row, Table, Tensors, pair, rename
+from vitruvian.weights.families.timm import crop_view, published, published_view
+from vitruvian.weights.files import Checkpoint
 
 UNIT = "block{S}/unit{U:02d}"
+STAGE, TIMM_UNIT = "stages.{s}.{u}", "stages.{s}.blocks.{u}"
+KERNEL = Kind(4, lambda parts: parts[0][:, :, 0, 0], lambda x, n, heads: [x[:, :, None, None]])
+"""A dense layer as a 1x1 convolution in PyTorch's layout."""
 LETTERS = ((1, "a"), (2, "b"), (3, "c"))
 
 
@@ -24,6 +31,7 @@ class Bit(Family):
     numerics = GOOGLE_NUMERICS
     anchor = "root_block/standardized_conv2d/kernel"
     prefixes = ("resnet/", "")
+    renames = ((r"standardized_conv2d_\d+/", "standardized_conv2d/"),)  # some files number the convolutions
     suffixes = (".npz",)
     table = Table(
         rows=(
@@ -47,10 +55,7 @@ class Bit(Family):
     )
 
     def prefix(self, tensors: Tensors) -> str | None:
-        return super().prefix({without_counter(name): tensor for name, tensor in tensors.items()})
-
-    def to_table_names(self, tensors: Tensors) -> Tensors:
-        return super().to_table_names({without_counter(name): tensor for name, tensor in tensors.items()})
+        return super().prefix(rename(tensors, self.renames))
 
     def usual_view(self, checkpoint: object, config: ModelConfig) -> Preprocess:
         return Preprocess(image_size=config.image_size, antialias=False)
@@ -63,6 +68,45 @@ class Bit(Family):
         return {f"resnet/{name}": tensor for name, tensor in tensors.items()}
 
 
-def without_counter(name: str) -> str:
-    """Some files number the convolutions: `standardized_conv2d_7/`."""
-    return re.sub(r"standardized_conv2d_\d+/", "standardized_conv2d/", name)
+class TimmBit(Family):
+    """timm's `resnetv2_*_bit`: other names, and kernels standardized with another epsilon."""
+
+    name = "timm"
+    numerics = TIMM_NUMERICS
+    anchor = "stem.conv.weight"
+    prefixes = ("", "module.", "model.")
+    suffixes = (".safetensors", ".pth", ".pt", ".bin")
+    table = Table(
+        rows=(
+            Row("root.weight", ("stem.conv.weight",)),
+            *(Row(f"{STAGE}.conv{n}.weight", (f"{TIMM_UNIT}.conv{n}.weight",)) for n in (1, 2, 3)),
+            *(row for n in (1, 2, 3) for row in pair(f"{STAGE}.norm{n}", f"{TIMM_UNIT}.norm{n}")),
+            Row(f"{STAGE}.shortcut.weight", (f"{TIMM_UNIT}.downsample.conv.weight",)),
+            *pair("norm", "norm"),
+            Row("head.weight", ("head.fc.weight",), KERNEL),
+            Row("head.bias", ("head.fc.bias",)),
+        ),
+        unit=r"stages\.(\d+)\.blocks\.(\d+)\.",
+    )
+
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
+        architecture = checkpoint.settings.get("config.json", {}).get("architecture", "resnetv2_bit")
+        if not re.fullmatch(r"resnetv2_\w*bit", str(architecture).split(".")[0]):
+            raise CheckpointError(f"config.json: {architecture!r} is not one of timm's resnetv2_*_bit")
+        size = published(checkpoint).get("input_size")
+        size = as_size(size[1:]) if isinstance(size, list) else None
+        return Facts(numerics=self.numerics, settings={"style": "timm_bit"}, image_size=size)
+
+    def stated_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
+        cfg = published(checkpoint)
+        return published_view(cfg, config.image_size) if cfg else None
+
+    def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+        return crop_view(config.image_size, 0.875).replace(interpolation="bilinear")
+
+    def obstacles(self, config: ModelConfig) -> Iterator[str]:
+        if not isinstance(config, ResNetConfig):
+            yield "these names hold ResNets, this is a Vision Transformer"
+
+    def family_numerics(self, config: ModelConfig) -> ModelConfig:
+        return config.replace(style="timm_bit")

@@ -8,15 +8,8 @@ from vitruvian.config import DINO_NUMERICS, IMAGENET_MEAN, IMAGENET_STD, ModelCo
 from vitruvian.settings import Size
 from vitruvian.weights.families.family import Facts, Family, scaled_crop
 from vitruvian.weights.families.rules import Table, Tensors, pair
-from vitruvian.weights.families.timm import BLOCK_ROWS, TOKEN_ROWS, Timm, rename
+from vitruvian.weights.families.timm import BLOCK_ROWS, TOKEN_ROWS, Timm
 from vitruvian.weights.files import Checkpoint
-
-V2_NAMES = (
-    (r"blocks\.\d+\.(\d+)\.", r"blocks.\1."),  # blocks in chunks, numbered through
-    (r"(blocks\.\d+\.mlp)\.w12\.", r"\1.fc1."),
-    (r"(blocks\.\d+\.mlp)\.w3\.", r"\1.fc2."),
-    (r"register_tokens", "reg_token"),
-)
 
 
 class Dino(Family):
@@ -48,28 +41,27 @@ class Dino(Family):
         return imagenet_view(config.image_size)
 
 
-class DinoV2(Family):
+class DinoV2(Dino):
     """LayerScale, optional registers and gated MLPs, a mask token that only training uses."""
 
     name = "dinov2"
-    numerics = DINO_NUMERICS
-    anchor = Timm.anchor
-    prefixes = Timm.prefixes
+    renames = (
+        (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),  # blocks in chunks, numbered through
+        (r"^(blocks\.\d+\.mlp)\.w12\.", r"\1.fc1."),
+        (r"^(blocks\.\d+\.mlp)\.w3\.", r"\1.fc2."),
+        (r"^register_tokens", "reg_token"),
+    )
     ignored: ClassVar[dict[str, str]] = {
         "mask_token": "token of masked training",
         "dino_head.": "projection head of the training",
         "ibot_head.": "projection head of the training",
     }
-    refused = Timm.refused
     table = Table(rows=(*TOKEN_ROWS, *BLOCK_ROWS, *pair("head", "head")), block=Timm.table.block)
 
     def claims(self, checkpoint: Checkpoint) -> bool:
         prefix = self.prefix(checkpoint.tensors)
         marks = ("mask_token", "register_tokens", "blocks.0.mlp.w12.weight")
         return prefix is not None and any(prefix + mark in checkpoint.tensors for mark in marks)
-
-    def to_table_names(self, tensors: Tensors) -> Tensors:
-        return rename(super().to_table_names(tensors), V2_NAMES)
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         """The release's models with registers give the size, with antialiasing, where the first ones gave a factor."""

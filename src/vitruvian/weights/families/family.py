@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from vitruvian.config import ConvStyle, ModelConfig, Numerics, Preprocess, ViTConfig
 from vitruvian.labels import imagenet_labels
 from vitruvian.settings import Size
-from vitruvian.weights.families.rules import Table, Tensors
+from vitruvian.weights.families.rules import Table, Tensors, rename
 from vitruvian.weights.files import Checkpoint
 
 
@@ -42,6 +42,8 @@ class Family(ABC):
     anchor: ClassVar[str]
     """The array every checkpoint of the family has; what precedes it is the prefix of all names."""
     prefixes: ClassVar[tuple[str, ...]] = ("",)
+    renames: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Patterns of names that other versions of the family's code have, and what the table has in their place."""
     ignored: ClassVar[dict[str, str]] = {}
     """Names without a place in the model, or beginnings of names (ending in `.` or `/`), and what they are."""
     refused: ClassVar[dict[str, str]] = {}
@@ -60,7 +62,8 @@ class Family(ABC):
         """The same arrays under the names of the table: without prefix, older names renamed."""
         prefix = self.prefix(tensors) or ""
         outer = "module." if prefix.startswith("module.") else ""  # DistributedDataParallel's, on every name
-        return {name.removeprefix(prefix).removeprefix(outer): tensor for name, tensor in tensors.items()}
+        bare = {name.removeprefix(prefix).removeprefix(outer): tensor for name, tensor in tensors.items()}
+        return rename(bare, self.renames)
 
     def join_arrays(self, tensors: Tensors) -> Tensors:
         """The arrays under the names of the table, those that some models keep in pieces put together."""
@@ -134,7 +137,10 @@ def vit_obstacles(config: ModelConfig, family: str, *, inner_norms: bool = False
         "no norms before the blocks, or inside attention and MLP": norms and not inner_norms,
         "a bias in the patch embedding": not config.patch_bias and not config.pre_norm,
         "biases in every dense layer": not config.dense_bias,
+        "no attention of another width": config.attention_width,
         "no projection of features": config.projection,
+        "no stem of plain convolutions": config.stem and config.stem.is_plain,
+        "no features of unit length (a head of words)": config.unit_features,
         "a MAP head of the blocks' shape alone": config.pool_heads or config.pool_mlp_width or config.pool_prefix,
     }
     yield from (f"{family} has {what}" for what, present in parts.items() if present)

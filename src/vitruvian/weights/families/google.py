@@ -1,4 +1,4 @@
-"""The paper's own release (`.npz`): plain ViTs and hybrids."""
+"""Google's `.npz`: the paper's own release, with its hybrids, and big_vision, with its poolings and positions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from vitruvian.config import GOOGLE_NUMERICS, ModelConfig, Preprocess, ViTConfig
-from vitruvian.weights.families.family import Facts, Family, plain_obstacles
+from vitruvian.weights.families.family import Facts, Family, plain_obstacles, scaled_crop
 from vitruvian.weights.families.positions import FLAT
 from vitruvian.weights.families.rules import (
     CONV,
@@ -20,6 +20,7 @@ from vitruvian.weights.families.rules import (
     Row,
     Table,
     Tensors,
+    rename,
 )
 from vitruvian.weights.files import Checkpoint
 
@@ -120,10 +121,8 @@ class Google(Family):
 
     def to_table_names(self, tensors: Tensors) -> Tensors:
         tensors = super().to_table_names(tensors)
-        if any("/MultiHeadDotProductAttention_0/" in name for name in tensors):
-            for later, earlier in LATER_NAMES:
-                tensors = {name.replace(later, earlier): tensor for name, tensor in tensors.items()}
-        return tensors
+        later = any("/MultiHeadDotProductAttention_0/" in name for name in tensors)
+        return rename(tensors, LATER_NAMES) if later else tensors
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         return Facts(numerics=self.numerics, heads=heads_in(tensors))
@@ -152,3 +151,61 @@ def heads_in(tensors: Tensors) -> int | None:
     """The number of heads, which Flax keeps as an axis of every query kernel (D, H, d)."""
     pattern = re.compile(r"Transformer/encoderblock_\d+/MultiHeadDotProductAttention_\d/query/kernel")
     return next((t.shape[1] for name, t in tensors.items() if pattern.fullmatch(name) and t.dim() == 3), None)
+
+
+POOL_ATTENTION = "MAPHead_0/MultiHeadDotProductAttention_0"
+
+
+class BigVision(Family):
+    """`.npz` with the paper release's numerics; a position row for the class token is added to it."""
+
+    name = "big_vision"
+    numerics = GOOGLE_NUMERICS
+    anchor = "embedding/kernel"
+    prefixes = ("", "opt/target/", "params/img/", "params/")
+    renames = (
+        (r"^Transformer/pos_embedding$", r"pos_embedding"),
+        # Attention pooling stood at the top level while ViT-G was developed.
+        (r"^(probe$|(?:MlpBlock_0|MultiHeadDotProductAttention_0|LayerNorm_0)/)", r"MAPHead_0/\1"),
+    )
+    ignored = IGNORED
+    table = Table(
+        rows=(
+            *SHARED_ROWS,
+            Row(FLAT, ("pos_embedding",)),
+            *block_rows("LayerNorm_0", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0"),
+            Row("attn_pool.probe", ("MAPHead_0/probe",)),
+            *attention("attn_pool.query", POOL_ATTENTION, ("query",)),
+            *attention("attn_pool.key_value", POOL_ATTENTION, ("key", "value")),
+            *attention_out("attn_pool.out", POOL_ATTENTION),
+            *norm("attn_pool.norm", "MAPHead_0/LayerNorm_0"),
+            *layer("attn_pool.mlp.fc1", "MAPHead_0/MlpBlock_0/Dense_0"),
+            *layer("attn_pool.mlp.fc2", "MAPHead_0/MlpBlock_0/Dense_1"),
+        ),
+        block=r"Transformer/encoderblock_(\d+)/",
+    )
+
+    def to_table_names(self, tensors: Tensors) -> Tensors:
+        return unstack(super().to_table_names(tensors))
+
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
+        return Facts(numerics=self.numerics, heads=heads_in(tensors), fixed_positions=True)
+
+    def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+        size = config.image_size
+        if any(name.startswith("params/txt/") for name in checkpoint.tensors):  # SigLIP: `resize(N)|value_range(-1, 1)`
+            return Preprocess(image_size=size, antialias=False)
+        return Preprocess(image_size=size, fit="crop", scaled_size=scaled_crop(size, 256, 224), interpolation="area")
+
+
+def unstack(tensors: Tensors) -> Tensors:
+    """Blocks that `scan` stacked on axis 0 under `encoderblock/`, one by one."""
+    stacked = "Transformer/encoderblock/"
+    apart: Tensors = {}
+    for name, tensor in tensors.items():
+        if not name.startswith(stacked) or not tensor.dim():
+            apart[name] = tensor
+            continue
+        for i, part in enumerate(tensor):
+            apart[f"Transformer/encoderblock_{i}/{name.removeprefix(stacked)}"] = part
+    return apart

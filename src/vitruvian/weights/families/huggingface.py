@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -22,7 +21,7 @@ from vitruvian.weights.families.huggingface_json import (
     preprocess_of,
 )
 from vitruvian.weights.families.positions import FLAT
-from vitruvian.weights.families.rules import STACKED, Row, Table, Tensors, pair
+from vitruvian.weights.families.rules import STACKED, Row, Table, Tensors, pair, rename
 from vitruvian.weights.files import Checkpoint
 
 LAYER, ATTENTION = "encoder.layer.{i}", "encoder.layer.{i}.attention"
@@ -49,7 +48,7 @@ MEMORY_NAMES = (
     (r"\.attention\.v_proj\.", ".attention.attention.value."),
     (r"\.attention\.o_proj\.", ".attention.output.dense."),
 )
-
+MEMORY_MLP = ((r"\.mlp\.fc1\.", ".intermediate.dense."), (r"\.mlp\.fc2\.", ".output.dense."))
 
 DEFAULT_LAYERS = 12
 """Of every model type here whose `config.json` leaves the number out."""
@@ -68,6 +67,7 @@ class HuggingFace(Family):
 
     numerics = HUGGINGFACE_NUMERICS
     anchor = "embeddings.patch_embeddings.projection.weight"
+    renames: ClassVar[tuple[tuple[str, str], ...]] = MEMORY_NAMES
     model_types: tuple[str, ...]
     norm_eps: float
     """What the model type means when its configuration does not say."""
@@ -81,16 +81,7 @@ class HuggingFace(Family):
     def architecture(self, config: ViTConfig) -> str:
         """Name of the transformers class that reads what is written."""
 
-    def to_table_names(self, tensors: Tensors) -> Tensors:
-        renamed = {}
-        for name, tensor in super().to_table_names(tensors).items():
-            for pattern, replacement in MEMORY_NAMES:
-                name = re.sub(pattern, replacement, name)
-            renamed[name] = tensor
-        return renamed
-
     def config_of(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """The image model's settings in `config.json`."""
         return checkpoint.settings.get("config.json", {})
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
@@ -189,6 +180,7 @@ class HuggingFaceViT(HuggingFace):
     model_types = ("vit", "deit", "vit_mae", "vit_msn", "ijepa")
     norm_eps = 1e-12
     prefixes = ("vit.", "deit.", "ijepa.", "", "module.vit.")
+    renames = (*MEMORY_NAMES, *MEMORY_MLP, (r"cls_classifier\.", "classifier."))  # the last with a teacher
     ignored: ClassVar[dict[str, str]] = {
         "pooler.dense.weight": "pooler, which the classifier bypasses",
         "pooler.dense.bias": "pooler, which the classifier bypasses",
@@ -210,14 +202,6 @@ class HuggingFaceViT(HuggingFace):
 
     def claims(self, checkpoint: Checkpoint) -> bool:
         return super().claims(checkpoint) and not any(".layer_scale" in name for name in checkpoint.tensors)
-
-    def to_table_names(self, tensors: Tensors) -> Tensors:
-        """In memory the MLP has DINOv2's names; with a teacher, the first classifier is called `cls_classifier`."""
-        renames = {"cls_classifier.": "classifier.", ".mlp.fc1.": ".intermediate.dense.", ".mlp.fc2.": ".output.dense."}
-        renamed = super().to_table_names(tensors)
-        for old, new in renames.items():
-            renamed = {name.replace(old, new): tensor for name, tensor in renamed.items()}
-        return renamed
 
     def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
         """None for `vit`: some ask for 0.5 (Google's), some for ImageNet statistics (DINO's)."""
@@ -245,15 +229,12 @@ class HuggingFaceViT(HuggingFace):
         return super().prefix_rows(config) + config.registers
 
     def rename_parameters(self, native: Tensors, config: ModelConfig) -> Tensors:
-        renames = {"embed.registers": "embed.distillation_token"}
-        return {renames.get(name, name): tensor for name, tensor in native.items()}
+        return rename(native, [(r"^embed\.registers$", "embed.distillation_token")])
 
     def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
         assert isinstance(config, ViTConfig)
         renamed = super().from_table_names(tensors, config)
-        if config.distillation:
-            renamed = {re.sub(r"^classifier\.", "cls_classifier.", name): t for name, t in renamed.items()}
-        return renamed
+        return rename(renamed, [(r"^classifier\.", "cls_classifier.")]) if config.distillation else renamed
 
     def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
         return super().config_json(config, labels) | {"intermediate_size": config.mlp_width}

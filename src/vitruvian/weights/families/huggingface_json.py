@@ -90,12 +90,12 @@ def statistics(settings: dict[str, Any]) -> tuple[tuple[float, ...], tuple[float
     return tuple(value / scale for value in mean), tuple(value / scale for value in std)
 
 
-def fitted(view: Preprocess, settings: dict[str, Any]) -> Preprocess:
-    """`view` with the sizes of the file: a squash, or the shorter side scaled and the center cut.
+SQUARE = ("ViT", "DeiT", "Beit")
+"""Processors for which a single number is the side of a square; for others, it is the shorter side."""
 
-    DeiT's processor squashes to a square before it cuts; the models were made with the shorter side
-    scaled, which is what this gives.
-    """
+
+def fitted(view: Preprocess, settings: dict[str, Any]) -> Preprocess:
+    """`view` with the sizes of the file: a squash, or the shorter side scaled; then the center is cut."""
     wanted = settings.get("size")
     shortest = wanted.get("shortest_edge") if isinstance(wanted, dict) else None
     cuts = bool(settings.get("do_center_crop", "crop_size" in settings and shortest))
@@ -103,7 +103,14 @@ def fitted(view: Preprocess, settings: dict[str, Any]) -> Preprocess:
         return view if wanted is None else view.replace(image_size=size(wanted, "size"))
     scaled = size(shortest or wanted or view.image_size, "size")
     cut = size(settings["crop_size"], "crop_size") if cuts and "crop_size" in settings else scaled
-    return view.replace(image_size=cut, fit="crop", scaled_size=tuple(map(max, scaled, cut)))
+    kind = str(settings.get("image_processor_type") or settings.get("feature_extractor_type"))
+    square = not shortest and (isinstance(wanted, dict) or kind.startswith(SQUARE))
+    return view.replace(
+        image_size=cut,
+        fit="squash" if square else "crop",
+        scaled_size=tuple(map(max, scaled, cut)),
+        floor_crop=True,
+    )
 
 
 def preprocessor_json(view: Preprocess) -> dict[str, Any]:
@@ -118,11 +125,10 @@ def preprocessor_json(view: Preprocess) -> dict[str, Any]:
         "image_std": list(view.std),
         "resample": next(code for code, name in RESAMPLING.items() if name == view.interpolation),
     }
-    if view.fit == "squash":
+    height, width = view.scaled_size or view.image_size
+    if view.fit == "squash" and (height, width) == (rows, columns):
         return settings | {"image_processor_type": "ViTImageProcessor", "size": {"height": rows, "width": columns}}
-    return settings | {
-        "image_processor_type": "BitImageProcessor",
-        "size": {"shortest_edge": max(view.scaled_size or view.image_size)},
-        "do_center_crop": True,
-        "crop_size": {"height": rows, "width": columns},
-    }
+    squash = {"image_processor_type": "DeiTImageProcessor", "size": {"height": height, "width": width}}
+    crop = {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": max(height, width)}}
+    cut = {"do_center_crop": True, "crop_size": {"height": rows, "width": columns}}
+    return settings | (squash if view.fit == "squash" else crop) | cut

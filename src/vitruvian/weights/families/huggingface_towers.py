@@ -108,7 +108,8 @@ class HuggingFaceTower(HuggingFace):
         size = config.image_size
         if self.config_of(checkpoint).get("model_type") in SIGLIP:
             return Preprocess(image_size=size, interpolation="bicubic")
-        return Preprocess(image_size=size, fit="crop", interpolation="bicubic", mean=CLIP_MEAN, std=CLIP_STD)
+        view = Preprocess(image_size=size, fit="crop", interpolation="bicubic", mean=CLIP_MEAN, std=CLIP_STD)
+        return view.replace(floor_crop=True)
 
     def architecture(self, config: ViTConfig) -> str:
         return "CLIPVisionModel"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from vitruvian.config import CLIP_MEAN, CLIP_STD, ModelConfig, Numerics, Preprocess
@@ -176,14 +177,7 @@ class OpenClipTimm(Timm):
         facts = super().facts(checkpoint, tensors)
         size = part_of(checkpoint, "model_cfg", "vision_cfg").get("image_size")
         settings = facts.settings | {"projection": "visual.head.proj.weight" in tensors}
-        return Facts(
-            numerics=facts.numerics,
-            heads=facts.heads,
-            settings=settings,
-            image_size=as_size(size) if isinstance(size, int | list) else None,
-            norm_after_pool=facts.norm_after_pool,
-            stem_style=facts.stem_style,
-        )
+        return replace(facts, settings=settings, image_size=as_size(size) if isinstance(size, int | list) else None)
 
     def stated_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
         return stated_view(checkpoint, config)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from vitruvian.config import ModelConfig, ResNetConfig, ViTConfig
+from vitruvian.config import ModelConfig, ResNetConfig
 from vitruvian.errors import CheckpointError, UnknownNameError
-from vitruvian.weights.families.bigvision import BigVision
-from vitruvian.weights.families.bit import Bit
+from vitruvian.weights.families.bit import Bit, TimmBit
 from vitruvian.weights.families.dino import Dino, DinoV2
 from vitruvian.weights.families.family import Family
-from vitruvian.weights.families.google import Google
+from vitruvian.weights.families.google import BigVision, Google
 from vitruvian.weights.families.huggingface import HuggingFaceViT
-from vitruvian.weights.families.huggingface_beit import HuggingFaceBeit, HuggingFaceDinoV3
-from vitruvian.weights.families.huggingface_dinov2 import HuggingFaceDinoV2
+from vitruvian.weights.families.huggingface_kinds import HuggingFaceBeit, HuggingFaceDinoV2, HuggingFaceDinoV3
 from vitruvian.weights.families.huggingface_towers import HuggingFaceTower
 from vitruvian.weights.families.openclip import OpenClip, OpenClipTimm
 from vitruvian.weights.families.timm import Timm
@@ -28,7 +26,7 @@ READERS: dict[str, tuple[Family, ...]] = {
     "huggingface": (HuggingFaceBeit(), VIT, DINOV2, HuggingFaceDinoV3(), HuggingFaceTower()),
     "open_clip": (OpenClip(), OpenClipTimm()),
     "dino": (DinoV2(), Dino()),
-    "timm": (Timm(),),
+    "timm": (Timm(), TimmBit()),
 }
 """Foreign families by the name that `family=` takes; some have more than one sort of file."""
 
@@ -64,11 +62,8 @@ def writer(family: str, config: ModelConfig) -> Family:
     """The member of a foreign family that a model of this shape would be written as."""
     members = READERS[family]
     if isinstance(config, ResNetConfig):
-        return members[-1] if family == "google" else members[0]
+        return members[-1] if family in ("google", "timm") else members[0]
     if family == "huggingface":
-        return DINOV2 if like_dinov2(config) else VIT
+        like_dinov2 = config.layer_scale or config.mlp == "swiglu" or config.pool == "token_mean"
+        return DINOV2 if like_dinov2 else VIT
     return members[0]
-
-
-def like_dinov2(config: ViTConfig) -> bool:
-    return config.layer_scale or config.mlp == "swiglu" or config.pool == "token_mean"

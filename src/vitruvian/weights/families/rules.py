@@ -167,6 +167,16 @@ def numbered(blocks: Iterable[int], units: Iterable[tuple[int, int]]) -> dict[st
     }
 
 
+def rename(tensors: Tensors, rules: Iterable[tuple[str, str]]) -> Tensors:
+    """The same arrays with each pattern replaced in their names, one after the other."""
+    renamed = {}
+    for name, tensor in tensors.items():
+        for pattern, replacement in rules:
+            name = re.sub(pattern, replacement, name)
+        renamed[name] = tensor
+    return renamed
+
+
 def pair(native: str, *foreign: str, kind: Kind = SAME) -> tuple[Row, Row]:
     """Rows for `.weight` and `.bias` of a layer that both sides call so."""
     return (

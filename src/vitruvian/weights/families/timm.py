@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any, ClassVar, get_args
 
@@ -10,17 +9,18 @@ from vitruvian.config import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     TIMM_NUMERICS,
+    Fit,
     Interpolation,
     ModelConfig,
     Preprocess,
     ViTConfig,
 )
 from vitruvian.errors import CheckpointError
-from vitruvian.settings import as_size
+from vitruvian.settings import Size, as_size
 from vitruvian.weights.families.family import Facts, Family, vit_obstacles
 from vitruvian.weights.families.positions import FLAT
-from vitruvian.weights.families.rules import Row, Table, Tensors, pair
-from vitruvian.weights.families.timm_variants import in_one_piece, stated_settings
+from vitruvian.weights.families.rules import Row, Table, Tensors, pair, rename
+from vitruvian.weights.families.timm_variants import branches_in, in_one_piece, stated_settings
 from vitruvian.weights.files import Checkpoint
 
 UNIT, NATIVE_UNIT = "patch_embed.backbone.stages.{s}.blocks.{u}", "embed.stem.stages.{s}.{u}"
@@ -72,11 +72,6 @@ POOL_ROWS = (
     *pair("attn_pool.mlp.fc2", "attn_pool.mlp.fc2"),
 )
 
-OLD_NAMES = (
-    (r"(blocks\.\d+)\.gamma_([12])", r"\1.ls\2.gamma"),  # DeiT-III as Facebook wrote it
-    (r"patch_embed\.backbone\.(conv|norm)\.", r"patch_embed.backbone.stem.\1."),  # a stem without stages
-)
-
 
 class Timm(Family):
     """erf GELU, eps 1e-6, positions resampled bicubically with antialiasing."""
@@ -93,6 +88,10 @@ class Timm(Family):
         "module.model.",
         "_orig_mod.",
     )
+    renames: ClassVar[tuple[tuple[str, str], ...]] = (
+        (r"^(blocks\.\d+)\.gamma_([12])", r"\1.ls\2.gamma"),  # DeiT-III as Facebook wrote it
+        (r"^patch_embed\.backbone\.(conv|norm)\.", r"patch_embed.backbone.stem.\1."),  # a stem without stages
+    )
     suffixes: ClassVar[tuple[str, ...]] = (".safetensors", ".pth", ".pt", ".bin")
     refused: ClassVar[dict[str, str]] = {
         ".q_norm.": "normalized queries and keys",
@@ -103,6 +102,7 @@ class Timm(Family):
         "relative_position_bias_table": "relative position biases (BEiT)",
         "rope_freqs": "rotary positions",
         "in_proj.": "parallel blocks",
+        ".attns.": "parallel branches",
     }
     table = Table(
         rows=(
@@ -119,11 +119,11 @@ class Timm(Family):
     )
 
     def to_table_names(self, tensors: Tensors) -> Tensors:
-        renamed = rename(super().to_table_names(tensors), OLD_NAMES)
+        renamed = super().to_table_names(tensors)
         if "fc_norm.weight" in renamed:
             if "norm.weight" in renamed:
                 raise CheckpointError("the file has both 'norm' and 'fc_norm': norms before and after the mean")
-            renamed = rename(renamed, ((r"fc_norm\.", "norm."),))
+            renamed = rename(renamed, [(r"^fc_norm\.", "norm.")])
         return renamed
 
     def join_arrays(self, tensors: Tensors) -> Tensors:
@@ -136,6 +136,8 @@ class Timm(Family):
         settings = self.settings_of(checkpoint) or {}
         numbers = {"gelu": settings.pop("gelu", "erf"), "norm_eps": settings.pop("norm_eps", 1e-6)}
         settings.pop("norm_after_pool", None)  # the arrays' names tell it
+        if "heads" in settings:
+            settings["heads"] *= branches_in(checkpoint.tensors)
         return Facts(
             numerics=self.numerics.replace(**numbers),
             heads=settings.pop("heads", None),
@@ -158,13 +160,13 @@ class Timm(Family):
     def stated_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
         assert isinstance(config, ViTConfig)
         cfg = published(checkpoint)
-        return published_view(cfg, config) if cfg else None
+        return published_view(cfg, config.image_size) if cfg else None
 
     def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
         assert isinstance(config, ViTConfig)
         # A file cannot say; these marks tell Facebook's models, trained with ImageNet statistics, from AugReg's.
         deit = config.distillation or config.layer_scale or checkpoint.wrapper == "model"
-        view = crop_view(config, 1.0 if min(config.image_size) >= 384 else 0.9)
+        view = crop_view(config.image_size, 1.0 if min(config.image_size) >= 384 else 0.9)
         return view.replace(mean=IMAGENET_MEAN, std=IMAGENET_STD) if deit else view
 
     def obstacles(self, config: ModelConfig) -> Iterator[str]:
@@ -187,9 +189,9 @@ class Timm(Family):
     def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
         assert isinstance(config, ViTConfig)
         if config.norm_after_pool and config.pool == "mean":
-            tensors = rename(tensors, ((r"norm\.", "fc_norm."),))
+            tensors = rename(tensors, [(r"^norm\.", "fc_norm.")])
         if config.stem and not config.stem.stages:
-            tensors = rename(tensors, ((r"patch_embed\.backbone\.stem\.", "patch_embed.backbone."),))
+            tensors = rename(tensors, [(r"^patch_embed\.backbone\.stem\.", "patch_embed.backbone.")])
         return tensors
 
     def family_numerics(self, config: ModelConfig) -> ModelConfig:
@@ -198,40 +200,29 @@ class Timm(Family):
         return config.replace(numerics=self.numerics, stem=stem)
 
 
-def rename(tensors: Tensors, rules: tuple[tuple[str, str], ...]) -> Tensors:
-    """The same arrays with each pattern replaced at the start of a name."""
-    renamed = {}
-    for name, tensor in tensors.items():
-        for pattern, replacement in rules:
-            if re.match(pattern, name):
-                name = re.sub(pattern, replacement, name, count=1)
-        renamed[name] = tensor
-    return renamed
-
-
 def published(checkpoint: Checkpoint) -> dict[str, Any]:
     """`pretrained_cfg` of a folder from timm's hub, or nothing."""
     cfg = checkpoint.settings.get("config.json", {}).get("pretrained_cfg")
     return cfg if isinstance(cfg, dict) else {}
 
 
-def published_view(cfg: dict[str, Any], config: ViTConfig) -> Preprocess:
+def published_view(cfg: dict[str, Any], size: Size) -> Preprocess:
     """The evaluation view that `pretrained_cfg` states."""
     interpolation = cfg.get("interpolation", "bicubic")
     if interpolation not in get_args(Interpolation):
         raise CheckpointError(f"config.json: interpolation {interpolation!r} is not known")
     try:
-        view = crop_view(config, float(cfg.get("crop_pct") or 0.9), squash=cfg.get("crop_mode") == "squash")
+        view = crop_view(size, float(cfg.get("crop_pct") or 0.9), squash=cfg.get("crop_mode") == "squash")
         mean, std = (tuple(float(x) for x in cfg.get(key) or (0.5, 0.5, 0.5)) for key in ("mean", "std"))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"config.json: pretrained_cfg cannot be read: {error}") from error
     return view.replace(interpolation=interpolation, mean=mean, std=std)
 
 
-def crop_view(config: ModelConfig, share: float, *, squash: bool = False) -> Preprocess:
+def crop_view(size: Size, share: float, *, squash: bool = False) -> Preprocess:
     """Bicubic; the center whose side is `share` of the scaled image."""
-    size = config.image_size
     if squash and share == 1.0:
         return Preprocess(image_size=size, interpolation="bicubic")
     scaled = int(size[0] / share), int(size[1] / share)
-    return Preprocess(image_size=size, fit="crop", scaled_size=scaled, interpolation="bicubic")
+    fit: Fit = "squash" if squash else "crop"
+    return Preprocess(image_size=size, fit=fit, scaled_size=scaled, interpolation="bicubic")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitruvian.config import RopeConfig
 from vitruvian.errors import CheckpointError
@@ -82,6 +83,8 @@ def in_one_piece(tensors: Tensors) -> Tensors:
                 JOINS[match[2]](found, match[1])
             elif match := re.fullmatch(r"(blocks\.\d+)\.in_proj\.weight", name):
                 split_parallel(found, match[1])
+            elif match := re.fullmatch(r"(blocks\.\d+)\.attns\.0\.norm\.weight", name):
+                join_branches(found, match[1])
         if "rope.freqs" in found:
             for layer, frequencies in enumerate(found.pop("rope.freqs").unbind(1)):  # (2, layers, H, K / 2)
                 found[f"blocks.{layer}.attn.rope_freqs"] = frequencies
@@ -117,6 +120,44 @@ JOINS = {
     "attn.q_proj.weight": join_projections,
     "mlp.fc1_g.weight": join_gate,
 }
+
+
+def branches_in(tensors: Tensors) -> int:
+    """Attentions side by side in each block; together they are one of so many times the heads."""
+    return max((1 + int(match[1]) for name in tensors if (match := re.search(r"\.attns\.(\d+)\.", name))), default=1)
+
+
+def join_branches(found: Tensors, block: str) -> None:
+    """Attentions side by side, and MLPs, as one of each: norms go into the layers after them, scales into the last.
+
+    What is left of the norms does nothing, so that all branches share them.
+    """
+    for side, inner, norm, layers in (
+        ("attns", "attn", "norm1", ("qkv", "proj")),
+        ("ffns", "mlp", "norm2", ("fc1", "fc2")),
+    ):
+        count = 1 + max(int(name.split(".")[3]) for name in found if name.startswith(f"{block}.{side}."))
+        branches = [f"{block}.{side}.{number}" for number in range(count)]
+        first, last, biases, out_bias = [], [], [], []
+        for branch in branches:
+            scale, shift = found.pop(f"{branch}.norm.weight"), found.pop(f"{branch}.norm.bias")
+            weight = found.pop(f"{branch}.{inner}.{layers[0]}.weight")
+            biases.append(weight @ shift + found.pop(f"{branch}.{inner}.{layers[0]}.bias", torch.zeros(len(weight))))
+            first.append(weight * scale)
+            gain = found.pop(f"{branch}.ls.gamma", torch.ones(len(scale)))
+            last.append(gain[:, None] * found.pop(f"{branch}.{inner}.{layers[1]}.weight"))
+            out_bias.append(gain * found.pop(f"{branch}.{inner}.{layers[1]}.bias"))
+        parts = 3 if inner == "attn" else 1  # all queries, then all keys, then all values
+        found[f"{block}.{inner}.{layers[0]}.weight"] = interleaved(first, parts)
+        found[f"{block}.{inner}.{layers[0]}.bias"] = interleaved(biases, parts)
+        found[f"{block}.{inner}.{layers[1]}.weight"] = torch.cat(last, dim=1)
+        found[f"{block}.{inner}.{layers[1]}.bias"] = torch.stack(out_bias).sum(dim=0)
+        found[f"{block}.{norm}.weight"], found[f"{block}.{norm}.bias"] = torch.ones_like(scale), torch.zeros_like(scale)
+
+
+def interleaved(branches: list[Tensor], parts: int) -> Tensor:
+    """The first part of every branch, then the second, and so on."""
+    return torch.cat([part for group in zip(*(branch.chunk(parts) for branch in branches)) for part in group])
 
 
 def split_parallel(found: Tensors, block: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from vitruvian.config import (
@@ -15,7 +14,7 @@ from vitruvian.config import (
 )
 from vitruvian.weights.families.family import Family, plain_obstacles, scaled_crop
 from vitruvian.weights.families.positions import FLAT
-from vitruvian.weights.families.rules import Row, Table, Tensors, pair
+from vitruvian.weights.families.rules import Row, Table, pair
 from vitruvian.weights.files import Checkpoint
 
 BLOCK = "encoder.layers.encoder_layer_{i}"
@@ -28,6 +27,7 @@ class Torchvision(Family):
     numerics = TORCHVISION_NUMERICS
     anchor = "conv_proj.weight"
     prefixes = ("", "module.", "model.", "_orig_mod.")
+    renames = ((r"\.mlp\.linear_1\.", ".mlp.0."), (r"\.mlp\.linear_2\.", ".mlp.3."))  # of older files
     suffixes = (".pth", ".pt", ".safetensors")
     table = Table(
         rows=(
@@ -47,12 +47,6 @@ class Torchvision(Family):
         ),
         block=r"encoder\.layers\.encoder_layer_(\d+)\.",
     )
-
-    def to_table_names(self, tensors: Tensors) -> Tensors:
-        """Older files call the MLP's layers `linear_1` and `linear_2`."""
-        older = {"linear_1": "0", "linear_2": "3"}
-        renamed = super().to_table_names(tensors)
-        return {re.sub(r"\.mlp\.(linear_[12])\.", lambda m: f".mlp.{older[m[1]]}.", n): t for n, t in renamed.items()}
 
     def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
         """Shorter side 256, center 224, bilinear; L/16 scales to 242, the SWAG models (384 and up) cut nothing."""

@@ -21,8 +21,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from vitruvian.data.sources.base import Dataset, Source, make_dataset
-from vitruvian.data.sources.cache import derived
 from vitruvian.data.sources.formats.pixels import RecordSource, records_in
+from vitruvian.data.sources.index import derived
 from vitruvian.data.sources.names import parse_classes
 from vitruvian.errors import DataError
 from vitruvian.files import read_text
@@ -45,7 +45,7 @@ class Layout:
     """File of class names among the pickles."""
     names_key: bytes
     label_keys: tuple[bytes, ...]
-    """Of the labels in a pickle, in the order of a record's first bytes; the last is the one learnt."""
+    """Of the labels in a pickle, in the order of a record's first bytes; the last is the one learned."""
 
     @property
     def data(self) -> tuple[str, ...]:
@@ -164,28 +164,22 @@ def convert(members: Callable[[], Iterator[Member]], into: Path) -> None:
             if name == layout.names or name in {f"{stem}.bin" for stem in layout.data}:
                 with open(into / name, "wb") as copy:
                     shutil.copyfileobj(file, copy, 1 << 20)
-            elif name == layout.meta:
-                names = class_names(plain_pickle(file.read(), name), layout, name)
-                (into / layout.names).write_text("\n".join(names))
-            elif name in layout.data:
-                records(plain_pickle(file.read(), name), layout, name).tofile(into / f"{name}.bin")
+            elif name == layout.meta or name in layout.data:
+                convert_pickle(plain_pickle(file.read(), name), layout, name, into)
 
 
-def class_names(content: Any, layout: Layout, where: str) -> list[str]:
+def convert_pickle(content: Any, layout: Layout, name: str, into: Path) -> None:
+    wanted = "no names of CIFAR classes in it" if name == layout.meta else "not a batch of CIFAR images"
     try:
-        return [name.decode() if isinstance(name, bytes) else str(name) for name in content[layout.names_key]]
-    except (KeyError, TypeError, UnicodeDecodeError) as error:
-        raise DataError(f"{where}: no names of CIFAR classes in it ({error!r}); get the file again") from error
-
-
-def records(content: Any, layout: Layout, where: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The content of one pickle as records of the binary version."""
-    try:
-        pixels = np.asarray(content[b"data"], np.uint8).reshape(-1, PIXELS)
-        labels = [np.asarray(content[key], np.uint8).reshape(len(pixels), 1) for key in layout.label_keys]
+        if name == layout.meta:
+            names = [name.decode() if isinstance(name, bytes) else str(name) for name in content[layout.names_key]]
+            (into / layout.names).write_text("\n".join(names))
+        else:
+            pixels = np.asarray(content[b"data"], np.uint8).reshape(-1, PIXELS)
+            labels = [np.asarray(content[key], np.uint8).reshape(len(pixels), 1) for key in layout.label_keys]
+            np.concatenate([*labels, pixels], axis=1).tofile(into / f"{name}.bin")
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise DataError(f"{where}: not a batch of CIFAR images ({error!r}); get the file again") from error
-    return np.concatenate([*labels, pixels], axis=1)
+        raise DataError(f"{name}: {wanted} ({error!r}); get the file again") from error
 
 
 def latin1(text: str, encoding: str) -> bytes:

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from vitruvian.data.decode import EXTENSIONS, RawImage
-from vitruvian.data.sources.base import Dataset, LeftOut, Source, inside, make_dataset, read_file
-from vitruvian.data.sources.cache import fill
-from vitruvian.data.sources.index import Entry, Index, IndexedSource, read_index, write_index
+from vitruvian.data.sources.base import Dataset, LeftOut, inside, make_dataset, read_file
+from vitruvian.data.sources.index import Entry, IndexedSource, indexed
 from vitruvian.data.sources.names import class_name, natural, split_name
 from vitruvian.errors import DataError
-from vitruvian.files import scratch_folder
 from vitruvian.text import printable
 
 
 class FolderSource(IndexedSource):
     """The images below one folder; a sample's key is its path from there."""
 
-    def __init__(self, name: str, classes: tuple[str, ...], index: Index, *, root: Path) -> None:
-        super().__init__(name, classes, index)
+    def __init__(self, name: str, classes: tuple[str, ...], folder: Path, *, root: Path) -> None:
+        super().__init__(name, classes, folder)
         self.root = root
 
     def read(self, index: int) -> RawImage:
@@ -31,17 +30,21 @@ def open_folder(folders: list[Path], name: str) -> Dataset:
     """The dataset in a folder of folders. Each time the folder is listed anew, as nothing tells of changes in it."""
     root = folders[0]
     splits = split_folders(root)
-    left_out = LeftOut()
-    folder = scratch_folder()
-    fill(folder, lambda into: write_index(into, entries(root, splits, left_out), left_out=left_out))
-    stored = read_index(folder)
+    stored = indexed(partial(entries, root, splits))
     if not stored.classes:
-        raise DataError(no_classes(root, left_out))
+        raise DataError(no_classes(root, stored.notes))
     sources = {
         split: FolderSource(f"{name}/{split}" if splits else name, stored.classes, index, root=root)
         for split, index in stored.splits.items()
     }
-    return make_dataset(name, sources, stored.notes)
+    return make_dataset(name, sources, stored.notes, divided=bool(splits))
+
+
+def open_unlabeled(folder: Path) -> FolderSource | None:
+    """All images below a folder, whose only class has an empty name; None where there are none."""
+    start = len(os.path.join(folder, ""))
+    stored = indexed(lambda left_out: (Entry("all", path[start:], "") for path in images(folder, left_out)))
+    return FolderSource(str(folder), ("",), stored.splits["all"], root=folder) if stored.splits else None
 
 
 def split_folders(root: Path) -> dict[Path, str]:
@@ -67,9 +70,7 @@ def entries(root: Path, splits: dict[Path, str], left_out: LeftOut) -> Iterator[
     start = len(os.path.join(root, ""))
     for top, split in (splits or {root: "train"}).items():
         places = sorted(top.iterdir(), key=lambda path: natural(path.name))
-        listed = {
-            identity(path) for path in (root, top, *places) if path.is_dir()
-        }  # a link from a class to these is none of it
+        listed = {identity(path) for path in (root, top, *places) if path.is_dir()}  # no class by a link from another
         for place in places:
             relative = os.path.relpath(place, root)
             if place.name.startswith("."):
@@ -112,7 +113,7 @@ def identity(path: str | Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def no_classes(root: Path, left_out: LeftOut) -> str:
+def no_classes(root: Path, notes: list[str]) -> str:
     """Why a folder gives no classes, and what to do about it."""
     files = [path for path in root.iterdir() if path.is_file() and not path.name.startswith(".")]
     loose = [path for path in files if path.suffix.lower() in EXTENSIONS]
@@ -124,7 +125,7 @@ def no_classes(root: Path, left_out: LeftOut) -> str:
             f"{root}: {len(loose)} images without labels; put each into a folder named after its class, "
             "or write a CSV file with the columns path and label"
         )
-    seen = "; ".join(left_out.lines()) or "nothing at all"
+    seen = "; ".join(notes) or "nothing at all"
     return f"{root}: no images in class folders, found {seen}; wanted a folder of images for each class"
 
 
@@ -177,18 +178,13 @@ def listed(
     entries: Iterable[Entry],
     *,
     classes: tuple[str, ...] | None = None,
-    source: type[FolderSource] = FolderSource,
+    source: Callable[..., FolderSource] = FolderSource,
 ) -> Dataset:
     """The dataset of these entries, whose keys are paths below `root`; classes as `write_index` takes them."""
-    folder = scratch_folder()
-    left_out = LeftOut()
-    fill(folder, lambda into: write_index(into, entries, left_out=left_out, classes=classes))
-    stored = read_index(folder)
-    splits: dict[str, Source] = {
+    stored = indexed(lambda _: entries, classes=classes)
+    splits = {
         split: source(f"{name} ({split})", stored.classes, index, root=root) for split, index in stored.splits.items()
     }
-    if not splits:
-        raise DataError(f"{root}: there are no images in it")
     return make_dataset(name, splits)
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitruvian.data.sources.base import Dataset, LeftOut, make_dataset
-from vitruvian.data.sources.cache import derived
+from vitruvian.data.sources.base import Dataset, make_dataset
 from vitruvian.data.sources.formats.folder import FolderSource
-from vitruvian.data.sources.index import CHUNK, Entry, read_index, write_index
+from vitruvian.data.sources.index import CHUNK, Entry, indexed
 from vitruvian.data.sources.names import listed_classes, split_name
 from vitruvian.errors import DataError, nearest, require
+from vitruvian.tasks import DATA_VARIABLE, data_root
 from vitruvian.text import printable
 
 WANTED = ("path", "label")
@@ -30,9 +30,9 @@ Row = tuple[tuple[str, int], dict[str, Any]]
 def open_manifest(files: list[Path], name: str) -> Dataset:
     """The dataset that a manifest lists, compiled once into an index on disk, so that length costs no memory."""
     path = files[0]
-    listed, beside = listed_classes(path.parent)
-    folder = derived("manifest", [path, *beside], partial(compile_manifest, path, listed))
-    stored = read_index(folder)
+    classes, beside = listed_classes(path.parent)
+    kind = f"manifest {data_root().absolute()}"  # its paths were checked against that folder
+    stored = indexed(lambda _: entries(path), files=[path, *beside], kind=kind, classes=classes)
     if not stored.splits:
         raise DataError(f"{path}: a manifest without rows; wanted a row of {', '.join(WANTED)} for each image")
     sources = {
@@ -44,9 +44,9 @@ def open_manifest(files: list[Path], name: str) -> Dataset:
     return make_dataset(name, sources)
 
 
-def compile_manifest(path: Path, classes: tuple[str, ...] | None, into: Path) -> None:
+def entries(path: Path) -> Iterator[Entry]:
     rows = parquet_rows(path) if path.suffix.lower() == ".parquet" else csv_rows(path)
-    write_index(into, (entry(path, *row) for row in rows), left_out=LeftOut(), classes=classes)
+    return (entry(path, *row) for row in rows)
 
 
 def entry(path: Path, place: tuple[str, int], row: dict[str, Any]) -> Entry:
@@ -60,10 +60,24 @@ def entry(path: Path, place: tuple[str, int], row: dict[str, Any]) -> Entry:
             number = float(weight)
         except ValueError:
             number = math.nan
-        if 0 <= number < math.inf:
+        if not allowed(path, image):
+            wrong = (
+                f"the path {printable(image)} leads out of {path.parent.absolute()}; move the manifest to a folder "
+                f"above its images, or set {DATA_VARIABLE} to one"
+            )
+        elif 0 <= number < math.inf:
             return Entry(split_name(split) or split, image, label, number)
-        wrong = f"the weight {weight!r} is not a number from 0 up"
+        else:
+            wrong = f"the weight {weight!r} is not a number from 0 up"
     raise DataError(f"{path}, {place[0]} {place[1]}: {wrong}")
+
+
+def allowed(manifest: Path, image: str) -> bool:
+    """Whether an image lies below the manifest's folder, or below the folder that the user names for all data."""
+    if not os.path.isabs(image) and ".." not in image:
+        return True
+    place = os.path.normpath(manifest.parent.absolute() / image)
+    return any(Path(place).is_relative_to(os.path.abspath(root)) for root in (manifest.parent, data_root()))
 
 
 def printed(value: object) -> str:
@@ -119,5 +133,5 @@ def check_paths(manifest: Path, source: FolderSource) -> None:
     if not any((source.root / key).exists() for key in keys):
         raise DataError(
             f"{manifest}: none of its first {len(keys)} images exists, such as {printable(keys[0])}; "
-            f"paths are absolute or begin at {source.root}"
+            f"paths begin at {source.root}"
         )

@@ -13,14 +13,13 @@ import numpy as np
 
 from vitruvian.data.decode import RawImage
 from vitruvian.data.order import Blocks
-from vitruvian.data.sources.base import Dataset, LeftOut, inside, make_dataset, read_file
-from vitruvian.data.sources.cache import derived
-from vitruvian.data.sources.index import CHUNK, Entry, Index, IndexedSource, read_index, write_index
+from vitruvian.data.sources.base import Dataset, LeftOut, inside, located, make_dataset, read_file
+from vitruvian.data.sources.index import CHUNK, Entry, IndexedSource, indexed
 from vitruvian.data.sources.names import natural, split_of_file
 from vitruvian.errors import DataError, ImageError, require
 from vitruvian.files import parse_json
 
-IMAGE_COLUMNS = ("image", "img", "image", "jpg", "png")
+IMAGE_COLUMNS = ("image", "img", "jpg", "png")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "cls", "class")
 
 GROUP_BYTES = 2**28
@@ -41,8 +40,8 @@ class Columns:
 class ParquetSource(IndexedSource):
     """The rows of Parquet files. A row can be had only with its whole row group, so these are the blocks."""
 
-    def __init__(self, name: str, classes: tuple[str, ...], index: Index, *, files: Sequence[Path], image: str) -> None:
-        super().__init__(name, classes, index)
+    def __init__(self, name: str, classes: tuple[str, ...], folder: Path, *, files: Sequence[Path], image: str) -> None:
+        super().__init__(name, classes, folder)
         self.files = tuple(files)
         self._image = image
         parquet = require("pyarrow.parquet", "parquet")
@@ -54,16 +53,14 @@ class ParquetSource(IndexedSource):
                 sizes.append(metadata.row_group(group).num_rows)
                 largest = max(largest, metadata.row_group(group).total_byte_size)
         self._groups = groups
-        self._ends = np.cumsum(sizes, dtype=np.int64)
-        labeled = np.diff(np.searchsorted(index.numbers["row"].array(), self._ends), prepend=0)
+        self._group_ends = np.cumsum(sizes, dtype=np.int64)
+        labeled = np.diff(np.searchsorted(self.numbers["row"].array(), self._group_ends), prepend=0)
         self.blocks = Blocks(labeled[labeled > 0], max(1, min(MAX_LANES, GROUP_BYTES // largest)))
         self._loaded: OrderedDict[int, Any] = OrderedDict()
 
     def read(self, index: int) -> RawImage:
-        row = self.index.numbers["row"][index]
-        block = int(np.searchsorted(self._ends, row, side="right"))
-        start = int(self._ends[block - 1]) if block else 0
-        cell = self._group(block)[row - start].as_py()
+        block, within = located(self._group_ends, self.numbers["row"][index])
+        cell = self._group(block)[within].as_py()
         content = cell if isinstance(cell, dict) else {"bytes": cell}
         if content.get("bytes"):
             return bytes(content["bytes"])
@@ -138,7 +135,8 @@ def open_parquet(files: Sequence[Path], name: str) -> Dataset:
     columns = image_columns(files[0])
     if columns is None:
         raise DataError(f"{name}: no column of images; pass a manifest with the columns path and label by its own name")
-    stored = read_index(derived("parquet", files, partial(compile_labels, files, columns)))
+    rows = partial(labeled_rows, files, columns)
+    stored = indexed(rows, files=files, kind="parquet", numbers=("row",), classes=columns.classes)
     if not stored.splits:
         raise DataError(f"{name}: no labeled images ({'; '.join(stored.notes) or 'no rows'})")
     by_split: dict[str, list[Path]] = {}
@@ -149,12 +147,6 @@ def open_parquet(files: Sequence[Path], name: str) -> Dataset:
         for split, index in stored.splits.items()
     }
     return make_dataset(name, sources, stored.notes)
-
-
-def compile_labels(files: Sequence[Path], columns: Columns, into: Path) -> None:
-    left_out = LeftOut()
-    rows = labeled_rows(files, columns, left_out)
-    write_index(into, rows, left_out=left_out, numbers=("row",), classes=columns.classes)
 
 
 def labeled_rows(files: Sequence[Path], columns: Columns, left_out: LeftOut) -> Iterator[Entry]:

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.data.decode import RawImage
-from vitruvian.data.sources.base import Dataset, Source, make_dataset
-from vitruvian.data.sources.cache import derived
-from vitruvian.data.sources.index import OpenFile
+from vitruvian.data.sources.base import Dataset, Source, located, make_dataset
+from vitruvian.data.sources.index import OpenFile, derived
 from vitruvian.data.sources.subset import hold_out
 from vitruvian.errors import DataError, ImageError
 
@@ -57,24 +56,17 @@ class RecordSource(Source):
     def __len__(self) -> int:
         return len(self._labels)
 
-    def label(self, index: int) -> int:
-        return int(self._labels[index])
-
     def labels(self) -> NDArray[np.int32]:
         return self._labels
 
     def read(self, index: int) -> RawImage:
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        within = index - (int(self._ends[number - 1]) if number else 0)
+        number, within = located(self._ends, index)
         size = self._record - self._prefix
         data = self._files[number].read(self._header + within * self._record + self._prefix, size)
         if len(data) < size:
             raise ImageError(f"{self.key(index)}: the file ends before the image does")
         values = np.frombuffer(data, np.uint8).reshape(self._shape)
         return values if values.ndim == 2 else np.ascontiguousarray(values.transpose(1, 2, 0))
-
-    def key(self, index: int) -> str:
-        return f"{self.name} #{index}"
 
 
 def records_in(path: Path, record: int, header: int) -> int:
@@ -90,9 +82,7 @@ def records_in(path: Path, record: int, header: int) -> int:
 
 def unpacked(path: Path) -> Path:
     """The file itself, or what is in it if it is gzipped, unpacked once into the cache."""
-    if path.suffix != ".gz":
-        return path
-    return derived("gzip", [path], partial(unpack, path)) / path.stem
+    return derived("gzip", [path], partial(unpack, path)) / path.stem if path.suffix == ".gz" else path
 
 
 def unpack(path: Path, into: Path) -> None:
@@ -131,10 +121,6 @@ def existing(folder: Path, start: str, kind: str) -> Path | None:
     """The file of this kind, in either spelling, gzipped or not."""
     names = [f"{start}{mark}{kind}-ubyte{end}" for mark in "-." for end in ("", ".gz")]
     return next((folder / name for name in names if (folder / name).is_file()), None)
-
-
-def idx_folders(folder: Path) -> list[Path]:
-    return [folder] if idx_files(folder) else []
 
 
 def open_idx(folders: list[Path], name: str) -> Dataset:
@@ -186,18 +172,11 @@ class DigitsSource(Source):
     def __len__(self) -> int:
         return len(stored()[1])
 
-    def label(self, index: int) -> int:
-        return int(stored()[1][index])
-
     def labels(self) -> NDArray[np.int32]:
         return stored()[1]
 
     def read(self, index: int) -> RawImage:
-        pixels: NDArray[np.uint8] = stored()[0][index]
-        return pixels
-
-    def key(self, index: int) -> str:
-        return f"digits #{index}"
+        return np.asarray(stored()[0][index])
 
 
 @lru_cache(maxsize=1)

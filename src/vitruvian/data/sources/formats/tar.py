@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from vitruvian.data.decode import EXTENSIONS, RawImage
 from vitruvian.data.sources.base import Dataset, LeftOut, check_image_bytes, make_dataset
-from vitruvian.data.sources.cache import derived
-from vitruvian.data.sources.index import Entry, Index, IndexedSource, OpenFile, read_index, write_index
+from vitruvian.data.sources.index import Entry, IndexedSource, OpenFile, indexed
 from vitruvian.data.sources.names import listed_classes, natural, split_of_file
 from vitruvian.errors import DataError, FileError, ImageError
 from vitruvian.files import parse_json
@@ -176,17 +175,17 @@ OPEN_SHARDS = 64
 class TarSource(IndexedSource):
     """The samples of local shards, in the order of the shards and of their members."""
 
-    def __init__(self, name: str, classes: tuple[str, ...], index: Index, *, shards: Sequence[Path]) -> None:
-        super().__init__(name, classes, index)
+    def __init__(self, name: str, classes: tuple[str, ...], folder: Path, *, shards: Sequence[Path]) -> None:
+        super().__init__(name, classes, folder)
         self.shards = tuple(shards)
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
 
     def read(self, index: int) -> RawImage:
-        shard, offset, size = (self.index.numbers[name][index] for name in NUMBERS)
+        shard, offset, size = (self.numbers[name][index] for name in NUMBERS)
         return read_member(self._file(shard), offset, size, self.key(index))
 
     def key(self, index: int) -> str:
-        return f"{self.shards[self.index.numbers['shard'][index]].name}:{super().key(index)}"
+        return f"{self.shards[self.numbers['shard'][index]].name}:{super().key(index)}"
 
     def _file(self, shard: int) -> OpenFile:
         if shard not in self._open:
@@ -207,20 +206,16 @@ def open_tar(shards: Sequence[Path], name: str, *, classes: tuple[str, ...] | No
     for folder in (shards[0].parent, shards[0].parent.parent):
         if classes is None:
             classes, beside = listed_classes(folder)
-    stored = read_index(derived("tar", [*shards, *beside], partial(compile_shards, shards, classes)))
+    found = partial(entries, shards)
+    stored = indexed(found, files=[*shards, *beside], kind="tar", numbers=NUMBERS, classes=classes)
     if not stored.splits:
-        found = "; ".join(stored.notes) or "no members"
-        raise DataError(f"{name}: no labeled images ({found}); wanted pairs such as 0001.jpg and 0001.cls")
+        seen = "; ".join(stored.notes) or "no members"
+        raise DataError(f"{name}: no labeled images ({seen}); wanted pairs such as 0001.jpg and 0001.cls")
     sources = {
         split: TarSource(f"{name} ({split})", stored.classes, index, shards=shards)
         for split, index in stored.splits.items()
     }
     return make_dataset(name, sources, stored.notes)
-
-
-def compile_shards(shards: Sequence[Path], classes: tuple[str, ...] | None, into: Path) -> None:
-    left_out = LeftOut()
-    write_index(into, entries(shards, left_out), left_out=left_out, numbers=NUMBERS, classes=classes)
 
 
 def entries(shards: Sequence[Path], left_out: LeftOut) -> Iterator[Entry]:

@@ -48,19 +48,19 @@ class DatasetSource(Source):
         return len(self.dataset)
 
     def read(self, index: int) -> RawImage:
-        image, label = image_and_label(self.dataset[index], f"{self.name} #{index}")
+        image, label = image_and_label(self.dataset[index], self.key(index))
         if self._known is not None and self._known[index] != label:
             raise DataError(
                 f"{self.name} #{index}: the label {label}, but {self._known[index]} in the list of all labels"
             )
         self._last = (index, label)
-        return raw_image(image, f"{self.name} #{index}")
+        return raw_image(image, self.key(index))
 
     def label(self, index: int) -> int:
         if self._last[0] != index:
             if self._known is not None:
                 return int(self._numbers([self._known[index]])[0])
-            self._last = (index, image_and_label(self.dataset[index], f"{self.name} #{index}")[1])
+            self._last = (index, image_and_label(self.dataset[index], self.key(index))[1])
         return int(self._numbers([self._last[1]])[0])
 
     @cached_property
@@ -75,13 +75,10 @@ class DatasetSource(Source):
         """All labels; where the dataset has no list of them, every item is read once."""
         return self._labels
 
-    def key(self, index: int) -> str:
-        return f"{self.name} #{index}"
-
     def _listed(self) -> Sequence[int | str]:
         if self._known is not None:
             return self._known
-        return [image_and_label(self.dataset[index], f"{self.name} #{index}")[1] for index in range(len(self))]
+        return [image_and_label(self.dataset[index], self.key(index))[1] for index in range(len(self))]
 
     def _numbered(self) -> tuple[str, ...]:
         """The labels that occur where they are names, else the numbers up to the greatest."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 from vitruvian.config import Preprocess
 from vitruvian.data.decode import EXTENSIONS, RawImage, decode
 from vitruvian.data.preprocess import FILTERS, geometry, resized
-from vitruvian.data.sources.base import Dataset, LeftOut, make_dataset
+from vitruvian.data.sources.base import Dataset, LeftOut
 from vitruvian.data.sources.formats.folder import FolderSource, class_folders, images, listed
 from vitruvian.data.sources.index import Entry
 from vitruvian.data.sources.releases.matlab import read_matlab
@@ -39,19 +41,15 @@ RELEASED_VIEW = Preprocess(image_size=(224, 224), fit="crop", scaled_size=(256, 
 
 def open_imagenet(folder: Path) -> Dataset:
     """The splits `train` and `val`, as far as they are there."""
-    return listed(str(folder), folder, imagenet_entries(folder), classes=imagenet_ids())
+    entries = chain(wordnet_entries(folder, folder / "train", "train"), val_entries(folder, "val"))
+    return listed(str(folder), folder, entries, classes=imagenet_ids())
 
 
-def imagenet_entries(folder: Path) -> Iterator[Entry]:
-    yield from wordnet_entries(folder, folder / "train", "train")
-    if has_class_folders(folder / "val"):
-        yield from wordnet_entries(folder, folder / "val", "val")
+def val_entries(folder: Path, split: str) -> Iterator[Entry]:
+    if any((folder / "val").glob("n[0-9]*/")):
+        yield from wordnet_entries(folder, folder / "val", split)
     elif (folder / "val").is_dir():
-        yield from flat_entries(folder)
-
-
-def has_class_folders(folder: Path) -> bool:
-    return next(folder.glob("n[0-9]*/"), None) is not None
+        yield from flat_entries(folder, split)
 
 
 def wordnet_entries(root: Path, top: Path, split: str) -> Iterator[Entry]:
@@ -64,7 +62,7 @@ def wordnet_entries(root: Path, top: Path, split: str) -> Iterator[Entry]:
             yield Entry(split, str(Path(path).relative_to(root)), place.name)
 
 
-def flat_entries(folder: Path) -> Iterator[Entry]:
+def flat_entries(folder: Path, split: str) -> Iterator[Entry]:
     """The validation images as the archive has them, labeled by the development kit."""
     truth = ground_truth(folder / KIT)
     for path in sorted((folder / "val").iterdir()):
@@ -74,7 +72,7 @@ def flat_entries(folder: Path) -> Iterator[Entry]:
         number = int(match.group(1))
         if not 1 <= number <= len(truth):
             raise DataError(f"{path}: the ground truth has labels for images 1 to {len(truth)} only")
-        yield Entry("val", f"val/{path.name}", truth[number - 1])
+        yield Entry(split, f"val/{path.name}", truth[number - 1])
 
 
 def ground_truth(kit: Path) -> list[str]:
@@ -114,18 +112,18 @@ def numbered_entries(folder: Path) -> Iterator[Entry]:
 
 def open_watermarked(folder: Path, imagenet: Path) -> Dataset:
     """ImageNet-W: the validation images of `imagenet` with the watermark; `folder` holds the font."""
-    source = open_imagenet(imagenet).splits.get("val")
-    if not isinstance(source, FolderSource):
+    if not (imagenet / "val").is_dir():
         raise DataError(f"{imagenet}: no validation images, which ImageNet-W is made of")
-    marked = WatermarkedSource(f"{folder} (test)", source.classes, source.index, root=source.root)
-    marked.font = str(folder / FONT)
-    return make_dataset(str(folder), {"test": marked})
+    marked = partial(WatermarkedSource, font=str(folder / FONT))
+    return listed(str(folder), imagenet, val_entries(imagenet, "test"), classes=imagenet_ids(), source=marked)
 
 
 class WatermarkedSource(FolderSource):
     """The images as ImageNet-W's release shows them to a model of 224 pixels."""
 
-    font: str
+    def __init__(self, name: str, classes: tuple[str, ...], folder: Path, *, root: Path, font: str) -> None:
+        super().__init__(name, classes, folder, root=root)
+        self.font = font
 
     def read(self, index: int) -> RawImage:
         return watermarked(decode(self.root / self.key(index)), self.font)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.data.decode import RawImage
+from vitruvian.data.sources.base import Source
 from vitruvian.data.sources.formats.tar import read_member, samples
 from vitruvian.data.sources.index import OpenFile, class_numbers
 from vitruvian.data.sources.names import expanded
@@ -129,23 +130,29 @@ THREADS = 4
 """Shards fetched at a time by one process."""
 
 
-class LocalShard:
+class LocalShard(Source):
     """A shard on the local disk and where its labeled images lie; it stays readable when it is evicted."""
 
     def __init__(self, folder: Path) -> None:
         with np.load(folder / "index.npz", allow_pickle=False) as content:
-            self.labels: NDArray[np.int32] = content["labels"]
+            self._labels: NDArray[np.int32] = content["labels"]
             self._offsets, self._sizes, self._members = content["offsets"], content["sizes"], content["members"]
-            self.weights: NDArray[np.float32] = content["weights"]
-            self._name = str(content["name"])
+            self._weights: NDArray[np.float32] = content["weights"]
+            self.name = str(content["name"])
         self._file = OpenFile(folder / "shard.tar")
         self._file.read(0, 0)  # opened now
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self._labels)
+
+    def labels(self) -> NDArray[np.int32]:
+        return self._labels
+
+    def weight(self, index: int) -> float:
+        return float(self._weights[index])
 
     def key(self, index: int) -> str:
-        return f"{self._name}:{os.fsdecode(self._members[index])}"
+        return f"{self.name}:{os.fsdecode(self._members[index])}"
 
     def read(self, index: int) -> RawImage:
         size = int(self._sizes[index])

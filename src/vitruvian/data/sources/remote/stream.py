@@ -7,30 +7,36 @@ anywhere, and each process fetches only the shards of its own part of each batch
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.data.decode import RawImage
 from vitruvian.data.order import Blocks, IndexArray
-from vitruvian.data.sources.base import Dataset, Source, make_dataset
+from vitruvian.data.sources.base import Dataset, PartSource, located, make_dataset
 from vitruvian.data.sources.formats.tar import open_tar
+from vitruvian.data.sources.index import Column
 from vitruvian.data.sources.names import CLASS_FILES, natural, parse_classes, split_of_file
 from vitruvian.data.sources.remote import LocalShard, ShardCache, download, remote_files, remote_size, remote_text
 from vitruvian.errors import DataError
-from vitruvian.files import cache_folder, parse_json, short_hash
+from vitruvian.files import cache_folder, parse_json, parse_object, scratch_folder, short_hash
 
 BYTES_KEPT = 2**35
 """Of one dataset on the local disk."""
 
 MAX_LANES = 64
 
+LISTS_AT_A_TIME = 16
+"""Lists of labels that are fetched together."""
+
 SIZES_FILE = "sizes.json"
 """Beside the shards: how many samples each holds, by file name."""
 
 
-class StreamSource(Source):
+class StreamSource(PartSource):
     """The samples of remote shards. Any can be read, but each brings its whole shard here."""
 
     remote = True
@@ -47,10 +53,9 @@ class StreamSource(Source):
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def _found(self, index: int) -> tuple[LocalShard, int]:
-        """The shard of an example, and its number there."""
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        return self._shard(number), index - (int(self._ends[number - 1]) if number else 0)
+    def part(self, index: int) -> tuple[LocalShard, int]:
+        number, within = located(self._ends, index)
+        return self._shard(number), within
 
     def _shard(self, number: int) -> LocalShard:
         shard = self.cache.shard(number)
@@ -61,31 +66,38 @@ class StreamSource(Source):
             )
         return shard
 
-    def label(self, index: int) -> int:
-        shard, within = self._found(index)
-        return int(shard.labels[within])
+    @cached_property
+    def _labels(self) -> Column:
+        path = scratch_folder() / "labels.i32"
+        with open(path, "wb") as file:
+            for labels in self._shard_labels() if self._small else self._listed_labels():
+                labels.tofile(file)
+        return Column(path, "i4")
 
     def labels(self) -> NDArray[np.int32]:
-        if not self._small:
-            raise DataError(
-                f"{self.name}: the labels of remote shards of this size are not known beforehand; "
-                "give a split of its own for validation, and sample uniformly"
-            )
+        """All labels: with all shards where these fit on the local disk, otherwise from the lists beside them."""
+        return self._labels.array()
+
+    def _shard_labels(self) -> Iterator[NDArray[np.int32]]:
         for number in range(len(self.cache.urls)):
             self.cache.begin(number)
-        return np.concatenate([self._shard(number).labels for number in range(len(self.cache.urls))])
+        return (self._shard(number).labels() for number in range(len(self.cache.urls)))
 
-    def weight(self, index: int) -> float:
-        shard, within = self._found(index)
-        return float(shard.weights[within])
-
-    def read(self, index: int) -> RawImage:
-        shard, within = self._found(index)
-        return shard.read(within)
-
-    def key(self, index: int) -> str:
-        shard, within = self._found(index)
-        return shard.key(within)
+    def _listed_labels(self) -> Iterator[NDArray[np.int32]]:
+        lists = [url.removesuffix(".tar") + ".jsonl" for url in self.cache.urls]
+        known, sizes = range(len(self.classes)), np.diff(self._ends, prepend=0).tolist()
+        with ThreadPoolExecutor(LISTS_AT_A_TIME) as pool:
+            for url, text, size in zip(lists, pool.map(remote_text, lists), sizes):
+                if text is None:
+                    raise DataError(
+                        f"{self.name}: all labels are asked for, which are only in shards too large to fetch; write "
+                        f'{url} and so on, a line {{"label": number}} for each sample, as vit pack does, or give a '
+                        "split of its own for validation, and sample uniformly"
+                    )
+                found = [parse_object(line, url, raises=DataError).get("label") for line in text.splitlines()]
+                if len(found) != size or not all(label in known for label in found):
+                    raise DataError(f"{url}: not the numbers of the classes of {size} samples; correct it")
+                yield np.array(found, np.int32)
 
     def announce(self, indices: IndexArray) -> None:
         for number in np.unique(np.searchsorted(self._ends, indices, side="right")):

@@ -1,8 +1,8 @@
-"""BEiT, data2vec and DINOv3 as Hugging Face transformers keeps them: positions act inside attention."""
+"""BEiT, data2vec, DINOv2 and DINOv3 as Hugging Face transformers keeps them."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -10,9 +10,10 @@ import torch
 
 from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, ModelConfig, Numerics, Preprocess, RopeConfig, ViTConfig
 from vitruvian.errors import CheckpointError
+from vitruvian.weights.families.dino import imagenet_view
 from vitruvian.weights.families.family import Facts
-from vitruvian.weights.families.huggingface import ATTENTION, LAYER, ROWS, HuggingFace
-from vitruvian.weights.families.rules import STACKED, Row, Table, Tensors, pair
+from vitruvian.weights.families.huggingface import ATTENTION, LAYER, MEMORY_MLP, MEMORY_NAMES, ROWS, HuggingFace
+from vitruvian.weights.families.rules import STACKED, Row, Table, Tensors, pair, rename
 from vitruvian.weights.files import Checkpoint
 
 BIAS = "relative_position_bias.relative_position_bias_table"
@@ -26,6 +27,7 @@ class HuggingFaceBeit(HuggingFace):
     model_types = ("beit", "data2vec-vision")
     norm_eps = 1e-12
     prefixes = ("beit.", "data2vec_vision.", "")
+    renames = (*MEMORY_NAMES, *MEMORY_MLP, (r"^pooler\.layernorm\.", "layernorm."))
     ignored: ClassVar[dict[str, str]] = {"embeddings.mask_token": "token of masked training"}
     table = Table(
         rows=(
@@ -45,17 +47,8 @@ class HuggingFaceBeit(HuggingFace):
         stated = self.config_of(checkpoint).get("model_type") in self.model_types
         return super().claims(checkpoint) and (stated or any(BIAS in name for name in checkpoint.tensors))
 
-    def to_table_names(self, tensors: Tensors) -> Tensors:
-        """The pooler's norm is the last; indices that older files hold are computed."""
-        renamed = super().to_table_names(tensors)
-        renamed = {re.sub(r"^pooler\.layernorm\.", "layernorm.", name): tensor for name, tensor in renamed.items()}
-        renames = {".mlp.fc1.": ".intermediate.dense.", ".mlp.fc2.": ".output.dense."}
-        for old, new in renames.items():
-            renamed = {name.replace(old, new): tensor for name, tensor in renamed.items()}
-        return renamed
-
     def join_arrays(self, tensors: Tensors) -> Tensors:
-        """Keys have no bias; a table that all layers share is added to each."""
+        """Keys have no bias; a table that all layers share is added to each; indices of older files are computed."""
         found = {name: tensor for name, tensor in tensors.items() if not name.endswith("relative_position_index")}
         shared = found.pop(SHARED_BIAS, None)
         for layer in sorted({name.split(".")[2] for name in found if name.startswith("encoder.layer.")}):
@@ -168,3 +161,88 @@ def add_key_bias(tensors: Tensors, attention: str) -> None:
     query = tensors.get(f"{attention}.query.bias")
     if query is not None:
         tensors.setdefault(f"{attention}.key.bias", torch.zeros_like(query))
+
+
+class HuggingFaceDinoV2(HuggingFace):
+    """model_type `dinov2` and `dinov2_with_registers`; the classifier reads class token and mean side by side."""
+
+    name = "huggingface"
+    model_types = ("dinov2", "dinov2_with_registers")
+    norm_eps = 1e-6
+    prefixes = ("dinov2.", "dinov2_with_registers.", "")
+    renames = (*MEMORY_NAMES, (r"\.mlp\.weights_in\.", ".mlp.fc1."), (r"\.mlp\.weights_out\.", ".mlp.fc2."))
+    ignored: ClassVar[dict[str, str]] = {"embeddings.mask_token": "token of masked training"}
+    table = Table(
+        rows=(
+            *ROWS,
+            Row("embed.registers", ("embeddings.register_tokens",)),
+            *pair("blocks.{i}.norm1", f"{LAYER}.norm1"),
+            Row("blocks.{i}.scale1", (f"{LAYER}.layer_scale1.lambda1",)),
+            *pair("blocks.{i}.norm2", f"{LAYER}.norm2"),
+            Row("blocks.{i}.scale2", (f"{LAYER}.layer_scale2.lambda1",)),
+            *pair("blocks.{i}.mlp.fc1", f"{LAYER}.mlp.fc1"),
+            *pair("blocks.{i}.mlp.fc2", f"{LAYER}.mlp.fc2"),
+        ),
+        block=r"encoder\.layer\.(\d+)\.",
+    )
+
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
+        """transformers resamples positions with antialiasing in the model with registers alone."""
+        facts = super().facts(checkpoint, tensors)
+        if "embeddings.register_tokens" not in tensors:
+            return facts
+        return replace(facts, numerics=facts.numerics.replace(position_resize="bicubic_antialias"))
+
+    def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+        return imagenet_view((224, 224))
+
+    def model_type(self, config: ViTConfig) -> str:
+        return self.model_types[bool(config.registers)]
+
+    def architecture(self, config: ViTConfig) -> str:
+        name = "Dinov2WithRegisters" if config.registers else "Dinov2"
+        return name + ("ForImageClassification" if config.classes else "Model")
+
+    def obstacles(self, config: ModelConfig) -> Iterator[str]:
+        yield from super().obstacles(config)
+        if not isinstance(config, ViTConfig):
+            return
+        if not config.layer_scale:
+            yield "huggingface has gated MLPs and a head on class token and mean only with LayerScale (DINOv2)"
+        if config.classes and config.pool == "token":
+            yield "huggingface's model with LayerScale (DINOv2) reads class token and mean side by side"
+        if config.distillation:
+            yield "huggingface has no LayerScale beside a distillation token"
+        if mlp_ratio(config) is None:
+            yield f"huggingface's DINOv2 has no MLP of {config.mlp_width} at a width of {config.width}"
+
+    def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
+        assert isinstance(config, ViTConfig)
+        mask = tensors["embeddings.cls_token"].new_zeros(1, config.width)
+        renamed = super().from_table_names(tensors | {"embeddings.mask_token": mask}, config)
+        gated = [(r"\.fc1\.", ".weights_in."), (r"\.fc2\.", ".weights_out.")]
+        return rename(renamed, gated) if config.mlp == "swiglu" else renamed
+
+    def family_numerics(self, config: ModelConfig) -> ModelConfig:
+        own = super().family_numerics(config)
+        assert isinstance(own, ViTConfig)
+        if own.registers:
+            own = own.replace(numerics=own.numerics.replace(position_resize="bicubic_antialias"))
+        return own
+
+    def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
+        extra: dict[str, Any] = {"use_swiglu_ffn": config.mlp == "swiglu", "mlp_ratio": mlp_ratio(config)}
+        if config.registers:
+            extra["num_register_tokens"] = config.registers
+        return super().config_json(config, labels) | extra
+
+
+def mlp_ratio(config: ViTConfig) -> int | None:
+    """The whole number from which transformers computes the width of DINOv2's MLP; None if none gives it."""
+    for ratio in range(1, 65):
+        hidden = config.width * ratio
+        if config.mlp == "swiglu":
+            hidden = (int(hidden * 2 / 3) + 7) // 8 * 8
+        if hidden == config.mlp_width:
+            return ratio
+    return None

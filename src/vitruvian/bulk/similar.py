@@ -1,0 +1,183 @@
+"""Nearest neighbors among the vectors of `vit embed`: exact, or through an index where there are many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vitruvian.bulk.merge import Result, open_result
+from vitruvian.data.decode import ImageInput
+from vitruvian.errors import ConfigError, DataError, FileError, ImageError, require
+from vitruvian.evaluation.probes.store import model_key
+from vitruvian.files import cache_folder, locked, read_json, staged, stamp, write_json
+from vitruvian.predict import Encoder
+from vitruvian.progress import tell
+from vitruvian.settings import check_range
+
+# n vectors, D wide, Q queries
+
+EXACT = 100_000
+"""Up to so many vectors, all are compared; above, an index finds candidates."""
+CANDIDATES = 256
+"""Vectors that the index looks at closely for a query; more find more of the true neighbors, and take longer."""
+LINKS = 16
+"""Neighbors that each vector of the index is linked to."""
+CHUNK = 65_536
+
+Vectors = NDArray[np.float32]
+Tracked = Callable[[Iterable[Any], int], Iterable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbor:
+    """An image and its cosine similarity to the query."""
+
+    key: str
+    similarity: float
+    label: str | None
+    split: str
+    index: int
+    """Its number in the data."""
+
+
+class Search:
+    """The vectors of one result, ready to be searched."""
+
+    def __init__(self, where: str | Path, *, exact: bool | None = None, track: Tracked | None = None) -> None:
+        """In a folder or behind a URL; `exact` says whether to compare all vectors, however many they are."""
+        self.result = open_result(where)
+        if self.result.job["task"] != "embed":
+            raise DataError(f"{where}: answers, not vectors; make them with `vit embed`")
+        self.width: int = self.result.job["width"]
+        self.exact = self.result.images <= EXACT if exact is None else exact
+        if not self.exact and not has_usearch():
+            tell(f"{self.result.images:,} vectors without an index, which is slow: pip install 'vitruvian[search]'")
+            self.exact = True
+        tables = self.result.tables() if track is None else track(self.result.tables(), self.result.parts)
+        self._index = None if self.exact else opened_index(self.result, self.width, tables)
+        self._all = list(blocks(tables)) if self.exact else []
+        if not (self._all if self._index is None else len(self._index)):
+            raise DataError(f"{where}: not one of the {self.result.images:,} images has a vector")
+
+    def nearest(self, queries: Vectors, top: int = 20) -> list[list[Neighbor]]:
+        """The `top` nearest images of each query (Q, D), best first."""
+        check_range("top", top, 1, 10_000)
+        if queries.ndim != 2 or queries.shape[1] != self.width:
+            raise ConfigError(f"queries of shape {queries.shape}, wanted (Q, {self.width})")
+        found = [self._found(query, top) for query in normalized(queries)]
+        rows = self._rows(sorted({number for each in found for number, _ in each}))
+        return [[Neighbor(similarity=score, **rows[number]) for number, score in each] for each in found]
+
+    def _found(self, query: Vectors, top: int) -> list[tuple[int, float]]:
+        """Numbers and similarities of the nearest, equal ones in the order of the data."""
+        if self._index is not None:
+            matches = self._index.search(query, top)
+            pairs = zip(matches.keys.tolist(), (1.0 - matches.distances).tolist())
+        else:
+            scores = np.concatenate([block @ query for _, block in self._all])
+            numbers = np.concatenate([numbers for numbers, _ in self._all])
+            order = np.lexsort((numbers, -scores))[:top]
+            pairs = zip(numbers[order].tolist(), scores[order].tolist())
+        return sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
+
+    def _rows(self, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """What the parts say of these images."""
+        found: dict[int, dict[str, Any]] = {}
+        for part in sorted({number // self.result.piece for number in numbers}):
+            table = self.result.table(part).select(["index", "key", "label", "split"])
+            first = part * self.result.piece
+            here = [number - first for number in numbers if number // self.result.piece == part]
+            found |= {row["index"]: row for row in table.take(here).to_pylist()}
+        return found
+
+    def encoder(self, model: Encoder | str | Path | None = None) -> Encoder:
+        """The model that made the vectors, or the one given if it is the same."""
+        name = self.result.job["model"] if model is None else model
+        encoder = name if isinstance(name, Encoder) else Encoder(name)
+        if model_key(encoder) != self.result.job.get("model_key"):
+            raise DataError(
+                f"{encoder.name}: not the model that made the vectors of {self.result.place} "
+                f"({self.result.job['model']}), or with another preprocessing or version of torch"
+            )
+        return encoder
+
+
+def similar(
+    images: Iterable[ImageInput],
+    where: str | Path,
+    *,
+    model: Encoder | str | Path | None = None,
+    top: int = 20,
+    exact: bool | None = None,
+) -> list[list[Neighbor]]:
+    """The images of `vit embed`'s folder that are nearest to each of these, by the model that made its vectors."""
+    search = Search(where, exact=exact)
+    return search.nearest(vectors_of(images, search.encoder(model)), top)
+
+
+def vectors_of(images: Iterable[ImageInput], encoder: Encoder) -> Vectors:
+    """(Q, D) The first image that cannot be read raises ImageError."""
+    views = []
+    for _, seen in encoder.views(images, ahead=8):
+        if isinstance(seen, ImageError):
+            raise seen
+        views.append(seen)
+    return np.asarray(encoder.features(torch.stack(views)).numpy())
+
+
+def normalized(vectors: NDArray[Any]) -> Vectors:
+    wide = vectors.astype(np.float64)  # whose squares are finite
+    return (wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-12)).astype(np.float32)
+
+
+def blocks(tables: Iterable[Any]) -> Iterator[tuple[NDArray[np.int64], Vectors]]:
+    """Numbers and normalized vectors of the images that have one."""
+    for table in tables:
+        table = table.filter(table["vector"].is_valid())
+        if table.num_rows:
+            flat = table["vector"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+            if not np.isfinite(flat).all():
+                raise DataError(f"the images from number {table['index'][0]} on have vectors that are not finite")
+            yield table["index"].to_numpy(), normalized(flat.reshape(table.num_rows, -1))
+
+
+def has_usearch() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("usearch") is not None
+
+
+def is_index(path: Path, made_of: Path, stamps: list[list[Any]]) -> bool:
+    """Whether the file is the index that was made of these parts, untouched."""
+    try:
+        return read_json(made_of) == {"index": stamp(path), "parts": stamps}
+    except (OSError, FileError):
+        return False
+
+
+def opened_index(result: Result, width: int, tables: Iterable[Any]) -> Any:
+    """The index of a result from the cache folder, made on first use, and again if either has changed since."""
+    usearch = require("usearch.index", "search")
+    path = cache_folder() / "search" / f"{result.identity}-{LINKS}.usearch"
+    made_of = path.with_suffix(".json")
+    index = usearch.Index(
+        ndim=width, metric="cos", dtype="f16", connectivity=LINKS, expansion_add=128, expansion_search=CANDIDATES
+    )
+    with locked(path.with_suffix(".lock")):
+        stamps = result.place.stamps("part-")
+        if not is_index(path, made_of, stamps):
+            for numbers, vectors in blocks(tables):
+                index.add(numbers, vectors)
+            made_of.unlink(missing_ok=True)
+            with staged(path) as new:
+                index.save(new)
+            write_json(made_of, {"index": stamp(path), "parts": stamps})
+        index.view(path)
+    index.expansion_search = CANDIDATES
+    return index

@@ -1,0 +1,56 @@
+"""`vit bench`: how fast is a model here, and where does the time go?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitruvian.cli.options import EngineChoice, Heads, ImageSize, ModelName, names_in
+from vitruvian.cli.start import quick_imports
+from vitruvian.progress import tell
+
+
+def bench(
+    model: ModelName,
+    engine: Annotated[
+        list[EngineChoice] | None,
+        typer.Option(help="Measure this engine; may be given again. Else all."),
+    ] = None,
+    batches: Annotated[str, typer.Option(metavar="N,N", help="Batches to measure.")] = "1,16",
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="How often each is measured, in turn.")] = 20,
+    image: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Image to decode; else a JPEG of 500 x 375 made for it.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw images per second by batch: out.png.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the tables.")] = False,
+    heads: Heads = None,
+    image_size: ImageSize = None,
+) -> None:
+    """Measure images per second, latency, memory and the share of time in each part of a model."""
+    counts = names_in(batches)
+    if not counts or not all(each.isdecimal() and 1 <= int(each) <= 65_536 for each in counts):
+        raise typer.BadParameter(f"{batches!r} is not a list of batches such as 1,16", param_hint="--batches")
+    if plot is not None and plot.suffix.lower() != ".png":
+        raise typer.BadParameter(f"{str(plot)!r} does not end in .png", param_hint="--plot")
+    with quick_imports():
+        from vitruvian.engines.bench import bench as run_bench
+        from vitruvian.files import staged
+        from vitruvian.weights.load import load
+
+    found = run_bench(
+        load(model, heads=heads, image_size=image_size),
+        engines=[each.value for each in engine] if engine else None,
+        batches=[int(each) for each in counts],
+        rounds=rounds,
+        image=image,
+    )
+    print(json.dumps(found.to_json()) if as_json else found)
+    if plot is not None:
+        drawn = found.chart().image()
+        assert drawn is not None
+        with staged(plot) as new:
+            drawn.save(new)
+        tell(f"the plot is {plot}")

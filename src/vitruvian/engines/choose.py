@@ -1,0 +1,153 @@
+"""The engine of a model: the one that was asked for, or the fastest here, measured once and remembered."""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import shutil
+import statistics
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vitruvian.engines.export import Forward, export
+from vitruvian.engines.sessions import FORMATS, installed, open_session, versions
+from vitruvian.errors import FileError, VitruvianError
+from vitruvian.files import cache_folder, locked, read_object, short_hash, write_json
+from vitruvian.model.build import Model
+from vitruvian.model.cores import map_over_cores
+from vitruvian.progress import tell
+from vitruvian.weights.description import fingerprint
+from vitruvian.weights.save import tensors_digest
+
+Way = tuple[str, bool]
+"""An engine, and whether a core takes whole images."""
+
+ROUNDS = 7
+"""Times that each engine is measured, in turn."""
+KEPT_GRAPHS = 8
+"""Exported graphs that stay in the cache folder, the last used."""
+
+
+class Engine:
+    """The logits of a model by one engine; the graph is exported, checked and opened when it is first needed."""
+
+    def __init__(self, model: Model, name: str) -> None:
+        self.model, self.name = model, name
+        self._forwards: dict[tuple[int, ...], Forward] = {}
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """(B, channels, rows, columns) -> (B, K); what the first batch of a size was measured with stays."""
+        shape = tuple(pixels.shape[1:])
+        if shape not in self._forwards:
+            self._forwards[shape] = self._chosen(pixels)
+        return self._forwards[shape](pixels)
+
+    def _chosen(self, pixels: Tensor) -> Forward:
+        size = (pixels.shape[2], pixels.shape[3])
+        if self.name != "auto":
+            return forward_of(self.model, self.name, size, split=len(pixels) > 1)
+        name, split = fastest(self.model, pixels)
+        return forward_of(self.model, name, size, split=split)
+
+
+def forward_of(model: Model, name: str, size: tuple[int, int], *, split: bool) -> Forward:
+    """The model as one engine runs it on images of this size; with `split`, a core takes whole images."""
+    if name == "torch":
+        return (lambda pixels: map_over_cores(model, pixels)) if split else without_gradients(model)
+    return open_session(cached_graph(model, name, size), name, split=split)
+
+
+def without_gradients(model: Model) -> Forward:
+    def forward(pixels: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return model(pixels)
+
+    return forward
+
+
+def cached_graph(model: Model, engine: str, size: tuple[int, int]) -> Path:
+    """The model's graph in the cache folder, exported and compared with the model the first time."""
+    to, held = FORMATS[engine], versions(("torch", engine))
+    key = short_hash([tensors_digest(model.state_dict()), fingerprint(model.config.to_json()), list(size), held])
+    folder = cache_folder() / "engines" / key
+    path = folder / ("model.onnx" if to == "onnx" else "openvino")
+    graph = path if to == "onnx" else path / "model.xml"
+    with locked(folder / "lock"):
+        if not graph.is_file():
+            tell(f"note: exporting the model for {to}, once ...")
+            export(model, path, to=to, image_size=size)  # type: ignore[arg-type]
+            forget_old(folder.parent)
+    with suppress(OSError):
+        os.utime(folder)
+    return graph
+
+
+def forget_old(folder: Path) -> None:
+    """Remove graphs that were not used for the longest time."""
+    found = sorted((path for path in folder.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    for path in found[:-KEPT_GRAPHS]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def fastest(model: Model, pixels: Tensor) -> Way:
+    """The engine, and whether cores take whole images, that answers these pixels soonest on this machine."""
+    machine = [platform.processor(), processor_name(), os.cpu_count(), torch.get_num_threads(), versions(installed())]
+    key = short_hash([machine, fingerprint(model.config.to_json()), list(pixels.shape)])
+    file = cache_folder() / "engines" / f"{key}.json"
+    with suppress(FileError, KeyError):
+        known = read_object(file, raises=FileError)
+        if known["engine"] in installed():
+            return str(known["engine"]), bool(known["split"])
+    tell("note: measuring which engine is the fastest here, once for this model and batch ...")
+    seconds = measure(candidates(model, pixels), pixels, ROUNDS)
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    best = min(medians, key=medians.__getitem__)
+    rates = [f"{each[0]} {len(pixels) / medians[each]:.3g}" for each in best_of(medians)]
+    tell(f"note: {best[0]} is used; images per second: {', '.join(rates)}")
+    write_json(file, {"engine": best[0], "split": best[1]})
+    return best
+
+
+def best_of(medians: dict[Way, float]) -> list[Way]:
+    """Each engine in its faster way."""
+    names = dict.fromkeys(name for name, _ in medians)
+    return [min((each for each in medians if each[0] == name), key=medians.__getitem__) for name in names]
+
+
+def candidates(model: Model, pixels: Tensor) -> dict[Way, Forward]:
+    """Every installed engine, in both ways for more than one image; one that fails is said and left out."""
+    size = (pixels.shape[2], pixels.shape[3])
+    found: dict[Way, Forward] = {}
+    ways = (False, True) if len(pixels) > 1 and torch.get_num_threads() > 1 else (False,)
+    for name in installed():
+        try:
+            found |= {(name, split): forward_of(model, name, size, split=split) for split in ways}
+        except VitruvianError as error:
+            tell(f"note: {name} is left out: {error}")
+    return found
+
+
+def measure(forwards: dict[Way, Forward], pixels: Tensor, rounds: int) -> dict[Way, list[float]]:
+    """Seconds of each, one after the other in an order drawn anew, so that what else happens falls on all."""
+    seconds: dict[Way, list[float]] = {key: [] for key in forwards}
+    for forward in forwards.values():
+        forward(pixels)
+    order = random.Random(0)
+    for _ in range(rounds):
+        for key in order.sample(list(forwards), len(forwards)):
+            start = time.perf_counter()
+            forwards[key](pixels)
+            seconds[key].append(time.perf_counter() - start)
+    return seconds
+
+
+def processor_name() -> str:
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return ""

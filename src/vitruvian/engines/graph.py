@@ -1,0 +1,128 @@
+"""A file with an exported graph as a model: it answers, and carries what it takes to be used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from torch import Tensor, nn
+
+from vitruvian.config import Preprocess
+from vitruvian.engines.sessions import FORMATS, Session, open_session
+from vitruvian.errors import CheckpointError, ConfigError
+from vitruvian.files import parse_object, read_object
+from vitruvian.labels import imagenet_labels
+from vitruvian.settings import Settings, Size
+from vitruvian.weights.description import Description
+from vitruvian.weights.families.huggingface_json import labels_of, preprocess_of
+from vitruvian.weights.families.timm import published_view
+
+GRAPH_FILES = ("model.onnx", "onnx/model.onnx", "model.xml", "openvino_model.xml")
+"""What a folder without weights is searched for."""
+ALONE = "an exported graph gives logits alone; take the weights that it was made of"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphConfig(Settings):
+    """What is known of a graph that another project exported."""
+
+    image_size: Size = (224, 224)
+    channels: int = 3
+    classes: int = 1000
+
+
+class Graph(nn.Module):
+    """A graph with preprocessing and labels: normalized pixels (B, channels, rows, columns) -> logits (B, K)."""
+
+    source = ""
+    """Of the weights, which a graph does not know."""
+
+    def __init__(self, session: Session, description: Description) -> None:
+        super().__init__()
+        self.session = session
+        for field in fields(description):  # the same attributes as a model's
+            setattr(self, field.name, getattr(description, field.name))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        for side, wanted in zip(pixels.shape[1:], self.session.shape[1:]):
+            if wanted not in (None, side):
+                fixed = "x".join(str(each or "any") for each in self.session.shape[1:])
+                found = "x".join(map(str, pixels.shape[1:]))
+                raise ConfigError(f"the graph takes images of {fixed}, not {found}: export it with dynamic_size=True")
+        return self.session(pixels)
+
+    def features(self, pixels: Tensor) -> NoReturn:
+        raise ConfigError(ALONE)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise ConfigError(ALONE)
+
+
+def find_graph(source: str | Path) -> Path | None:
+    """The graph that a path means; None for weights and for published names."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        held = next((path / name for name in GRAPH_FILES if (path / name).is_file()), None)
+        return None if any(path.glob("*.safetensors")) or any(path.glob("*.bin.index.json")) else held
+    if path.suffix == ".pt2" and path.is_file():
+        raise CheckpointError(f"{path}: a program of torch.export, for torch.export.load; give ONNX or OpenVINO")
+    return path if path.suffix in (".onnx", ".xml") and path.is_file() else None
+
+
+def open_graph(path: Path, *, engine: str = "auto", image_size: int | Size | None = None) -> Graph:
+    """The model in a graph: of our own export, or of another with its JSON files beside it.
+
+    Unless an engine is named, OpenVINO runs `.xml`, and ONNX Runtime `.onnx`.
+    """
+    if engine == "onnxruntime" and path.suffix == ".xml":
+        raise ConfigError(f"engine={engine!r} does not run {path.name}; leave it out")
+    chosen = engine if engine in FORMATS else "openvino" if path.suffix == ".xml" else "onnxruntime"
+    session = open_session(path, chosen)
+    if session.carried:
+        description = Description.from_json(parse_object(session.carried, path, raises=CheckpointError), str(path))
+    else:
+        description = described_beside(path, session)
+    if image_size is not None:
+        description = replace(description, preprocess=description.preprocess.at(image_size))
+    return Graph(session, description)
+
+
+def described_beside(path: Path, session: Session) -> Description:
+    """What the JSON files beside a graph, or above a folder `onnx`, say; transformers' and timm's are read."""
+    folders = [path.parent, path.parent.parent] if path.parent.name == "onnx" else [path.parent]
+    found: dict[str, dict[str, Any]] = {}
+    for name in ("config.json", "preprocessor_config.json"):
+        file = next((folder / name for folder in folders if (folder / name).is_file()), None)
+        found[name] = read_object(file, raises=CheckpointError) if file else {}
+    cfg = found["config.json"].get("pretrained_cfg")
+    _, channels, rows, columns = session.shape
+    sizes = (found["preprocessor_config.json"].get("crop_size"), found["preprocessor_config.json"].get("size"))
+    size = (rows, columns) if rows and columns else stated_size(cfg, found["config.json"], *sizes)
+    assert channels is not None
+    if size is None:
+        raise CheckpointError(f"{path}: neither the graph nor a config.json beside it says its image size")
+    if isinstance(cfg, dict):
+        view = published_view(cfg, size)
+    elif found["preprocessor_config.json"]:
+        view = preprocess_of(found["preprocessor_config.json"], size)
+    else:
+        view = Preprocess(image_size=size, mean=(0.5,) * channels, std=(0.5,) * channels, stated=False)
+    names = labels_of(found["config.json"])
+    if isinstance(cfg, dict):
+        names = found["config.json"].get("label_names") or (imagenet_labels() if session.outputs == 1000 else None)
+    config = GraphConfig(image_size=size, channels=channels, classes=session.outputs)
+    labels = tuple(map(str, names)) if names and len(names) == session.outputs else None
+    return Description(config=config, preprocess=view, labels=labels, origin=f"graph {path.name}")  # type: ignore[arg-type]
+
+
+def stated_size(cfg: Any, config: dict[str, Any], *sizes: Any) -> Size | None:
+    """The first size that a file states."""
+    stated = [cfg["input_size"][1:]] if isinstance(cfg, dict) and isinstance(cfg.get("input_size"), list) else []
+    for value in (*stated, config.get("image_size"), *sizes):
+        if isinstance(value, dict):
+            value = [value.get("height", value.get("shortest_edge")), value.get("width", value.get("shortest_edge"))]
+        pair = value if isinstance(value, list) else [value, value]
+        if len(pair) == 2 and all(isinstance(side, int) and side > 0 for side in pair):
+            return pair[0], pair[1]
+    return None

@@ -1,0 +1,176 @@
+"""The runtimes behind one contract: a file with a graph becomes a function from pixels to answers."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitruvian.errors import CheckpointError, ConfigError, UnknownNameError, require
+from vitruvian.model.cores import map_over_cores
+from vitruvian.weights.files import CARRIED
+
+EngineName = Literal["torch", "onnxruntime", "openvino", "auto"]
+FORMATS = {"onnxruntime": "onnx", "openvino": "openvino"}
+"""What is exported for each runtime."""
+EXTRAS = {"onnxruntime": ("onnxruntime", "onnx", "onnxscript"), "openvino": ("openvino",)}
+"""The packages that each runtime needs to run our models; the extra is named like its format."""
+
+Run = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+
+
+def installed() -> list[str]:
+    """The engines that can run here."""
+    found = [name for name, needed in EXTRAS.items() if all(map(importlib.util.find_spec, needed))]
+    return ["torch", *found]
+
+
+def check_engine(name: str, device: str = "cpu") -> EngineName:
+    """A known engine whose packages are there."""
+    known: tuple[EngineName, ...] = get_args(EngineName)
+    found = next((each for each in known if each == name), None)
+    if found is None:
+        raise UnknownNameError("engine", name, known, see=f"({', '.join(known)})")
+    for module in EXTRAS.get(name, ()):
+        require(module, FORMATS[name])
+    if name != "torch" and torch.device(device).type != "cpu":
+        raise ConfigError(f"engine={name!r} runs on the CPU; device={device!r} needs engine='torch'")
+    return found
+
+
+def versions(names: Iterable[str]) -> list[str]:
+    """Of engines, since each may answer otherwise, or faster, in its next one."""
+    return [f"{name} {version(name)}" for name in names]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Session:
+    """An open graph: `run` takes normalized pixels (B, channels, rows, columns), and may be called by many threads."""
+
+    run: Run
+    shape: tuple[int | None, ...]
+    """Of the input; None where it is open."""
+    outputs: int
+    """Length of an answer."""
+    carried: str = ""
+    """The description that a file of ours holds, as JSON."""
+    split: bool = False
+    """Each core takes whole images; else all cores share every operation."""
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        def whole(part: Tensor) -> Tensor:
+            return torch.from_numpy(self.run(part.float().contiguous().numpy()))
+
+        if self.split and self.shape[0] is None:
+            return map_over_cores(whole, pixels)
+        if self.shape[0] is None or self.shape[0] == len(pixels):
+            return whole(pixels)
+        return torch.cat([self._filled(whole, part) for part in torch.split(pixels, self.shape[0])])
+
+    def _filled(self, whole: Callable[[Tensor], Tensor], part: Tensor) -> Tensor:
+        """A short last batch, for a graph of a fixed one."""
+        assert self.shape[0] is not None
+        missing = self.shape[0] - len(part)
+        return whole(torch.cat([part, part[-1:].expand(missing, -1, -1, -1)]) if missing else part)[: len(part)]
+
+
+def open_session(path: Path, engine: str, *, split: bool = False) -> Session:
+    """A graph that is ready to run with all cores; with `split`, one core a call."""
+    module = require(engine, FORMATS[engine])
+    threads = 1 if split else torch.get_num_threads()
+    try:
+        if engine == "onnxruntime":
+            return _onnxruntime(module, path, threads, split)
+        return _openvino(module, path, threads, split)
+    except (CheckpointError, ConfigError):
+        raise
+    except Exception as error:  # the runtimes raise anything
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CheckpointError(f"{path}: {engine} cannot run it: {reason}") from error
+
+
+def _onnxruntime(module: Any, path: Path, threads: int, split: bool) -> Session:
+    options = module.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    session = module.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    inputs = session.get_inputs()
+    dims = [side if isinstance(side, int) else None for side in inputs[0].shape]
+    shape = _image_input(path, [(each.name, each.shape) for each in inputs], dims)
+    names = [(each.name, list(each.shape)) for each in session.get_outputs()]
+    output = _vector_output(path, names)
+    found = session.get_modelmeta().custom_metadata_map
+
+    def run(pixels: NDArray[np.float32]) -> NDArray[np.float32]:
+        answer: NDArray[np.float32] = session.run([output], {inputs[0].name: pixels})[0]
+        return answer
+
+    return Session(
+        run=run, shape=shape, outputs=_width(path, names, output), carried=found.get(CARRIED, ""), split=split
+    )
+
+
+def _openvino(module: Any, path: Path, threads: int, split: bool) -> Session:
+    core = module.Core()
+    graph = core.read_model(path)
+    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+    if split:  # as many at once as there are cores, a core each
+        cores = torch.get_num_threads()
+        settings |= {"NUM_STREAMS": cores, "INFERENCE_NUM_THREADS": cores, "PERFORMANCE_HINT": "THROUGHPUT"}
+    compiled = core.compile_model(graph, "CPU", settings)
+
+    def sides(port: Any) -> list[int | None]:
+        return [None if side.is_dynamic else side.get_length() for side in port.get_partial_shape()]
+
+    ports = [(port.get_any_name(), sides(port)) for port in graph.inputs]
+    shape = _image_input(path, ports, ports[0][1])
+    names = [(port.get_any_name(), sides(port)) for port in graph.outputs]
+    output = _vector_output(path, names)
+    place = [name for name, _ in names].index(output)
+    held = next(
+        (each for each in ([CARRIED], ["framework", CARRIED]) if graph.has_rt_info(each)), None
+    )  # the last: ONNX
+    carried = graph.get_rt_info(held).astype(str) if held else ""
+    local = threading.local()
+
+    def run(pixels: NDArray[np.float32]) -> NDArray[np.float32]:
+        if not hasattr(local, "request"):
+            local.request = compiled.create_infer_request()
+        answer: NDArray[np.float32] = local.request.infer([pixels], share_inputs=True)[place].copy()
+        return answer
+
+    return Session(run=run, shape=shape, outputs=_width(path, names, output), carried=carried, split=split)
+
+
+def _image_input(path: Path, inputs: list[Any], dims: list[int | None]) -> tuple[int | None, ...]:
+    """The shape of the only input, which must be a batch of images."""
+    if len(inputs) != 1 or len(dims) != 4 or dims[1] is None:
+        found = ", ".join(f"{name} {list(shape)}" for name, shape in inputs)
+        raise CheckpointError(f"{path}: not a graph of (B, channels, rows, columns) images: its inputs are {found}")
+    return tuple(dims)
+
+
+def _vector_output(path: Path, outputs: list[tuple[str, list[Any]]]) -> str:
+    """The output that answers: `logits`, or the only one that gives a vector an image."""
+    names = [name for name, shape in outputs if len(shape) == 2]
+    chosen = "logits" if "logits" in names else names[0] if len(names) == 1 else ""
+    if not chosen:
+        found = ", ".join(name for name, _ in outputs)
+        raise CheckpointError(f"{path}: none of its outputs ({found}) is one vector of logits an image")
+    return chosen
+
+
+def _width(path: Path, outputs: list[tuple[str, list[Any]]], output: str) -> int:
+    width = dict(outputs)[output][1]
+    if not isinstance(width, int):
+        raise CheckpointError(f"{path}: the graph does not say how long its output {output!r} is")
+    return width

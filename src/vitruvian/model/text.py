@@ -1,0 +1,109 @@
+"""The text tower of CLIP and SigLIP: a Transformer over tokens, pooled at one place and projected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitruvian.config import CLIP_NUMERICS, Heads, Numerics, ViTConfig, Width
+from vitruvian.errors import ConfigError
+from vitruvian.model.encoder import Attention, Block
+from vitruvian.settings import Range, Settings
+
+# B texts, N tokens, D width, E width of the embeddings that both towers share
+
+TextPool = Literal["argmax", "eos", "last", "first"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextConfig(Settings):
+    """Shape and numerics of one text tower."""
+
+    vocabulary: Annotated[int, Range(1, 10_000_000)] = 49_408
+    context_length: Annotated[int, Range(1, 65_536)] = 77
+    """Tokens of a text, with what is added before, behind and as padding."""
+    layers: Annotated[int, Range(1, 1024)] = 12
+    width: Width = 512
+    mlp_width: Annotated[int, Range(1, 262_144)] = 2048
+    heads: Heads = 8
+    causal: bool = True
+    """A token attends to itself and those before it (CLIP); else to all (SigLIP)."""
+    pool: TextPool = "argmax"
+    """The token that is read: that of the highest number, the first `eos`, the last or the first."""
+    eos: Annotated[int, Range(0)] = 2
+    """Number of the token that ends a text; for `pool="eos"`."""
+    embedding_width: Annotated[int, Range(0, 65_536)] = 512
+    """Of the projection; 0 for none."""
+    projection_bias: bool = False
+    layer_scale: bool = False
+    numerics: Numerics = CLIP_NUMERICS
+
+    def check(self) -> None:
+        if self.width % self.heads:
+            raise ConfigError(f"width={self.width} is not divisible by heads={self.heads}")
+
+    @property
+    def blocks(self) -> ViTConfig:
+        """The same settings for the encoder's blocks, which texts and images share."""
+        return ViTConfig(
+            layers=self.layers,
+            width=self.width,
+            mlp_width=self.mlp_width,
+            heads=self.heads,
+            layer_scale=self.layer_scale,
+            positions="none",
+            numerics=self.numerics,
+        )
+
+
+class TextTower(nn.Module):
+    """Token numbers (B, N) -> embeddings (B, E), not yet of unit length."""
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        self.config = config
+        D, E, blocks = config.width, config.embedding_width, config.blocks
+        self.tokens = nn.Embedding(config.vocabulary, D)
+        self.positions = nn.Parameter(torch.empty(config.context_length, D))
+        self.blocks = nn.ModuleList(Block(blocks) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(D, eps=config.numerics.norm_eps)
+        self.projection = nn.Linear(D, E, bias=config.projection_bias) if E else nn.Identity()
+
+    def forward(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
+        """`real` (B, N) is False for padding that no token may attend to; None lets all tokens be read."""
+        mask = self.mask(tokens, real)
+        x = self.tokens(tokens) + self.positions[: tokens.shape[1]]  # (B, N, D)
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            x = block.finish(x, attend(block.attention, block.attention_input(x), mask))
+        place = POOLS[self.config.pool](tokens, self.config.eos)
+        return self.projection(self.norm(x[torch.arange(len(x)), place]))
+
+    def mask(self, tokens: Tensor, real: Tensor | None) -> Tensor | None:
+        """Which keys each query may read, (N, N) or (B, 1, N, N); None for all."""
+        N = tokens.shape[1]
+        causal = torch.ones(N, N, dtype=torch.bool, device=tokens.device).tril() if self.config.causal else None
+        if real is None:
+            return causal
+        keys = real.bool()[:, None, None].expand(-1, 1, N, -1)
+        return keys if causal is None else keys & causal
+
+
+def attend(attention: Attention, x: Tensor, mask: Tensor | None) -> Tensor:  # (B, N, D) -> (B, N, D)
+    q, k, v = attention.project(x)
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return attention.out(y.transpose(1, 2).flatten(2))
+
+
+POOLS: dict[TextPool, Callable[[Tensor, int], Tensor]] = {
+    "argmax": lambda tokens, eos: tokens.argmax(dim=1),
+    "eos": lambda tokens, eos: (tokens == eos).int().argmax(dim=1),
+    "last": lambda tokens, eos: torch.full((len(tokens),), tokens.shape[1] - 1, device=tokens.device),
+    "first": lambda tokens, eos: torch.zeros(len(tokens), dtype=torch.int64, device=tokens.device),
+}
+"""The place (B,) of the token that is read."""

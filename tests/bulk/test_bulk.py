@@ -1,0 +1,335 @@
+"""Bulk jobs: the same bytes for one process or many, nothing missing, nothing doubled, nothing mixed."""
+
+import copy
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vitruvian.bulk import embed, merge, predict
+from vitruvian.bulk.merge import open_result
+from vitruvian.errors import ConfigError, DataError, FileError
+from vitruvian.predict import Classifier, Encoder
+from vitruvian.weights.save import save
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir() if not path.name.startswith(".")}
+
+
+@pytest.fixture(scope="module")
+def whole(images, model, tmp_path_factory):
+    """The result of one process."""
+    folder = tmp_path_factory.mktemp("whole")
+    embed(images, model, folder, piece=5, batch=2)
+    return folder
+
+
+def test_a_vector_is_what_the_encoder_gives_for_the_image(images, model, whole, tmp_path):
+    found = merge(whole, tmp_path / "all.parquet")
+    table = pq.read_table(tmp_path / "all.parquet").to_pylist()
+    assert (found.images, found.parts, len(table)) == (24, 5, 24)
+    encoder = Encoder(model)
+    for row in (table[0], table[17]):
+        (_, view), *_ = encoder.views([images / row["key"]], ahead=1)
+        wanted = encoder.features(view[None]).numpy()[0]
+        np.testing.assert_allclose(row["vector"], wanted.astype("float16"), atol=2e-3)
+    assert [row["label"] for row in table] == ["a"] * 12 + ["b"] * 12
+    assert [row["index"] for row in table] == list(range(24))
+
+
+def test_an_unreadable_image_is_a_row_with_its_error(whole, tmp_path):
+    found = merge(whole, tmp_path / "all.parquet")
+    row = pq.read_table(tmp_path / "all.parquet").to_pylist()[5]
+    assert row["key"].endswith("05.png")
+    assert row["vector"] is None
+    assert "not an image" in row["error"]
+    assert found.errors == {row["error"]: 1}
+
+
+@pytest.mark.parametrize("count", [2, 7])
+def test_shards_together_give_the_bytes_of_one_process(images, model, whole, tmp_path, count):
+    for number in reversed(range(count)):
+        embed(images, model, tmp_path, shard=(number + 1, count), piece=5, batch=2)
+    assert content(tmp_path) == content(whole)
+
+
+def test_each_process_of_torchrun_does_its_share(images, model, whole, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    for rank in "021":
+        monkeypatch.setenv("RANK", rank)
+        embed(images, model, tmp_path, piece=5, batch=2)
+    assert content(tmp_path) == content(whole)
+
+
+def test_a_part_that_is_there_is_not_made_again_and_a_damaged_one_is(images, model, whole, tmp_path, capsys):
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    parts = sorted(folder.glob("part-*"))
+    kept, damaged = parts[0], parts[3]
+    before = kept.stat().st_mtime_ns
+    damaged.write_bytes(damaged.read_bytes()[:-20])
+    parts[1].unlink()
+    embed(images, model, folder, piece=5, batch=2)
+    assert kept.stat().st_mtime_ns == before
+    assert content(folder) == content(whole)
+    assert f"{damaged.name}: damaged, made again" in capsys.readouterr().err
+
+
+def test_merging_says_which_parts_are_missing(whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    sorted(folder.glob("part-*"))[2].unlink()
+    with pytest.raises(DataError, match=r"1 of 5 parts are missing \(number 3\)"):
+        merge(folder)
+
+
+def test_merging_refuses_a_part_of_another_job_a_doubled_and_a_damaged_one(images, model, whole, tmp_path):
+    embed(images, model, tmp_path / "other", piece=5, batch=2, dtype="float32")
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    first, second, *_ = sorted(folder.glob("part-*"))
+    good = first.read_bytes()
+    first.write_bytes((tmp_path / "other" / first.name).read_bytes())
+    with pytest.raises(DataError, match="written by another job"):
+        merge(folder)
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(DataError, match="not the rows 0 to 4"):
+        merge(folder)
+    first.write_bytes(good[:-9])
+    with pytest.raises(DataError, match="a damaged part"):
+        merge(folder)
+    first.write_bytes(good)
+    (folder / "part-000005-of-000006.parquet").write_bytes(good)
+    with pytest.raises(DataError, match="no part of this job"):
+        merge(folder)
+
+
+def test_a_folder_belongs_to_one_model_one_dataset_and_one_setting(images, model, whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    other = copy.deepcopy(model)
+    torch.nn.init.ones_(other.embed.patch.bias)
+    with pytest.raises(DataError, match=r"belongs to another job \(model_key was"):
+        embed(images, other, folder, piece=5, batch=2)
+    with pytest.raises(DataError, match="dtype was float16"):
+        embed(images, model, folder, piece=5, batch=2, dtype="float32")
+    fewer = shutil.copytree(images, tmp_path / "fewer")
+    (fewer / "a" / "00.png").rename(fewer / "a" / "99.png")
+    with pytest.raises(DataError, match="data_key was"):
+        embed(fewer, model, folder, piece=5, batch=2)
+    assert content(folder) == content(whole)
+
+
+def test_answers_are_those_of_the_classifier(images, model, tmp_path):
+    predict(images, model, tmp_path, piece=7, batch=3, top=2)
+    merge(tmp_path, tmp_path / "all.parquet")
+    rows = pq.read_table(tmp_path / "all.parquet").to_pylist()
+    (wanted,) = Classifier(model).predict([images / rows[20]["key"]], top=2)
+    assert [a["label"] for a in rows[20]["answers"]] == [a.label for a in wanted]
+    assert rows[20]["answers"][0]["probability"] == pytest.approx(wanted[0].probability, abs=1e-6)
+    assert rows[5]["answers"] is None
+
+
+def test_a_classifier_gives_vectors_too_and_an_encoder_no_answers(images, model, whole, tmp_path):
+    embed(images, Classifier(model), tmp_path / "vectors", piece=5, batch=2)
+    assert merge(tmp_path / "vectors", tmp_path / "a.parquet").images == 24
+    merge(whole, tmp_path / "b.parquet")
+    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
+    with pytest.raises(ConfigError, match="gives vectors and no answers; wanted a Classifier"):
+        predict(images, Encoder(model), tmp_path / "answers")
+
+
+def test_a_threshold_that_is_not_applied_is_said(images, model, tmp_path, capsys):
+    other = copy.deepcopy(model)
+    other.threshold = 0.9
+    predict(images, other, tmp_path, piece=50)
+    assert "none of its classes below 90%; the answers that are written keep their" in capsys.readouterr().err
+
+
+def test_images_without_classes_have_no_labels(images, model, tmp_path):
+    embed(images / "b", model, tmp_path / "out", piece=100)
+    merge(tmp_path / "out", tmp_path / "all.parquet")
+    rows = pq.read_table(tmp_path / "all.parquet").to_pylist()
+    assert [row["key"] for row in rows] == [f"{number}.png" for number in range(12, 24)]
+    assert {row["label"] for row in rows} == {None}
+
+
+def test_a_part_of_which_too_much_cannot_be_read_is_not_written(images, model, tmp_path):
+    folder = shutil.copytree(images, tmp_path / "images")
+    for number in (6, 7):
+        (folder / "a" / f"0{number}.png").write_bytes(b"")
+    with pytest.raises(DataError, match="3 of the 5 images from number 5 on cannot be read, such as a/05"):
+        embed(folder, model, tmp_path / "out", piece=5, batch=2)
+    assert [path.name[:11] for path in (tmp_path / "out").glob("part-*")] == ["part-000000"]
+    embed(folder, model, tmp_path / "out", piece=5, batch=2, max_unreadable=0.6)
+    assert merge(tmp_path / "out").to_json()["unreadable"] == 3
+
+
+def test_a_result_behind_a_url_is_that_of_a_folder(images, model, whole, tmp_path):
+    pytest.importorskip("fsspec")
+    embed(images, model, f"memory://{tmp_path.name}", piece=5, batch=2)
+    merge(f"memory://{tmp_path.name}", tmp_path / "a.parquet")
+    merge(whole, tmp_path / "b.parquet")
+    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"images": 10**18}, "1000000000000000000 is not between"),
+        (
+            {"images": 10**8, "piece": 1},
+            r"100,000,000 parts are missing \(number 1, 2, 3, 4, 5, \.\.\.\)",
+        ),
+        ({"images": "24"}, "images='24' is not a whole number"),
+        ({"width": None}, "width=None is not"),
+        ({"width": 10**12}, "width=1000000000000 is not between"),
+        ({"width": 17}, "written by another job"),
+        ({"dtype": "float64"}, "dtype='float64' is not one of"),
+        ({"task": ["embed"]}, "task=.* is not one of"),
+        ({"model": 5}, "model=5 is not"),
+        ({"data": {}}, "data=.* is not"),
+    ],
+)
+def test_a_description_that_cannot_be_is_refused(whole, tmp_path, changes, text):
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    job = json.loads((folder / "job.json").read_text())
+    (folder / "job.json").write_text(json.dumps(job | changes))
+    with pytest.raises(DataError, match=text):
+        merge(folder)
+    (folder / "job.json").write_text(json.dumps({name: value for name, value in job.items() if name not in changes}))
+    with pytest.raises(DataError, match="is missing"):
+        merge(folder)
+
+
+def replaced(table, name, values, kind):
+    return table.set_column(table.column_names.index(name), name, pa.array(values, kind))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: table.drop(["vector"]),
+        lambda table: table.drop(["error"]),
+        lambda table: table.append_column("more", table["key"]),
+        lambda table: replaced(table, "key", range(5), pa.int64()),
+        lambda table: replaced(table, "vector", [[1.0] * 8] * 5, pa.list_(pa.float16(), 8)),
+    ],
+)
+def test_a_part_with_other_columns_is_refused_and_not_made_again(images, model, whole, tmp_path, change):
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    part = sorted(folder.glob("part-*"))[1]
+    table = pq.read_table(part)
+    pq.write_table(change(table).replace_schema_metadata(table.schema.metadata), part)
+    before = part.read_bytes()
+    with pytest.raises(DataError, match="its columns are not those of the job"):
+        merge(folder, tmp_path / "all.parquet")
+    with pytest.raises(DataError, match="its columns are not those of the job"):
+        embed(images, model, folder, piece=5, batch=2)
+    assert part.read_bytes() == before
+    assert not (tmp_path / "all.parquet").exists()
+
+
+def test_every_flipped_byte_of_a_part_is_noticed_and_mended(images, model, whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    part = sorted(folder.glob("part-*"))[1]
+    good, table = part.read_bytes(), pq.read_table(part)
+    for place in range(4, len(good), 11):
+        part.write_bytes(good[:place] + bytes([good[place] ^ 16]) + good[place + 1 :])
+        try:
+            found = open_result(folder).table(1)
+        except DataError:
+            continue
+        assert found.equals(table), place
+    place = pq.ParquetFile(part).metadata.row_group(0).column(4).data_page_offset + 100
+    part.write_bytes(good[:place] + bytes([good[place] ^ 16]) + good[place + 1 :])
+    embed(images, model, folder, piece=5, batch=2)
+    assert content(folder) == content(whole)
+
+
+def test_merging_writes_over_no_file_of_the_job(whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    for name in content(folder):
+        with pytest.raises(FileError, match="a file of the job itself"):
+            merge(folder, folder / name)
+    with pytest.raises(FileError, match="a URL"):
+        merge(folder, Path("s3://bucket/all.parquet"))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileError, match="a pipe, a device or a socket"):
+        merge(folder, tmp_path / "pipe")
+    assert content(folder) == content(whole)
+
+
+def test_a_rank_that_is_no_number_is_named(images, model, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(ConfigError, match="RANK='first', which is not a whole number"):
+        embed(images, model, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"shard": (0, 4)}, ConfigError, "shard=0/4 is not one of 1/4 to 4/4"),
+        ({"piece": 0}, ConfigError, "piece=0"),
+        ({"dtype": "int8"}, ConfigError, "dtype='int8'"),
+        ({"out": ""}, FileError, "the name of the output folder is empty"),
+        ({"out": __file__}, FileError, "not a folder"),
+        ({"out": "s3://"}, FileError, "the name of the output folder is empty"),
+    ],
+)
+def test_bad_arguments_get_one_line(images, model, tmp_path, arguments, error, text):
+    with pytest.raises(error, match=text):
+        embed(images, model, **{"out": tmp_path, **arguments})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_job_loses_at_most_its_part_and_ends_with_the_same_bytes(images, model, whole, tmp_path):
+    save(model, tmp_path / "model")
+    stuck = (
+        "import time; from vitruvian.bulk.job import Job; from vitruvian.cli import main\n"
+        "real, calls = Job.results, []\n"
+        "def results(self, pixels):\n"
+        "    calls.append(1); time.sleep(100 * (len(calls) > 7)); return real(self, pixels)\n"
+        "Job.results = results; main()"
+    )
+    arguments = [
+        "embed",
+        images,
+        "--model",
+        tmp_path / "model",
+        "--out",
+        tmp_path / "out",
+        "--piece",
+        5,
+        "--batch-size",
+        2,
+    ]
+    process = subprocess.Popen([sys.executable, "-c", stuck, *map(str, arguments)])
+    while process.poll() is None and not list((tmp_path / "out").glob("part-000001*")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert sorted(name[:11] for name in content(tmp_path / "out")) == ["job.json", "part-000000", "part-000001"]
+    embed(images, tmp_path / "model", tmp_path / "out", piece=5, batch=2)
+    embed(images, tmp_path / "model", tmp_path / "again", piece=5, batch=2)
+    assert content(tmp_path / "out") == content(tmp_path / "again")
+
+
+def test_a_disk_that_is_full_ends_the_job_with_one_line(images, model, tmp_path, monkeypatch):
+    import vitruvian.files
+
+    def full(path):
+        raise OSError(28, "No space left on device", os.fspath(path))
+
+    monkeypatch.setattr(vitruvian.files, "sync", full)
+    with pytest.raises(FileError, match="cannot be written: No space left on device"):
+        embed(images, model, tmp_path, piece=5)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,96 @@
+"""Where no model is named: the published default, or else the model in the package, which can say "none of these"."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitruvian as vt
+from vitruvian.config import ViTConfig
+from vitruvian.errors import CheckpointError, HubError
+from vitruvian.model.build import build
+from vitruvian.weights import hub
+
+
+def unreachable(name):
+    raise HubError(f"{name}: no network")
+
+
+@pytest.fixture
+def box(tmp_path, monkeypatch):
+    """A stand-in for the model in the package that is sure of red and of nothing else."""
+    shape = {"image_size": 8, "patch_size": 4, "layers": 1, "width": 8, "mlp_width": 8, "heads": 2, "positions": "none"}
+    model = build(ViTConfig(**shape, classes=2, class_token=False, pool="mean", final_norm=False))
+    model.labels, model.threshold = ("red", "blue"), 0.9
+    with torch.no_grad():
+        for red, weight in zip((1.0, -1.0), model.head.weight):
+            weight.copy_(torch.linspace(-red, red, 8))
+        model.embed.patch.weight.zero_()
+        model.embed.patch.weight[:, 0] = torch.linspace(-1, 1, 8)[:, None, None]
+        for parameter in model.blocks.parameters():
+            parameter.zero_()
+    vt.save(model, tmp_path / "box")
+    monkeypatch.setattr(hub, "BOX", tmp_path / "box")
+    monkeypatch.setattr(hub, "resolve_source", unreachable)
+    return model
+
+
+@pytest.fixture
+def images(tmp_path):
+    for name, red in (("gray", 127.5), ("red", 255)):
+        Image.fromarray(np.full((8, 8, 3), (red, 0, 0), np.uint8)).save(tmp_path / f"{name}.png")
+    return [tmp_path / "gray.png", tmp_path / "red.png"]
+
+
+def test_the_model_in_the_package_answers_where_none_can_be_downloaded(vit, box, images):
+    code, out, err = vit("predict", *images)
+    assert code == 0
+    assert "no model is named and none could be downloaded: the small one in the package knows red, blue" in err
+    gray, red = out.split(str(images[1]))
+    assert "none of these; the nearest:" in gray
+    assert "none of these" not in red
+    assert red.split()[0] == "red"
+
+
+def test_json_and_explanations_tell_that_an_image_is_none_of_the_classes(vit, box, images, tmp_path):
+    _, out, _ = vit("predict", *images, "--json")
+    assert [json.loads(line).get("none_of_these", False) for line in out.splitlines()] == [True, False]
+    code, out, _ = vit("explain", *images, "--map", "gradient", "--out", tmp_path / "out")
+    assert code == 0
+    assert f"{images[0]}: none of these, nearest " in out
+    assert f"{images[1]}: red " in out
+
+
+def test_the_published_default_comes_first(monkeypatch, capsys):
+    monkeypatch.setattr(hub, "resolve_source", lambda name: name)
+    assert hub.default_source() == hub.DEFAULT
+    assert hub.find(hub.DEFAULT).classes == 1000
+    assert capsys.readouterr().err == f"no model is named: using {hub.DEFAULT}\n"
+
+
+def test_where_there_is_neither_the_error_names_the_option(vit, images, monkeypatch, tmp_path):
+    monkeypatch.setattr(hub, "resolve_source", unreachable)
+    monkeypatch.setattr(hub, "BOX", tmp_path / "nothing")
+    code, _, err = vit("predict", images[0])
+    assert code == 1
+    assert f"no model is named and the default cannot be downloaded; give --model: {hub.DEFAULT}: no network" in err
+
+
+def test_a_threshold_is_kept_with_its_head_and_lost_with_a_new_one(box, tmp_path):
+    assert vt.load(tmp_path / "box").threshold == 0.9
+    assert vt.load(tmp_path / "box", classes=3).threshold == 0.0
+    text = (tmp_path / "box" / "config.json").read_text().replace('"threshold": 0.9', '"threshold": 9')
+    (tmp_path / "box" / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"threshold=9.0 is not between 0.0 and 1.0"):
+        vt.load(tmp_path / "box")
+
+
+@pytest.mark.skipif(not hub.BOX.is_dir(), reason="the package carries no model yet")
+def test_the_model_in_the_package_is_small_and_has_a_card():
+    assert sum(path.stat().st_size for path in hub.BOX.iterdir()) <= 8_000_000
+    assert "vit train" in (hub.BOX / "card.md").read_text()
+    model = vt.load(hub.BOX)
+    assert len(model.labels) == 10
+    assert 0 < model.threshold < 1

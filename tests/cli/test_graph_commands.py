@@ -1,0 +1,54 @@
+"""`vit export`, `vit bench`, and an exported graph in place of weights."""
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+import vitruvian as vt
+from vitruvian.errors import CheckpointError, ConfigError
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory):
+    config = vt.ViTConfig(image_size=16, patch_size=8, layers=1, width=16, mlp_width=16, heads=2, classes=3)
+    model = vt.build(config)
+    torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
+    model.labels = ("cat", "dog", "owl")
+    folder = tmp_path_factory.mktemp("graphs")
+    vt.save(model, folder / "native")
+    Image.linear_gradient("L").convert("RGB").save(folder / "a.jpg")
+    return folder
+
+
+def test_an_exported_graph_predicts_and_other_commands_say_what_they_need(native, vit):
+    image, graph = native / "a.jpg", native / "graph"
+    code, out, err = vit("export", native / "native", graph, "--to", "openvino", "--json")
+    assert code == 0, err
+    assert json.loads(out)["image_size"] == [16, 16]
+    answers = [vit("predict", image, "--model", model, "--json") for model in (native / "native", graph)]
+    assert [ran.code for ran in answers] == [0, 0], answers
+    wanted, found = (json.loads(ran.out)["answers"] for ran in answers)
+    assert [a["label"] for a in found] == [a["label"] for a in wanted]
+    assert [a["probability"] for a in found] == pytest.approx([a["probability"] for a in wanted], abs=1e-5)
+    code, _, err = vit("explain", image, "--model", graph / "model.xml", "--out", native / "page")
+    assert code == 1
+    assert "model.xml: an exported graph, which predict and evaluate run; this needs the weights" in err
+    code, _, err = vit("predict", image, "--model", graph, "--labels", "cat, dog")
+    assert (code, "has no text tower" in err) == (1, True)
+    with pytest.raises(CheckpointError, match="an exported graph"):
+        vt.load(graph / "model.xml")
+    with pytest.raises(ConfigError, match="an exported graph gives logits alone"):
+        vt.Classifier(graph).features(torch.zeros(1, 3, 16, 16))
+
+
+def test_bench_prints_tables_and_draws(native, vit):
+    plot = native / "out.png"
+    arguments = ("--engine", "torch", "--batches", "1,2", "--rounds", "1")
+    code, out, err = vit("bench", "--model", native / "native", *arguments, "--plot", plot)
+    assert code == 0, err
+    assert "GFLOP/s" in out
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert vit("bench", "--model", native / "native", "--batches", "0").code == 2
+    assert vit("bench", "--model", native / "native", "--plot", "out.gif").code == 2

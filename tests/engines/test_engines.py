@@ -1,0 +1,118 @@
+"""Engines answer like torch; the fastest is measured once and remembered; what is missing is said."""
+
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import vitruvian as vt
+from vitruvian.engines import choose, sessions
+from vitruvian.engines.bench import bench, computed
+from vitruvian.errors import ConfigError, MissingExtraError
+
+TINY = vt.ViTConfig(image_size=16, patch_size=8, layers=1, width=16, mlp_width=16, heads=2, classes=3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VITRUVIAN_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = vt.build(TINY).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    return model
+
+
+@pytest.fixture(scope="module")
+def images():
+    return [np.full((20, 30, 3), level, np.uint8) for level in (0, 50, 200)]
+
+
+def without(monkeypatch, *names):
+    """As if these packages were not installed."""
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in names else real(name))
+
+
+def test_openvino_answers_like_torch_and_exports_once(model, images, cache, capsys):
+    wanted = vt.Classifier(model).predict(images)
+    found = vt.Classifier(model, engine="openvino").predict(images)
+    for one, other in zip(found, wanted):
+        assert [a.label for a in one] == [a.label for a in other]
+        assert [a.probability for a in one] == pytest.approx([a.probability for a in other], abs=1e-5)
+    assert "exporting the model for openvino" in capsys.readouterr().err
+    vt.Classifier(model, engine="openvino").predict(images, batch=2)
+    assert capsys.readouterr().err == ""
+    assert len(list((cache / "engines").glob("*/openvino/model.xml"))) == 1
+
+
+def test_other_weights_are_other_graphs(model, images, cache):
+    other = vt.build(TINY)
+    other.load_state_dict({name: value * 1.5 for name, value in model.state_dict().items()})
+    answers = vt.Classifier(other, engine="openvino").predict(images)
+    assert answers[0][0].probability == pytest.approx(vt.Classifier(other).predict(images)[0][0].probability, abs=1e-5)
+    assert len(list((cache / "engines").glob("*/openvino/model.xml"))) == 2
+
+
+def test_auto_measures_once_and_remembers(model, cache, monkeypatch, capsys):
+    without(monkeypatch, "onnxruntime")
+    pixels = torch.randn(2, 3, 16, 16)
+    chosen = choose.fastest(model, pixels)
+    assert chosen[0] in ("torch", "openvino")
+    assert f"{chosen[0]} is used; images per second: torch" in capsys.readouterr().err
+    monkeypatch.setattr(choose, "measure", None)
+    assert choose.fastest(model, pixels) == chosen
+    torch.testing.assert_close(vt.Classifier(model, engine="auto").logits(pixels), model(pixels).detach())
+    (remembered,) = (cache / "engines").glob("*.json")
+    assert json.loads(remembered.read_text()) == {"engine": chosen[0], "split": chosen[1]}
+
+
+def test_the_fastest_is_taken(model, monkeypatch):
+    slow, fast = ("torch", False), ("openvino", True)
+    monkeypatch.setattr(choose, "candidates", lambda *_: {slow: None, fast: None})
+    monkeypatch.setattr(choose, "measure", lambda *_: {slow: [3.0, 3.0, 9.0], fast: [2.0, 99.0, 2.0]})
+    assert choose.fastest(model, torch.zeros(7, 3, 16, 16)) == fast
+
+
+def test_only_the_graphs_that_were_used_last_stay(tmp_path):
+    for number in range(choose.KEPT_GRAPHS + 2):
+        (tmp_path / str(number)).mkdir()
+    choose.forget_old(tmp_path)
+    assert len(list(tmp_path.iterdir())) == choose.KEPT_GRAPHS
+
+
+def test_a_missing_package_is_said_with_its_extra(model, monkeypatch):
+    monkeypatch.setitem(sessions.EXTRAS, "openvino", ("openvino_that_is_not_here",))
+    with pytest.raises(MissingExtraError, match=r"pip install 'vitruvian\[openvino\]'"):
+        vt.Classifier(model, engine="openvino")
+
+
+def test_wrong_engines_and_devices_are_said(model):
+    with pytest.raises(ConfigError, match=r"unknown engine 'openvin'; did you mean openvino\?"):
+        vt.Classifier(model, engine="openvin")
+    with pytest.raises(ConfigError, match=r"engine='auto' runs on the CPU; device='cuda' needs engine='torch'"):
+        vt.Classifier(model, engine="auto", device="cuda")
+
+
+def test_the_bench_names_every_part(model):
+    found = bench(model, engines=["torch"], batches=(1, 2), rounds=3)
+    assert [(s.engine, s.batch) for s in found.speeds] == [("torch", 1), ("torch", 2)]
+    assert all(s.p50_ms <= s.p90_ms <= s.p99_ms for s in found.speeds)
+    assert all(s.of_limit > 0 for s in found.speeds)
+    assert list(found.shares) == ["decode", "resize", "embed", "attention", "MLP", "norms, sums, head"]
+
+
+def test_the_tokens_that_the_last_block_leaves_out_are_not_counted(model):
+    whole = vt.build(TINY.replace(pool="mean"))
+    D, N, M = 16, 5, 16
+    assert computed(whole, (16, 16)) - computed(model, (16, 16)) == (N - 1) * (D * D + 2 * D * M + 2 * N * D)

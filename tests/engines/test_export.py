@@ -1,0 +1,178 @@
+"""Exported graphs answer like their model at every open shape, and carry what it takes to use them."""
+
+import json
+
+import numpy as np
+import onnx
+import openvino_telemetry
+import pytest
+import torch
+
+import vitruvian as vt
+from vitruvian.engines import export as exporting
+from vitruvian.engines.export import export
+from vitruvian.engines.graph import find_graph, open_graph
+from vitruvian.errors import CheckpointError, ConversionError
+
+TINY = vt.ViTConfig(image_size=16, patch_size=8, layers=2, width=16, mlp_width=16, heads=2, classes=3)
+
+
+def tiny_model(**changes):
+    model = vt.build(TINY.replace(**changes)).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    model.labels = ("cat", "dog", "owl")
+    model.preprocess = vt.Preprocess(image_size=16, fit="crop", scaled_size=(20, 20), mean=(0.1, 0.2, 0.3))
+    model.temperature = 1.5
+    return model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("exported")
+
+
+@pytest.fixture(scope="module")
+def exported(folder):
+    """One model as an ONNX file of any batch and size, and as an OpenVINO folder of one size."""
+    model = tiny_model()
+    report = export(model, folder / "any.onnx", to="onnx", dynamic_size=True)
+    export(model, folder / "openvino", to="openvino")
+    return model, report
+
+
+@pytest.mark.parametrize("size", [(16, 16), (40, 24)])
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_an_onnx_file_of_any_size_answers_like_the_model_in_both_runtimes(exported, folder, engine, size):
+    model, _ = exported
+    pixels = torch.randn(5, 3, *size)
+    graph = open_graph(folder / "any.onnx", engine=engine)
+    torch.testing.assert_close(graph(pixels), model(pixels).detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_openvinos_converter_reports_nothing_to_its_makers(exported):
+    assert openvino_telemetry.Telemetry().consent is False
+
+
+def test_the_report_names_what_was_compared(exported):
+    _, report = exported
+    assert report.batch is None
+    assert report.image_size is None
+    assert {shape[0] for shape in report.checked} == {1, 3}
+    assert len({shape[2:] for shape in report.checked}) == 3
+    assert report.largest_difference < 1e-5 < report.largest_answer
+
+
+@pytest.mark.parametrize("name", ["any.onnx", "openvino"])
+def test_preprocessing_and_labels_travel_with_the_graph(exported, folder, name):
+    model, _ = exported
+    graph = open_graph(find_graph(folder / name))
+    assert (graph.preprocess, graph.labels, graph.temperature) == (model.preprocess, model.labels, 1.5)
+    assert graph.config == model.config
+
+
+def test_a_classifier_of_the_file_gives_the_answers_of_the_model(exported, folder):
+    model, _ = exported
+    images = [np.full((30, 20, 3), level, np.uint8) for level in (0, 90, 200)]
+    wanted = vt.Classifier(model).predict(images)
+    for name in ("any.onnx", "openvino"):
+        for found, answers in zip(vt.Classifier(folder / name).predict(images), wanted):
+            assert [a.label for a in found] == [a.label for a in answers]
+            assert [a.probability for a in found] == pytest.approx([a.probability for a in answers], abs=1e-5)
+
+
+def test_a_fixed_batch_also_takes_a_short_one(folder):
+    model = tiny_model(pool="mean", layers=1)
+    export(model, folder / "four", to="openvino", batch=4)
+    pixels = torch.randn(6, 3, 16, 16)
+    graph = open_graph(find_graph(folder / "four"))
+    assert graph.session.shape[0] == 4
+    torch.testing.assert_close(graph(pixels), model(pixels).detach(), atol=1e-5, rtol=1e-5)
+    with pytest.raises(vt.VitruvianError, match=r"takes images of 3x16x16, not 3x24x16"):
+        graph(torch.zeros(1, 3, 24, 16))
+
+
+def test_a_torch_program_keeps_the_batch_open_and_is_not_run_by_predict(folder):
+    model = tiny_model(layers=1)
+    export(model, folder / "model.pt2", to="torch")
+    carried = {"vitruvian.json": ""}
+    program = torch.export.load(folder / "model.pt2", extra_files=carried).module()
+    pixels = torch.randn(7, 3, 16, 16)
+    torch.testing.assert_close(program(pixels), model(pixels))
+    assert json.loads(carried["vitruvian.json"])["labels"] == ["cat", "dog", "owl"]
+    with pytest.raises(CheckpointError, match=r"a program of torch.export"):
+        vt.Classifier(folder / "model.pt2")
+
+
+def test_a_graph_that_answers_otherwise_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setitem(exporting.WRITERS, "torch", lambda *_: lambda pixels: torch.zeros(len(pixels), 3))
+    (tmp_path / "model.pt2").write_text("what was there")
+    with pytest.raises(ConversionError, match=r"not written, the torch graph differs by"):
+        export(tiny_model(layers=1), tmp_path / "model.pt2", to="torch")
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["what was there"]
+
+
+@pytest.mark.parametrize(
+    ("path", "to", "changes", "message"),
+    [
+        ("model.xml", "openvino", {}, "is a folder, give the name of a folder"),
+        ("model", "onnx", {}, r"is a file that ends in \.onnx"),
+        ("model.onnx", "onxx", {}, "unknown format 'onxx'"),
+        ("m.pt2", "torch", {"stem": vt.StemConfig(stages=(1,), width=32), "patch_size": 1}, "without a stem"),
+    ],
+)
+def test_what_cannot_be_exported_is_said(tmp_path, path, to, changes, message):
+    with pytest.raises(vt.VitruvianError, match=message):
+        export(tiny_model(**changes), tmp_path / path, to=to, dynamic_size=True)
+    with pytest.raises(ConversionError, match="the head is all zeros"):
+        export(vt.build(TINY), tmp_path / "zeros.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def foreign(folder, path, **settings):
+    """The file as another exporter would have left it, with JSON files beside it."""
+    folder.mkdir(parents=True)
+    graph = onnx.load(path)
+    del graph.metadata_props[:]
+    onnx.save(graph, folder / "model.onnx")
+    for name, content in settings.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder / "model.onnx"
+
+
+def test_a_file_of_transformers_exporter_is_used_with_the_settings_beside_it(exported, folder, tmp_path):
+    names = {str(i): name for i, name in enumerate("abc")}
+    seen = {"image_mean": [0.2] * 3, "image_std": [0.3] * 3, "size": {"height": 24, "width": 24}, "resample": 3}
+    path = foreign(tmp_path / "a", folder / "any.onnx", config={"id2label": names}, preprocessor_config=seen)
+    classifier = vt.Classifier(path)
+    assert classifier.labels == ("a", "b", "c")
+    wanted = vt.Preprocess(image_size=24, interpolation="bicubic", mean=(0.2,) * 3, std=(0.3,) * 3)
+    assert classifier.seen_as == wanted
+    image = np.full((9, 9, 3), 77, np.uint8)
+    probabilities = exported[0](wanted(image)[None]).softmax(-1)[0].sort(descending=True).values.tolist()
+    assert [a.probability for a in classifier.predict([image])[0]] == pytest.approx(probabilities, abs=1e-5)
+
+
+def test_a_file_of_timms_exporter_is_used_with_its_config(exported, folder, tmp_path):
+    cfg = {"input_size": [3, 32, 32], "mean": [0.4] * 3, "std": [0.5] * 3, "crop_pct": 0.8, "interpolation": "bicubic"}
+    path = foreign(tmp_path / "b", folder / "any.onnx", config={"pretrained_cfg": cfg, "label_names": ["x", "y", "z"]})
+    classifier = vt.Classifier(path)
+    assert classifier.labels == ("x", "y", "z")
+    assert (classifier.seen_as.image_size, classifier.seen_as.scaled_size) == ((32, 32), (40, 40))
+    assert classifier.seen_as.mean == (0.4,) * 3
+
+
+def test_a_file_without_settings_asks_for_them(exported, folder, tmp_path):
+    with pytest.raises(CheckpointError, match=r"neither the graph nor a config\.json beside it says its image size"):
+        vt.Classifier(foreign(tmp_path / "c", folder / "any.onnx"))
+    path = foreign(tmp_path / "d", folder / "any.onnx", config={"image_size": 16})
+    with pytest.raises(vt.VitruvianError, match=r"put its preprocessor_config\.json beside"):
+        vt.Classifier(path).predict([np.zeros((9, 9, 3), np.uint8)])
+
+
+def test_a_broken_file_is_named(tmp_path):
+    (tmp_path / "x.onnx").write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match=r"x\.onnx: onnxruntime cannot run it"):
+        vt.Classifier(tmp_path / "x.onnx")

@@ -1,0 +1,53 @@
+"""Plans for clusters: the work is the paper's, and devices share what they hold."""
+
+import pytest
+
+from vitruvian.errors import ConfigError, UnknownNameError
+from vitruvian.training.cluster import cluster_lines, cluster_plan
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "exaflops"),
+    [
+        ("paper-jft-h14", [], 4262),
+        ("paper-jft-l16", [], 783),
+        ("paper-jft-l16", ["epochs=14"], 1567),
+        ("paper-jft-b", [], 224),
+    ],
+)
+def test_the_work_of_the_papers_runs_is_what_its_appendix_states(recipe, settings, exaflops):
+    """Table 6: pre-training compute in exaFLOPs."""
+    found = cluster_plan(recipe, "64 x A100", settings=settings)
+    assert 2 * found.run_multiply_adds / 1e18 == pytest.approx(exaflops, rel=5e-3)
+
+
+def test_the_papers_cores_reached_a_third_of_their_peak():
+    found = cluster_plan("paper-jft-h14", "2500 x TPUv3-core")
+    assert found.paper_days == 2500
+    assert found.paper_utilization == pytest.approx(0.32, abs=0.005)
+    assert found.seconds == pytest.approx(86_400 * found.paper_utilization / 0.4)
+
+
+def test_twice_the_devices_take_half_the_time_and_hold_half_the_weights():
+    one, two = (cluster_plan("paper-jft-h14", f"{count} x H100") for count in (32, 64))
+    assert one.seconds == pytest.approx(2 * two.seconds)
+    assert one.weight_bytes["fsdp, full"] == pytest.approx(2 * two.weight_bytes["fsdp, full"], rel=1e-6)
+    assert one.weight_bytes["ddp"] == two.weight_bytes["ddp"] == 8 * one.weight_bytes["fsdp, hybrid"]
+
+
+def test_what_does_not_fit_is_said():
+    lines = "\n".join(cluster_lines(cluster_plan("paper-jft-h14", "8 x L4")))
+    assert "too much without grad_checkpointing" in lines
+
+
+def test_data_of_ones_own_are_counted():
+    assert cluster_plan("digits", "1 x L4", data="digits").images == 1438
+
+
+def test_a_cluster_or_a_recipe_that_says_too_little_is_refused():
+    with pytest.raises(ConfigError, match="cluster='A100' is not a number of devices and their name"):
+        cluster_plan("paper-jft-h14", "A100")
+    with pytest.raises(UnknownNameError, match="unknown accelerator 'B1000'"):
+        cluster_plan("paper-jft-h14", "8 x B1000")
+    with pytest.raises(ConfigError, match="'photos' does not tell how many images it is for; give DATA"):
+        cluster_plan("photos", "8 x A100")

@@ -1,0 +1,137 @@
+"""Distillation: what a student learns from a teacher, online or from its stored features, continued exactly."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from runs import TINY, identical, lines, weights
+from test_resume import StopAt
+
+from vitruvian.config import Preprocess, ViTConfig
+from vitruvian.errors import ConfigError, TrainingError
+from vitruvian.model.build import build
+from vitruvian.training import Interrupted, Recipe, resume, train
+from vitruvian.training.distill import Distilled, seen_by, shared_classes, similarity_loss, soft_loss
+from vitruvian.weights.load import load
+from vitruvian.weights.save import save
+
+TOKEN = ("architecture.distillation=true", "architecture.class_token=true", "architecture.pool=token")
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    return train("digits", out=tmp_path_factory.mktemp("teacher") / "run", settings=[*TINY, "eval_every=0"]).folder
+
+
+def test_softened_probabilities_are_compared_by_their_divergence():
+    torch.manual_seed(0)
+    student, answers = torch.randn(3, 4), torch.randn(3, 4)
+    wanted = (answers / 3).softmax(dim=1)
+    cross, own = (-(wanted * (x / 3).log_softmax(dim=1)).sum(dim=1) for x in (student, answers))
+    torch.testing.assert_close(soft_loss(student, answers, 3.0), 9 * (cross - own))
+    hard = F.cross_entropy(student, answers.argmax(dim=1), reduction="none")
+    torch.testing.assert_close(soft_loss(student, answers, 0.0), hard)
+    answers[1] = torch.nan
+    for temperature in (0.0, 3.0):
+        assert soft_loss(student, answers, temperature).isnan().nonzero().tolist() == [[1]]
+
+
+def test_similarities_do_not_depend_on_the_width_or_the_rotation_of_features():
+    torch.manual_seed(0)
+    features = torch.randn(5, 3)
+    wider = F.pad(features, (0, 4)) @ torch.linalg.qr(torch.randn(7, 7))[0]
+    torch.testing.assert_close(similarity_loss(2 * features, wider), torch.zeros(5), atol=1e-6, rtol=0)
+    assert similarity_loss(features, torch.randn(5, 3)).min() > 0.01
+
+
+def test_pixels_are_renormalized_and_resized_for_the_teacher():
+    own, other = Preprocess(image_size=4, mean=(0.2,), std=(0.5,)), Preprocess(image_size=8, mean=(0.6,), std=(0.1,))
+    seen = seen_by(torch.zeros(1, 1, 4, 4), own, other)
+    torch.testing.assert_close(seen, torch.full((1, 1, 8, 8), -4.0))
+
+
+def tiny(labels=tuple("abc")):
+    model = build(
+        ViTConfig(image_size=8, patch_size=4, classes=3, layers=1, width=8, mlp_width=8, heads=2, distillation=True)
+    )
+    model.labels = labels
+    return model
+
+
+@pytest.mark.parametrize(("weight", "learns"), [(0.0, "head"), (1.0, "distillation_head")])
+def test_labels_are_for_the_class_token_and_the_teacher_for_the_distillation_token(tmp_path, weight, learns):
+    save(tiny(tuple("cba")), tmp_path / "teacher")
+    student = tiny()
+    recipe = Recipe(steps=1, teacher=str(tmp_path / "teacher"), distillation="token", distillation_weight=weight)
+    objective = Distilled(recipe, student, None, torch.device("cpu"))
+    pixels = torch.randn(2, 3, 8, 8)
+    answers = torch.eye(3)[:2] if weight else objective.answers(None, pixels)
+    losses, _ = objective.judged(student, pixels, torch.tensor([0, 1]), answers, torch.enable_grad)
+    losses.sum().backward()
+    heads = {"head": student.head, "distillation_head": student.distillation_head}
+    assert {name for name, head in heads.items() if head.weight.grad.any()} == {learns}
+
+
+def test_the_outputs_of_the_teacher_are_matched_by_name(tmp_path):
+    model = tiny(tuple("cba"))
+    with torch.no_grad():
+        model.head.bias.copy_(torch.tensor([1.0, 2.0, 4.0]))
+    save(model, tmp_path / "teacher")
+    objective = Distilled(Recipe(steps=1, teacher=str(tmp_path / "teacher")), tiny(), None, torch.device("cpu"))
+    assert objective.answers(None, torch.zeros(1, 3, 8, 8)).tolist() == [[2.0, 1.0, 0.5]]  # two heads are averaged
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (*TOKEN, "distillation=token", "distillation_temperature=0", "augment.mixup_alpha=0.2"),
+        ("teacher_view=fixed", "grad_accum_steps=2"),
+        ("distillation=features",),
+    ],
+)
+def test_a_distilled_run_continues_exactly(tmp_path, teacher, settings, monkeypatch):
+    monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "cache"))
+    settings = [*TINY, *settings, f"teacher={teacher}", "steps=6", "eval_every=0"]
+    expected = train("digits", out=tmp_path / "whole", settings=settings)
+    with pytest.raises(Interrupted):
+        train("digits", out=tmp_path / "run", settings=settings, listeners=[StopAt(3)])
+    continued = resume(tmp_path / "run")
+    assert identical(weights(continued.folder), weights(expected.folder))
+    assert lines(continued.folder) == lines(expected.folder)
+    assert bool(list((tmp_path / "cache").rglob("*.npy"))) == ("teacher_view=fixed" in settings)
+
+
+def test_a_teacher_that_has_changed_is_refused(tmp_path, teacher):
+    save(load(teacher), tmp_path / "teacher")
+    settings = [*TINY, f"teacher={tmp_path / 'teacher'}"]
+    with pytest.raises(Interrupted):
+        train("digits", out=tmp_path / "run", settings=settings, listeners=[StopAt(1)])
+    changed = load(teacher)
+    with torch.no_grad():
+        changed.head.bias += 1
+    save(changed, tmp_path / "teacher")
+    with pytest.raises(TrainingError, match="the teacher has changed since the run began; put it back"):
+        resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (("distillation=token",), "distillation='token' needs a distillation token: architecture.distillation=true"),
+        (("teacher_view=fixed", "augment.mixup_alpha=1"), "teacher_view='fixed' knows no mixed images"),
+        (("objective=masked",), "teacher cannot be set with objective='masked'"),
+    ],
+)
+def test_what_cannot_be_distilled_is_said(tmp_path, teacher, settings, text):
+    with pytest.raises(ConfigError, match=text):
+        train("digits", out=tmp_path / "run", settings=[*TINY, f"teacher={teacher}", *settings])
+
+
+def test_a_teacher_of_other_classes_is_refused(tmp_path):
+    save(tiny(tuple("xyc")), tmp_path / "teacher")
+    with pytest.raises(ConfigError, match=r"does not know the classes a, b; choose another teacher, or distillation="):
+        Distilled(Recipe(steps=1, teacher=str(tmp_path / "teacher")), tiny(), None, torch.device("cpu"))
+
+
+def test_a_teacher_without_labels_is_taken_in_the_order_of_the_data_and_that_is_said(capsys):
+    assert shared_classes(tiny(labels=None), tiny(), "w") is None
+    assert "teacher='w' states no labels: its 3 classes are taken in data order" in capsys.readouterr().err

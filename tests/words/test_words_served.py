@@ -1,0 +1,59 @@
+"""`labels` in a request to the service are words for CLIP and SigLIP."""
+
+from __future__ import annotations
+
+import pytest
+
+import vitruvian as vt
+
+pytest.importorskip("fastapi")
+
+
+@pytest.fixture(scope="module")
+def client(clip):
+    from starlette.testclient import TestClient
+
+    from vitruvian.serve.app import create_app
+
+    plain = vt.create_model("ViT-Ti/16", layers=1, classes=3, image_size=32)
+    app, service = create_app({"clip": vt.load(clip[0]), "plain": plain})
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
+        for served in service.models.values():
+            served.warm.result(30)
+        yield client
+
+
+def test_a_request_brings_its_own_words(client, clip, photos):
+    image = min(photos.rglob("*.png"))
+    words = ["cat", "a dog", "bird"]
+    (wanted,) = vt.Classifier(clip[0], labels=words, template="art of the {}.").predict([image])
+    for form in (
+        {"labels": "cat, a dog, bird"},
+        {"labels": "bird, cat, a dog", "top": 2},
+        {"labels": "cat, a dog, bird"},
+    ):
+        fields = form | {"template": "art of the {}."}
+        response = client.post("/predict", files=[("image", ("a.png", image.read_bytes()))], data=fields)
+        assert response.status_code == 200, response.text
+        found = response.json()["predictions"][0]["answers"]
+        assert {a["label"]: a["probability"] for a in found} == pytest.approx(
+            {a.label: a.probability for a in wanted[: form.get("top", 3)]}, abs=1e-5
+        )
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "the model 'clip' has no head, so it gives vectors (/embed) but no answers; a CLIP or SigLIP answers"),
+        ({"labels": "cat", "model": "plain"}, "the model 'plain' has no text tower, so it takes no labels"),
+        ({"template": "a {}"}, "template is for labels"),
+        ({"labels": "cat, dog, cat"}, "'cat' twice"),
+        ({"labels": "cat", "template": "imagent"}, "did you mean imagenet"),
+        ({"labels": ",".join(map(str, range(201)))}, "at most 200 items"),
+    ],
+)
+def test_words_that_cannot_be_are_refused_with_a_sentence(client, photos, fields, text):
+    image = min(photos.rglob("*.png")).read_bytes()
+    response = client.post("/predict", files=[("image", ("a.png", image))], data=fields)
+    assert response.status_code == 422
+    assert text in response.json()["error"]
