@@ -71,6 +71,10 @@ ODD_ONES = {
     "map beside a class token": {"pool": "map", "pool_heads": 2, "pool_mlp_width": 8, "norm": "rms"},
     "projection": {"representation_size": 7, "projection": True},
     "gray": {"channels": 1},
+    "differential": {"attention": "differential", "qk_norm": True},
+    "factorized positions": {"positions": "factorized"},
+    "ResNet-D": {"stem": StemConfig(style="resnet_d", stages=(1, 2), width=8), "patch_size": 1},
+    "stem of MobileCLIP": {"stem": StemConfig(style="mobile_clip", stages=(), width=8), "patch_size": 1},
     "plain stem": {"stem": StemConfig(style="conv", stages=(1, 2), width=8), "patch_size": 2},
 }
 

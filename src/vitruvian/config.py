@@ -17,14 +17,15 @@ BATCH = 16
 """Images that a model answers at a time, unless told."""
 
 Pool = Literal["token", "mean", "map", "token_mean"]
-Positions = Literal["none", "learned", "learned_2d", "relative", "relative_bias", "sincos"]
+Positions = Literal["none", "learned", "learned_2d", "factorized", "relative", "relative_bias", "sincos"]
 PositionResize = Literal["zoom", "bicubic", "bicubic_antialias", "bicubic_aligned", "bilinear_antialias", "dino"]
 Gelu = Literal["erf", "tanh", "quick"]
 Mlp = Literal["gelu", "swiglu"]
 Norm = Literal["layer", "rms"]
+AttentionKind = Literal["softmax", "differential"]
 BlockOrder = Literal["pre_norm", "res_post_norm", "parallel"]
 Rope = Literal["axial", "normalized", "mixed"]
-ConvStyle = Literal["hybrid", "timm", "bit", "conv"]
+ConvStyle = Literal["hybrid", "timm", "bit", "conv", "resnet_d", "mobile_clip"]
 ResNetStyle = Literal["bit", "timm_bit"]
 Fit = Literal["squash", "crop"]
 ScoreFunction = Literal["softmax", "sigmoid"]
@@ -51,7 +52,12 @@ class Numerics(Settings):
     """Epsilon of every LayerNorm."""
     position_resize: PositionResize = "zoom"
     """How learned positions follow another grid."""
+    square_positions: bool = False
+    """Another grid has its part of the positions of a square around it, so that all its steps are the same (NaFlex)."""
 
+
+INNER_POSITIONS = ("relative", "relative_bias")
+"""Kinds of positions that act inside attention, as rotary ones do."""
 
 ROOT_CHANNELS = 24
 """Of a plain convolutional stem's first convolution: 12 directions of a patch of 3x3 pixels, each with both signs."""
@@ -67,15 +73,23 @@ class StemConfig(Settings):
     """Channels after a ResNet's root, whose stage k ends with 4 * width * 2**k; of `conv`, stage k has width * 2**k."""
     style: ConvStyle = "hybrid"
     """`hybrid`: the ResNet of the paper's release; `timm`: the same with timm's standardization epsilon; `conv`: plain
-    3x3 convolutions with BatchNorm for small images, each stage of which halves the image."""
+    3x3 convolutions with BatchNorm for small images, each stage of which halves the image; `resnet_d`: a ResNet-D with
+    BatchNorm; `mobile_clip`: two convolutions with BatchNorm, without stages, that reduce the image eight times."""
 
     def check(self) -> None:
-        if self.width % 32 and not self.is_plain:
+        if self.width % 32 and not self.has_batch_norm:
             raise ConfigError(f"stem width={self.width} is not a multiple of GroupNorm's 32 groups")
+        if self.width % 2 and self.style == "resnet_d":
+            raise ConfigError(f"stem width={self.width} is not even, as style='resnet_d' needs it")
+        if bool(self.stages) == (self.style == "mobile_clip") and self.has_batch_norm:
+            wanted = "no stages" if self.stages else "at least one stage"
+            raise ConfigError(f"a stem of style={self.style!r} needs {wanted}")
         if len(self.stages) > 8:
             raise ConfigError(f"stages={self.stages} are more than 8")
-        if self.is_plain and not self.stages:
-            raise ConfigError("a stem of style='conv' needs at least one stage")
+
+    @property
+    def has_batch_norm(self) -> bool:
+        return self.style in ("conv", "resnet_d", "mobile_clip")
 
     @property
     def is_plain(self) -> bool:
@@ -84,6 +98,8 @@ class StemConfig(Settings):
 
     @property
     def stride(self) -> int:
+        if self.style == "mobile_clip":
+            return 8
         return 2 ** len(self.stages) if self.is_plain else 4 * 2 ** max(0, len(self.stages) - 1)
 
     @property
@@ -144,7 +160,8 @@ class ViTConfig(Settings):
     registers: Annotated[int, Range(0, 4096)] = 0
     """Extra tokens without position that no head reads."""
     positions: Positions = "learned"
-    """Added to the tokens (`learned`, `learned_2d`, `sincos`), or inside attention: the paper's `relative` offsets or
+    """Added to the tokens (`learned`, `learned_2d` by row in half the channels and by column in the others,
+    `factorized` by row plus by column, `sincos`), or inside attention: the paper's `relative` offsets or
     BEiT's `relative_bias`."""
     rope: RopeConfig | None = None
     """Rotary positions, alone or beside others."""
@@ -158,6 +175,8 @@ class ViTConfig(Settings):
     """Features are scaled to unit length before the head, whose rows are embeddings of words (CLIP)."""
     block: BlockOrder = "pre_norm"
     """`pre_norm`: the paper's; `res_post_norm`: norms after the branches; `parallel`: both branches read one norm."""
+    attention: AttentionKind = "softmax"
+    """`differential`: the difference of two attentions with half the channels each."""
     norm: Norm = "layer"
     patch_norm: bool = False
     """A norm of the patches before positions are added (AIMv2)."""
@@ -199,6 +218,8 @@ class ViTConfig(Settings):
             raise ConfigError("positions='relative_bias' needs a class token, no other token and no rope")
         if self.positions == "relative" and self.rope:
             raise ConfigError("positions='relative' has no meaning beside rope")
+        if self.attention == "differential" and (self.head_width % 2 or self.rope or self.positions in INNER_POSITIONS):
+            raise ConfigError("attention='differential' needs an even width a head and no positions inside attention")
         if (self.attention_width or self.width) % self.heads:
             name = "attention_width" if self.attention_width else "width"
             raise ConfigError(f"{name}={getattr(self, name)} is not divisible by heads={self.heads}")

@@ -18,7 +18,9 @@ def parameters(config: ModelConfig) -> int:
         return convs + norms + 2 * config.feature_width + _dense(config.feature_width, config.classes)
     D, patches = config.width, config.grid[0] * config.grid[1]
     count = config.prefix_tokens * D + config.prefix_positions * D
-    count += {"learned": patches * D, "learned_2d": sum(config.grid) * (D // 2)}.get(config.positions, 0)
+    sides = sum(config.grid)
+    tables = {"learned": patches * D, "learned_2d": sides * (D // 2), "factorized": sides * D}
+    count += tables.get(config.positions, 0)
     channels = config.stem.out_channels if config.stem else config.channels
     count += _dense(channels * config.patch_size**2, D, config.patch_bias)
     if config.stem:
@@ -51,7 +53,8 @@ def multiply_adds(config: ModelConfig, image_size: int | Size | None = None) -> 
         count += sum(k * k * i * o * (pixels // stride**2) for k, i, o, stride in _stem_convs(config))
     mlp = D * config.mlp_width * (3 if config.mlp == "swiglu" else 2)
     A = config.head_width * config.heads
-    block = tokens * (4 * D * A + mlp) + 2 * tokens * tokens * A
+    products = 3 if config.attention == "differential" else 2  # a second time with the values, of the whole width
+    block = tokens * (4 * D * A + mlp) + products * tokens * tokens * A
     if config.positions == "relative":
         block += tokens * (2 * tokens - 1) * D
     if config.rope is not None and config.rope.kind == "mixed":
@@ -78,7 +81,9 @@ def _block_parameters(config: ViTConfig, tokens: int) -> int:
     A = K * config.heads
     branches = 1 if config.block == "parallel" else 2  # that have a norm and a scale of their own
     count = branches * (_norm(config, D) + D * config.layer_scale) + config.attention_norm * _norm(config, A)
-    count += 2 * config.qk_norm * _norm(config, K) + config.mlp_norm * _norm(config, M)
+    differential = config.attention == "differential"
+    count += (K + 1) * differential + 2 * config.qk_norm * _norm(config, K // 2 if differential else K)
+    count += config.mlp_norm * _norm(config, M)
     count += _dense(D, 3 * A, config.qkv_bias) + _dense(A, D, config.dense_bias)
     count += _dense(D, 2 * M if config.mlp == "swiglu" else M, config.dense_bias) + _dense(M, D, config.dense_bias)
     if config.positions == "relative_bias":
@@ -112,8 +117,22 @@ def _convs(stages: tuple[int, ...], width: int, channels: int) -> Iterator[tuple
 
 def _stem_convs(config: ViTConfig) -> Iterator[tuple[int, int, int, int]]:
     assert config.stem
-    convs = _plain_convs if config.stem.is_plain else _convs
+    convs = {"conv": _plain_convs, "resnet_d": _deep_convs, "mobile_clip": _patch_convs}.get(config.stem.style, _convs)
     return convs(config.stem.stages, config.stem.width, config.channels)
+
+
+def _deep_convs(stages: tuple[int, ...], width: int, channels: int) -> Iterator[tuple[int, int, int, int]]:
+    """The same of ResNet-D: three convolutions in place of the first."""
+    yield 3, channels, width // 2, 2
+    yield 3, width // 2, width // 2, 2
+    yield 3, width // 2, width, 2
+    yield from list(_convs(stages, width, channels))[1:]
+
+
+def _patch_convs(stages: tuple[int, ...], width: int, channels: int) -> Iterator[tuple[int, int, int, int]]:
+    """The same of MobileCLIP's stem."""
+    yield 4, channels, width, 4
+    yield 2, width, width, 8
 
 
 def _plain_convs(stages: tuple[int, ...], width: int, channels: int) -> Iterator[tuple[int, int, int, int]]:

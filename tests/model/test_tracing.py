@@ -17,6 +17,9 @@ KINDS = {
     "registers": {"registers": 2, "numerics": Numerics(position_resize="dino")},
     "rotary": {"positions": "none", "rope": RopeConfig(reference_grid=(2, 2))},
     "relative bias": {"positions": "relative_bias"},
+    "differential": {"attention": "differential"},
+    "factorized": {"positions": "factorized", "numerics": Numerics(square_positions=True)},
+    "square positions": {"numerics": Numerics(position_resize="bicubic_antialias", square_positions=True)},
     "MAP head": {"pool": "map", "class_token": False, "numerics": Numerics(position_resize="bicubic_antialias")},
 }
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vitruvian.config import Numerics, RopeConfig, ViTConfig
+from vitruvian.config import Numerics, RopeConfig, StemConfig, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import build
 from vitruvian.model.cores import even_pieces, map_over_cores
@@ -38,6 +38,11 @@ SHAPES = {
     "projection": {"representation_size": 12, "projection": True},
     "wide attention": {"attention_width": 48, "heads": 6, "qk_norm": True, "attention_norm": True},
     "unit features": {"unit_features": True},
+    "differential": {"attention": "differential", "qk_norm": True},
+    "differential and parallel": {"attention": "differential", "block": "parallel"},
+    "factorized": {"positions": "factorized", "numerics": Numerics(square_positions=True)},
+    "ResNet-D": {"stem": StemConfig(style="resnet_d", stages=(1, 1), width=8), "patch_size": 1},
+    "stem of MobileCLIP": {"stem": StemConfig(style="mobile_clip", stages=(), width=8), "patch_size": 1},
     "gray": {"channels": 1},
     "non-square": {"image_size": (16, 40)},
 }
@@ -118,9 +123,12 @@ def test_attention_maps_are_the_attention_that_was_paid(changes):
         for layer, weights in model.attention_maps(pixels(model)):
             block = model.blocks[layer]
             normed = block.attention_input(x)
-            torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+            shared = 1 - getattr(
+                block.attention, "subtracted", torch.zeros(())
+            )  # one, or what differential attention leaves
+            torch.testing.assert_close(weights.sum(-1), shared.expand(weights.shape[:-1]))
             _, _, v = block.attention.project(normed)
-            mixed = block.attention.out(block.attention.norm((weights @ v).transpose(1, 2).flatten(2)))
+            mixed = block.attention.joined(weights @ v)
             torch.testing.assert_close(mixed, block.attention(normed), atol=1e-5, rtol=1e-5)
             x = block(x)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitruvian.config import ViTConfig
 from vitruvian.errors import ConfigError, DataError
-from vitruvian.explain.attention import grid_of, inference, require_vit
+from vitruvian.explain.attention import grid_of, inference, require_shares, require_vit
 from vitruvian.model.build import Model
 from vitruvian.settings import Size
 
@@ -74,7 +74,7 @@ def attention_distance(model: Model, batches: Iterable[Tensor]) -> Tensor:
 
     `batches` are normalized pixels (B, channels, height, width). One layer of one batch is held at a time.
     """
-    vit = require_vit(model)
+    vit = require_shares(model, "attention distance")
     sums = torch.zeros(vit.config.layers, vit.config.heads, dtype=torch.float64)
     images = 0
     with inference(vit):

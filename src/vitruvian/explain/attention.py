@@ -40,6 +40,16 @@ def require_vit(model: Model) -> ViT:
     raise ConfigError("this model is a BiT ResNet, which has no attention to explain; take a Vision Transformer")
 
 
+def require_shares(model: Model, what: str) -> ViT:
+    """The model, if each query divides its attention among the keys."""
+    vit = require_vit(model)
+    if vit.config.attention == "differential":
+        raise ConfigError(
+            f"{what} has no meaning for differential attention, which may be negative; gradient attention works"
+        )
+    return vit
+
+
 @contextmanager
 def inference(vit: ViT) -> Iterator[None]:
     """Without dropout and without gradients; the model is left as it was."""
@@ -57,7 +67,7 @@ def attention_rollout(model: Model, pixels: Tensor) -> Tensor:
 
     Figure 6 of the paper, after Abnar and Zuidema (2020). Memory: one layer's attention and one (B, N, N).
     """
-    vit = require_vit(model)
+    vit = require_shares(model, "attention rollout")
     rolled: Tensor | None = None
     with inference(vit):
         for name, value in vit.iter_intermediates(pixels, range(vit.config.layers)):

@@ -13,7 +13,7 @@ from vitruvian.catalog import resolve
 from vitruvian.config import ModelConfig, ResNetConfig
 from vitruvian.errors import UnknownNameError
 from vitruvian.model.conv import BatchNorm
-from vitruvian.model.encoder import Block, Mlp
+from vitruvian.model.encoder import Block, DifferentialAttention, Mlp, differential_share
 from vitruvian.model.resnet import PostActivationUnit, PreActivationUnit, ResNet, StdConv
 from vitruvian.model.vit import AttentionPool, ViT
 
@@ -85,11 +85,15 @@ def initialize_vit(model: ViT, generator: torch.Generator) -> None:
             nn.init.normal_(getattr(embed, name), std=0.02, generator=generator)
     if config.distillation:
         nn.init.normal_(embed.distillation_token, std=0.02, generator=generator)
-    for block in model.blocks:
+    for layer, block in enumerate(model.blocks):
         assert isinstance(block, Block)
         split_xavier(block.attention.qkv.weight, 3, generator)
         for parameter in block.attention.position.parameters() if block.attention.position is not None else ():
             nn.init.normal_(parameter, std=0.02, generator=generator)
+        if isinstance(block.attention, DifferentialAttention):
+            share = differential_share(layer)
+            nn.init.constant_(block.attention.subtracted, share)
+            nn.init.constant_(block.attention.head_norm.weight, 1 - share)
         for scale in (block.scale1, getattr(block, "scale2", None)):
             if scale is not None:
                 nn.init.constant_(scale, 1e-4)

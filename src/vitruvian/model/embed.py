@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitruvian.config import PositionResize, ViTConfig
+from vitruvian.model.batch_stems import MobileClipStem, ResNetDStem
 from vitruvian.model.conv import ConvStem
 from vitruvian.model.encoder import norm_layer
 from vitruvian.model.resample import is_open, matrix, resampled
@@ -16,7 +19,12 @@ from vitruvian.settings import Size
 # B images, R rows and C columns of patches, N = R * C, T tokens before the patches, D width
 
 
-STEMS: dict[str, type[Stem] | type[ConvStem]] = {"hybrid": Stem, "timm": Stem, "bit": Stem, "conv": ConvStem}
+STEMS: dict[str, type[Stem] | type[ConvStem] | type[ResNetDStem] | type[MobileClipStem]] = {
+    **dict.fromkeys(("hybrid", "timm", "bit"), Stem),
+    "conv": ConvStem,
+    "resnet_d": ResNetDStem,
+    "mobile_clip": MobileClipStem,
+}
 """By the style that a StemConfig has."""
 
 
@@ -39,9 +47,10 @@ class Embedding(nn.Module):
             self.registers = nn.Parameter(torch.empty(1, config.registers, D))
         if config.positions == "learned":
             self.positions = nn.Parameter(torch.empty(rows, columns, D))
-        elif config.positions == "learned_2d":
-            self.row_positions = nn.Parameter(torch.empty(rows, D // 2))
-            self.column_positions = nn.Parameter(torch.empty(columns, D // 2))
+        elif config.positions in ("learned_2d", "factorized"):
+            channels = D // 2 if config.positions == "learned_2d" else D
+            self.row_positions = nn.Parameter(torch.empty(rows, channels))
+            self.column_positions = nn.Parameter(torch.empty(columns, channels))
         if config.prefix_positions:
             self.prefix_positions = nn.Parameter(torch.empty(config.prefix_positions, D))
         self.dropout = nn.Dropout(config.dropout)
@@ -88,18 +97,33 @@ class Embedding(nn.Module):
 
     def grid_positions(self, grid: Size) -> Tensor | None:
         """What is added to the patch tokens of this grid, (R, C, D); None where positions act elsewhere."""
-        config = self.config
-        if config.positions == "sincos":
-            return sincos_positions(grid, config.width).to(self.patch.weight)
-        if config.positions == "learned":
-            return interpolate_positions(self.positions, grid, config.numerics.position_resize)
-        if config.positions == "learned_2d":
-            halves = [
-                self.row_positions[:, None].expand(-1, config.grid[1], -1),
-                self.column_positions[None].expand(config.grid[0], -1, -1),
-            ]
-            return interpolate_positions(torch.cat(halves, dim=-1), grid, config.numerics.position_resize)
-        return None
+        place = GRID_POSITIONS.get(self.config.positions)
+        return place(self, grid) if place else None
+
+
+def learned_positions(embed: Embedding, grid: Size) -> Tensor:
+    numerics = embed.config.numerics
+    return interpolate_positions(embed.positions, grid, numerics.position_resize, square=numerics.square_positions)
+
+
+def learned_2d_positions(embed: Embedding, grid: Size) -> Tensor:
+    rows, columns = embed.config.grid
+    halves = embed.row_positions[:, None].expand(-1, columns, -1), embed.column_positions[None].expand(rows, -1, -1)
+    return interpolate_positions(torch.cat(halves, dim=-1), grid, embed.config.numerics.position_resize)
+
+
+def factorized_positions(embed: Embedding, grid: Size) -> Tensor:
+    tables = embed.row_positions, embed.column_positions
+    rows, columns = interpolate_factors(tables, grid, square=embed.config.numerics.square_positions)
+    return rows[:, None] + columns[None]
+
+
+GRID_POSITIONS: dict[str, Callable[[Embedding, Size], Tensor]] = {
+    "learned": learned_positions,
+    "learned_2d": learned_2d_positions,
+    "factorized": factorized_positions,
+    "sincos": lambda embed, grid: sincos_positions(grid, embed.config.width).to(embed.patch.weight),
+}
 
 
 def sincos_positions(grid: Size, width: int) -> Tensor:
@@ -112,12 +136,30 @@ def sincos_positions(grid: Size, width: int) -> Tensor:
     return torch.cat([part.expand(grid[0], grid[1], quarter) for part in parts], dim=-1).float()
 
 
-def interpolate_positions(positions: Tensor, grid: Size, method: PositionResize) -> Tensor:
-    """Position interpolation: (R, C, D) resampled to another grid, in the way of one family of weights."""
+def interpolate_positions(positions: Tensor, grid: Size, method: PositionResize, *, square: bool = False) -> Tensor:
+    """Position interpolation: (R, C, D) resampled to another grid, in the way of one family of weights.
+
+    With `square`, to the square around the grid, of which the grid has its part.
+    """
     old = positions.shape[0], positions.shape[1]
     if not is_open(grid) and old == tuple(grid):
         return positions
-    return resampled(positions.float(), grid, method).to(positions.dtype)
+    found = resampled(positions.float(), square_around(grid) if square else grid, method).to(positions.dtype)
+    return found[: grid[0], : grid[1]] if square else found
+
+
+def interpolate_factors(tables: tuple[Tensor, Tensor], grid: Size, *, square: bool = False) -> tuple[Tensor, Tensor]:
+    """Positions by row (R, D) and by column (C, D) for another grid, linear as in timm's NaFlex."""
+    if not is_open(grid) and (len(tables[0]), len(tables[1])) == tuple(grid):
+        return tables
+    sides = zip(tables, square_around(grid) if square else grid)
+    rows, columns = (matrix(len(table), side, "bilinear", table) @ table for table, side in sides)
+    return rows[: grid[0]], columns[: grid[1]]
+
+
+def square_around(grid: Size) -> Size:
+    side: int = torch.sym_max(grid[0], grid[1])  # type: ignore[no-untyped-call]
+    return side, side
 
 
 def resize_patch_kernel(weight: Tensor, patch_size: int, method: PositionResize) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -43,7 +44,13 @@ class Attention(nn.Module):
         bias = None if self.position is None else self.position.bias(q, grid or self.grid)
         if first is not None:  # a slice of everything would still cost a copy in the backward pass
             q, bias = q[:, :, :first], None if bias is None else bias[:, :, :first]
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=self.dropout if self.training else 0.0)
+        return self.joined(self.attend(q, k, v, bias))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
+
+    def joined(self, y: Tensor) -> Tensor:  # (B, H, N, K) -> (B, N, D)
         return self.out(self.norm(y.transpose(1, 2).flatten(2)))
 
     def weights(self, x: Tensor, grid: Size | None = None) -> Tensor:
@@ -60,7 +67,7 @@ class Attention(nn.Module):
         """The output computed from weights that are there to be differentiated, and those weights."""
         q, k, v = self.project(x, grid)
         weights = self.shares(q, k, grid)
-        return self.out(self.norm((weights @ v).transpose(1, 2).flatten(2))), weights
+        return self.joined(weights @ v), weights
 
     def project(self, x: Tensor, grid: Size | None = None) -> tuple[Tensor, Tensor, Tensor]:
         B, N, _ = x.shape
@@ -70,6 +77,49 @@ class Attention(nn.Module):
         if self.position is not None:
             q, k = self.position.rotate(q, k, grid or self.grid)
         return q, k, v
+
+
+class DifferentialAttention(Attention):
+    """Two attentions with half the channels each, one subtracted from the other (Differential Transformer).
+
+    `subtracted`, how much of the second is taken away, is the sum that others compute from a constant of the layer and
+    vectors of its own; the constant factor after the norm of each head is in that norm's scale.
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__(config)
+        K = config.head_width
+        self.q_norm = norm_layer(config, K // 2) if config.qk_norm else nn.Identity()
+        self.k_norm = norm_layer(config, K // 2) if config.qk_norm else nn.Identity()
+        self.subtracted = nn.Parameter(torch.empty(()))
+        self.head_norm = nn.RMSNorm(K, eps=1e-5)
+
+    def project(self, x: Tensor, grid: Size | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys (B, 2 H, N, K / 2), those of a head side by side; values (B, H, N, K)."""
+        B, N, _ = x.shape
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        q, k = (part.view(B, N, 2 * self.heads, -1).transpose(1, 2) for part in (q, k))
+        return self.q_norm(q), self.k_norm(k), v.view(B, N, self.heads, -1).transpose(1, 2)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        first, second = (super(DifferentialAttention, self).attend(q[:, i::2], k[:, i::2], v, bias) for i in (0, 1))
+        return first - self.subtracted * second
+
+    def shares(self, q: Tensor, k: Tensor, grid: Size | None) -> Tensor:
+        """The difference of both; it may be negative."""
+        both = super().shares(q, k, grid)
+        return both[:, ::2] - self.subtracted * both[:, 1::2]
+
+    def joined(self, y: Tensor) -> Tensor:
+        return super().joined(self.head_norm(y))
+
+
+def differential_share(layer: int) -> float:
+    """What a differential attention of this layer subtracts before it has learned anything."""
+    return 0.8 - 0.6 * math.exp(-0.3 * layer)
+
+
+ATTENTIONS = {"softmax": Attention, "differential": DifferentialAttention}
 
 
 def gelu(x: Tensor, approximate: str) -> Tensor:
@@ -116,7 +166,7 @@ class Block(nn.Module):
         self.drop_path = drop_path
         """Stochastic depth: chance that a branch is skipped, for one image, while training."""
         self.norm1 = norm_layer(config, D)
-        self.attention = Attention(config)
+        self.attention = ATTENTIONS[config.attention](config)
         self.norm2 = norm_layer(config, D)
         self.mlp = Mlp(config, config.mlp_width)
         self.scale1 = nn.Parameter(torch.empty(D)) if config.layer_scale else None

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitruvian.config import Preprocess, ScoreFunction, ViTConfig
+from vitruvian.config import INNER_POSITIONS, Preprocess, ScoreFunction, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.embed import Embedding
 from vitruvian.model.encoder import BLOCKS, Block, Mlp, norm_layer
@@ -101,7 +101,7 @@ class ViT(nn.Module):
 
     def drop_patches(self, tokens: Tensor) -> Tensor:
         """Patch dropout: the tokens before the patches, and of each image's patches a random share 1 - `patch_drop`."""
-        if self.config.rope or self.config.positions in ("relative", "relative_bias"):
+        if self.config.rope or self.config.positions in INNER_POSITIONS:
             raise ConfigError("patch_drop has no meaning with positions inside attention, which need every patch")
         B, N, D = tokens.shape
         T = self.config.prefix_tokens

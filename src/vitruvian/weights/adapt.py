@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from vitruvian.config import ModelConfig, ResNetConfig, ViTConfig
 from vitruvian.errors import CheckpointError
-from vitruvian.model.embed import interpolate_positions, resize_patch_kernel
+from vitruvian.model.embed import interpolate_factors, interpolate_positions, resize_patch_kernel
 from vitruvian.model.positions import resize_bias_table
 from vitruvian.settings import Size, as_size, typed_field
 from vitruvian.weights.families.rules import Tensors
@@ -57,18 +57,22 @@ def change_patches(config: ViTConfig, state: Tensors, changes: Changes) -> tuple
     new = config.replace(
         patch_size=changes.patch_size or config.patch_size, image_size=changes.size or config.image_size
     )
-    method = config.numerics.position_resize
+    method, square = config.numerics.position_resize, config.numerics.square_positions
     state = dict(state)
     if new.patch_size != config.patch_size:
         state["embed.patch.weight"] = resize_patch_kernel(state["embed.patch.weight"], new.patch_size, method)
     if new.grid == config.grid:
         return new, state
     if "embed.positions" in state:
-        state["embed.positions"] = interpolate_positions(state["embed.positions"], new.grid, method)
-    if "embed.row_positions" in state:
-        rows, columns = state["embed.row_positions"][:, None], state["embed.column_positions"][None]
-        state["embed.row_positions"] = interpolate_positions(rows, (new.grid[0], 1), method)[:, 0]
-        state["embed.column_positions"] = interpolate_positions(columns, (1, new.grid[1]), method)[0]
+        state["embed.positions"] = interpolate_positions(state["embed.positions"], new.grid, method, square=square)
+    factors = "embed.row_positions", "embed.column_positions"
+    if config.positions == "factorized":
+        tables = state[factors[0]], state[factors[1]]
+        state |= zip(factors, interpolate_factors(tables, new.grid, square=square))
+    elif config.positions == "learned_2d":
+        rows, columns = state[factors[0]][:, None], state[factors[1]][None]
+        state[factors[0]] = interpolate_positions(rows, (new.grid[0], 1), method)[:, 0]
+        state[factors[1]] = interpolate_positions(columns, (1, new.grid[1]), method)[0]
     for name in [name for name in state if name.endswith(".attention.position.offsets")]:
         length = 2 * (new.prefix_tokens + new.grid[0] * new.grid[1]) - 1
         state[name] = F.interpolate(state[name].T[None], length, mode="linear", align_corners=True)[0].T

@@ -60,6 +60,8 @@ def grid_parameters(grid: Tensor, config: ViTConfig) -> Tensors:  # (R, C, D)
     """Our parameters for the patches' positions; fixed positions have none, the array must be what is computed."""
     if config.positions == "learned":
         return {"embed.positions": grid}
+    if config.positions == "factorized":
+        return factored(grid)
     if config.positions == "learned_2d":
         half = config.width // 2
         return {"embed.row_positions": grid[:, 0, :half], "embed.column_positions": grid[0, :, half:]}
@@ -70,6 +72,17 @@ def grid_parameters(grid: Tensor, config: ViTConfig) -> Tensors:  # (R, C, D)
             "pass family= to read it without the description it carries"
         )
     return {}
+
+
+def factored(grid: Tensor) -> Tensors:  # (R, C, D)
+    """Positions by row and by column whose sums are the grid's."""
+    rows, columns = grid[:, 0], grid[0] - grid[0, :1]
+    if not torch.allclose(rows[:, None] + columns, grid, atol=1e-5):
+        raise CheckpointError(
+            "the file says positions='factorized', but its position array is no sum of rows and columns; "
+            "pass family= to read it without the description it carries"
+        )
+    return {"embed.row_positions": rows, "embed.column_positions": columns}
 
 
 def join_positions(state: Tensors, config: ViTConfig, prefix_rows: int) -> Tensors:
@@ -90,6 +103,8 @@ def join_positions(state: Tensors, config: ViTConfig, prefix_rows: int) -> Tenso
         rows, columns = native.pop("embed.row_positions"), native.pop("embed.column_positions")
         halves = [rows[:, None].expand(-1, len(columns), -1), columns[None].expand(len(rows), -1, -1)]
         grid = torch.cat(halves, dim=-1)
+    elif config.positions == "factorized":
+        grid = native.pop("embed.row_positions")[:, None] + native.pop("embed.column_positions")[None]
     elif config.positions == "sincos":
         grid = sincos_positions(config.grid, config.width)
     else:
