@@ -38,6 +38,7 @@ Channels = Annotated[int, Range(1, 4096)]
 Width = Annotated[int, Range(1, 65_536)]
 Heads = Annotated[int, Range(1, 4096)]
 Chance = Annotated[float, Range(0.0, 0.99)]
+MergedTokens = Annotated[int, Range(0, 65_536)]
 """Limits far past every published model, and within what a machine can hold."""
 
 
@@ -207,6 +208,10 @@ class ViTConfig(Settings):
     drop_path: Chance = 0.0
     """Chance that the last block is skipped while training; earlier blocks less, linearly."""
     stem: StemConfig | None = None
+    tome_r: MergedTokens | tuple[MergedTokens, ...] = 0
+    """Token merging (ToMe): tokens that merge into others in each layer; one number, or one for each layer."""
+    tome_thresholds: tuple[Annotated[float, Range(-1.0, 1.0)], ...] = ()
+    """In place of `tome_r`: cosine of keys, for each layer, above which tokens merge, as many as an image has."""
     numerics: Numerics = Numerics()
 
     def check(self) -> None:
@@ -235,7 +240,28 @@ class ViTConfig(Settings):
             raise ConfigError("norm_after_pool=True has no meaning with pool='token_mean', which normalizes the tokens")
         if self.distillation and (self.pool != "token" or not self.class_token):
             raise ConfigError("distillation=True needs class_token=True and pool='token'")
+        self.check_merging()
         self.grid_of(self.image_size)
+
+    def check_merging(self) -> None:
+        for name in ("tome_r", "tome_thresholds"):
+            value = getattr(self, name)
+            if isinstance(value, tuple) and len(value) not in (0 if name == "tome_thresholds" else -1, self.layers):
+                raise ConfigError(f"{name} has {len(value)} numbers for {self.layers} layers")
+        name = "tome_thresholds" if self.tome_thresholds else "tome_r"
+        if self.tome_thresholds and any(self.tome_counts):
+            raise ConfigError("tome_r and tome_thresholds are two ways to merge tokens: set one of them to 0 or []")
+        if self.merges_tokens and (self.rope or self.positions in ("relative", "relative_bias")):
+            raise ConfigError(f"{name} has no meaning with positions inside attention, which need every patch")
+
+    @property
+    def tome_counts(self) -> tuple[int, ...]:
+        """Tokens that merge in each layer, before the threshold of any."""
+        return self.tome_r if isinstance(self.tome_r, tuple) else (self.tome_r,) * self.layers
+
+    @property
+    def merges_tokens(self) -> bool:
+        return bool(self.tome_thresholds) or any(self.tome_counts)
 
     @property
     def stride(self) -> int:

@@ -15,6 +15,9 @@ from vitruvian.settings import Size
 
 # B images, N tokens, D width, H heads of K channels (H K = D, but for `attention_width`), M MLP width
 
+Merge = Callable[[Tensor], Tensor]
+"""Token merging: (B, N, D) -> (B, fewer, D)."""
+
 
 def norm_layer(config: ViTConfig, width: int) -> nn.Module:
     kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
@@ -173,22 +176,25 @@ class Block(nn.Module):
         self.scale2 = nn.Parameter(torch.empty(D)) if config.layer_scale else None
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, first: int | None = None, grid: Size | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, first: int | None = None, grid: Size | None = None, merge: Merge | None = None
+    ) -> Tensor:
         """(B, N, D) -> (B, N, D), or (B, first, D) where only the first tokens are read afterwards."""
         branch = self.attention(self.attention_input(x), first, grid)
-        return self.finish(x if first is None else x[:, :first], branch)
+        return self.finish(x if first is None else x[:, :first], branch, merge)
 
-    def explicit(self, x: Tensor, grid: Size | None = None) -> tuple[Tensor, Tensor]:
+    def explicit(self, x: Tensor, grid: Size | None = None, merge: Merge | None = None) -> tuple[Tensor, Tensor]:
         """The output and the attention weights (B, H, N, N) that it depends on, for gradients between them."""
         branch, weights = self.attention.explicit(self.attention_input(x), grid)
-        return self.finish(x, branch), weights
+        return self.finish(x, branch, merge), weights
 
     def attention_input(self, x: Tensor) -> Tensor:
         return self.norm1(x)
 
-    def finish(self, x: Tensor, branch: Tensor) -> Tensor:
-        """The block's output from its input and what attention gave."""
+    def finish(self, x: Tensor, branch: Tensor, merge: Merge | None = None) -> Tensor:
+        """The block's output from its input and what attention gave; `merge` acts on the tokens between the two."""
         x = self.add(x, branch, self.scale1)
+        x = x if merge is None else merge(x)
         return self.add(x, self.mlp(self.norm2(x)), self.scale2)
 
     def add(self, x: Tensor, branch: Tensor, scale: Tensor | None) -> Tensor:
@@ -209,8 +215,9 @@ class ResPostNormBlock(Block):
     def attention_input(self, x: Tensor) -> Tensor:
         return x
 
-    def finish(self, x: Tensor, branch: Tensor) -> Tensor:
+    def finish(self, x: Tensor, branch: Tensor, merge: Merge | None = None) -> Tensor:
         x = self.add(x, self.norm1(branch), self.scale1)
+        x = x if merge is None else merge(x)
         return self.add(x, self.norm2(self.mlp(x)), self.scale2)
 
 
@@ -221,8 +228,9 @@ class ParallelBlock(Block):
         super().__init__(config, drop_path=drop_path)
         del self.norm2, self.scale2
 
-    def finish(self, x: Tensor, branch: Tensor) -> Tensor:
-        return self.add(x, branch + self.mlp(self.norm1(x)), self.scale1)
+    def finish(self, x: Tensor, branch: Tensor, merge: Merge | None = None) -> Tensor:
+        x = self.add(x, branch + self.mlp(self.norm1(x)), self.scale1)
+        return x if merge is None else merge(x)
 
 
 BLOCKS = {"pre_norm": Block, "res_post_norm": ResPostNormBlock, "parallel": ParallelBlock}

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitruvian.config import CLIP_NUMERICS, Heads, Numerics, ViTConfig, Width
 from vitruvian.errors import ConfigError
-from vitruvian.model.encoder import Attention, Block
+from vitruvian.model.encoder import Block
 from vitruvian.settings import Range, Settings
 
 # B texts, N tokens, D width, E width of the embeddings that both towers share
@@ -80,7 +79,8 @@ class TextTower(nn.Module):
         x = self.tokens(tokens) + self.positions[: tokens.shape[1]]  # (B, N, D)
         for block in self.blocks:
             assert isinstance(block, Block)
-            x = block.finish(x, attend(block.attention, block.attention_input(x), mask))
+            attention = block.attention
+            x = block.finish(x, attention.joined(attention.attend(*attention.project(block.attention_input(x)), mask)))
         place = POOLS[self.config.pool](tokens, self.config.eos)
         return self.projection(self.norm(x[torch.arange(len(x)), place]))
 
@@ -92,12 +92,6 @@ class TextTower(nn.Module):
             return causal
         keys = real.bool()[:, None, None].expand(-1, 1, N, -1)
         return keys if causal is None else keys & causal
-
-
-def attend(attention: Attention, x: Tensor, mask: Tensor | None) -> Tensor:  # (B, N, D) -> (B, N, D)
-    q, k, v = attention.project(x)
-    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    return attention.out(y.transpose(1, 2).flatten(2))
 
 
 POOLS: dict[TextPool, Callable[[Tensor, int], Tensor]] = {

@@ -13,6 +13,7 @@ from vitruvian.config import INNER_POSITIONS, Preprocess, ScoreFunction, ViTConf
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.embed import Embedding
 from vitruvian.model.encoder import BLOCKS, Block, Mlp, norm_layer
+from vitruvian.model.merge import forward_merged, merges_of
 from vitruvian.settings import Size
 
 # B images, N tokens (T before the patches), D width, F features the head reads, K classes
@@ -90,6 +91,9 @@ class ViT(nn.Module):
     def forward_blocks(self, tokens: Tensor, first: int | None = None, grid: Size | None = None) -> Tensor:
         """Embedded tokens (B, N, D) through all blocks and the final norm; the rest of `forward_features`."""
         x = self.drop_patches(tokens) if self.training and self.patch_drop else tokens
+        if self.config.merges_tokens:
+            x = forward_merged(self, x, first)
+            return x if self.config.norm_after_pool else self.norm(x)
         last = len(self.blocks) - 1
         for layer, block in enumerate(self.blocks):
             kept = first if layer == last else None
@@ -143,17 +147,18 @@ class ViT(nn.Module):
 
         `embedded`, then for each layer i `block_i/attention` (B, H, N, N) if asked for and `block_i`
         (B, N, D), then `encoded`, `pooled`, `features` and `logits`. Nothing is kept that the caller
-        does not keep.
+        does not keep. Where tokens merge, each patch has the token that covers it.
         """
         self.check(pixels)
         wanted = set(attention)
         x, grid = self.embed(pixels), self.grid_of(pixels)
+        merges = merges_of(self, x)
         yield "embedded", x
         for layer, block in enumerate(self.blocks):
             assert isinstance(block, Block)
             if layer in wanted:
                 yield f"block_{layer}/attention", block.attention.weights(block.attention_input(x), grid)
-            x = block(x, None, grid)
+            x = block(x, None, grid, merges[layer])
             yield f"block_{layer}", x
         tokens = x if self.config.norm_after_pool else self.norm(x)
         yield "encoded", tokens
