@@ -251,7 +251,7 @@ class ViTConfig(Settings):
         name = "tome_thresholds" if self.tome_thresholds else "tome_r"
         if self.tome_thresholds and any(self.tome_counts):
             raise ConfigError("tome_r and tome_thresholds are two ways to merge tokens: set one of them to 0 or []")
-        if self.merges_tokens and (self.rope or self.positions in ("relative", "relative_bias")):
+        if self.merges_tokens and (self.rope or self.positions in INNER_POSITIONS):
             raise ConfigError(f"{name} has no meaning with positions inside attention, which need every patch")
 
     @property
