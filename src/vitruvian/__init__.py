@@ -32,7 +32,7 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "bulk": "ray",
-    "bulk.job": "embed",
+    "bulk.run": "embed",
     "bulk.merge": "merge",
     "bulk.similar": "similar",
     "config": "ModelConfig Numerics Preprocess ResNetConfig StemConfig ViTConfig",

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass
 from itertools import islice
@@ -21,6 +19,7 @@ from vitruvian.catalog import title_of
 from vitruvian.config import BATCH, Preprocess
 from vitruvian.data.decode import ImageInput, name_of
 from vitruvian.data.view import EvaluationView, Transform, as_view
+from vitruvian.data.workers import in_threads
 from vitruvian.engines.choose import Engine
 from vitruvian.engines.graph import Graph, find_graph, open_graph
 from vitruvian.engines.sessions import EngineName, check_engine
@@ -123,7 +122,8 @@ class Encoder:
         """Each image's path with its view, or with the error, in order; `ahead` of them are under way."""
         view = as_view(self.seen_as)
 
-        def see(number: int, image: ImageInput) -> tuple[str, Tensor | ImageError]:
+        def see(numbered: tuple[int, ImageInput]) -> tuple[str, Tensor | ImageError]:
+            number, image = numbered
             path = os.fspath(image) if isinstance(image, str | os.PathLike) else name_of(image)
             try:
                 return path, view(image, np.random.default_rng(number))
@@ -132,17 +132,7 @@ class Encoder:
 
         # a transform may draw from the global generators, which threads share
         threads = DECODERS if isinstance(view, EvaluationView) else 1
-        pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
-        waiting: deque[Future[tuple[str, Tensor | ImageError]]] = deque()
-        try:
-            for number, image in enumerate(images):
-                waiting.append(pool.submit(see, number, image))
-                if len(waiting) >= ahead:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+        yield from in_threads(see, enumerate(images), threads=threads, ahead=ahead)
 
     def features(self, pixels: Tensor) -> Tensor:
         """What the head reads (B, F) of normalized pixels (B, channels, rows, columns), without dropout."""

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 def printable(text: str) -> str:
     """The text in one line that any terminal can show: control characters and broken bytes as escapes."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

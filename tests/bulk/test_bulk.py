@@ -65,6 +65,12 @@ def test_shards_together_give_the_bytes_of_one_process(images, model, whole, tmp
     assert content(tmp_path) == content(whole)
 
 
+@pytest.mark.slow
+def test_processes_that_read_give_the_bytes_of_threads(images, model, whole, tmp_path):
+    embed(images, model, tmp_path, piece=5, batch=2, workers=2)
+    assert content(tmp_path) == content(whole)
+
+
 def test_each_process_of_torchrun_does_its_share(images, model, whole, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     for rank in "021":
@@ -249,6 +255,7 @@ def test_every_flipped_byte_of_a_part_is_noticed_and_mended(images, model, whole
         except DataError:
             continue
         assert found.equals(table), place
+    part.write_bytes(good)
     place = pq.ParquetFile(part).metadata.row_group(0).column(4).data_page_offset + 100
     part.write_bytes(good[:place] + bytes([good[place] ^ 16]) + good[place + 1 :])
     embed(images, model, folder, piece=5, batch=2)

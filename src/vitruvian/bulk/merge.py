@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitruvian.bulk.job import JOB_FILE, MAX_PIECE, identity_of
-from vitruvian.bulk.parts import columns_of, is_part, part_name, read_part
+from vitruvian.bulk.parts import WRITING, columns_of, is_part, part_name, read_part
 from vitruvian.bulk.place import Place
 from vitruvian.errors import ConfigError, DataError, FileError, require
 from vitruvian.files import parse_object, writing
@@ -162,7 +162,7 @@ def written(tables: Iterable[Any], out: Path) -> Iterator[Any]:
         writer = None
         for table in tables:
             if writer is None:
-                new = parquet.ParquetWriter(file, table.schema, compression="zstd", write_page_checksum=True)
+                new = parquet.ParquetWriter(file, table.schema, **WRITING)
                 writer = stack.enter_context(new)
             writer.write_table(table, row_group_size=max(1, table.num_rows))
             yield table

@@ -9,11 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from vitruvian.bulk.images import Seen
 from vitruvian.bulk.place import Place
 from vitruvian.errors import DataError, require
 from vitruvian.predict import Answer
 from vitruvian.text import one_line
 
+WRITING: dict[str, Any] = {
+    "compression": "zstd",
+    "write_page_checksum": True,
+    "use_dictionary": ["split", "label", "error"],  # keys and vectors hardly repeat
+}
 IDENTITY = b"vitruvian"
 """Key of the job's identity in the metadata of a part."""
 
@@ -24,19 +30,48 @@ class Rows:
 
     first: int
     """Number of the first image."""
-    keys: list[str] = field(default_factory=list)
-    splits: list[str] = field(default_factory=list)
-    labels: list[str | None] = field(default_factory=list)
+    seen: Seen = field(default_factory=Seen)
     results: list[Any] = field(default_factory=list)
     """A vector or answers for each image; None where there is an error."""
-    errors: list[str | None] = field(default_factory=list)
+
+    def add(self, seen: Seen, results: Sequence[Any]) -> None:
+        """Images, and the results of those that could be read."""
+        found = iter(results)
+        for place, error in enumerate(seen.errors):
+            result = next(found) if error is None else None
+            if error is None and result is None:
+                seen.errors[place] = "the model's answer is not a finite number"
+            self.results.append(result)
+        seen.pixels = None
+        self.seen.extend(seen)
 
     def table(self, columns: Any, identity: str) -> Any:
         """As a table of pyarrow with these columns."""
-        numbers = np.arange(self.first, self.first + len(self.keys), dtype=np.int64)
-        values = [numbers, self.keys, self.splits, self.labels, self.results, self.errors]
-        arrays = [require("pyarrow", "parquet").array(each, kind) for each, kind in zip(values, columns.types)]
-        return require("pyarrow", "parquet").table(arrays, columns.with_metadata({IDENTITY: identity.encode()}))
+        pa = require("pyarrow", "parquet")
+        numbers = np.arange(self.first, self.first + len(self.seen), dtype=np.int64)
+        values: list[Any] = [
+            numbers,
+            self.seen.keys,
+            self.seen.splits,
+            self.seen.labels,
+            self.results,
+            self.seen.errors,
+        ]
+        arrays = [
+            vectors_array(each, kind) if pa.types.is_fixed_size_list(kind) else pa.array(each, kind)
+            for each, kind in zip(values, columns.types)
+        ]
+        return pa.table(arrays, columns.with_metadata({IDENTITY: identity.encode()}))
+
+
+def vectors_array(vectors: Sequence[Any], kind: Any) -> Any:
+    """A column of vectors, or None, without a Python object for each number."""
+    pa = require("pyarrow", "parquet")
+    missing = np.array([vector is None for vector in vectors], bool)
+    values = np.zeros((len(vectors), kind.list_size), kind.value_type.to_pandas_dtype())
+    if not missing.all():
+        values[~missing] = [vector for vector in vectors if vector is not None]
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), kind.list_size, mask=pa.array(missing))
 
 
 def columns_of(job: Mapping[str, Any]) -> Any:
@@ -67,7 +102,7 @@ def is_part(name: str, count: int) -> bool:
 def encoded(table: Any) -> bytes:
     parquet = require("pyarrow.parquet", "parquet")
     file = io.BytesIO()
-    parquet.write_table(table, file, compression="zstd", write_page_checksum=True)
+    parquet.write_table(table, file, **WRITING)
     return file.getvalue()
 
 

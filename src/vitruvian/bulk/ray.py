@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from vitruvian.bulk.job import Work
 from vitruvian.bulk.parts import as_cells
+from vitruvian.bulk.run import Work
 from vitruvian.config import BATCH
 from vitruvian.errors import ConfigError, require
 from vitruvian.predict import Classifier

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from vitruvian.cli.options import Readers
 from vitruvian.progress import tell, track
 
 COLORS = {"hurts": "red", "look": "yellow", "fine": "green"}
@@ -18,7 +19,7 @@ def doctor(
     data: Annotated[str, typer.Argument(metavar="SRC", help="A folder, a manifest, shards, or a built-in name.")],
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with the images, as HTML.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the report.")] = False,
-    workers: Annotated[int, typer.Option(min=0, metavar="N", help="Processes that read images.")] = 2,
+    workers: Readers = 2,
 ) -> None:
     """Examine a dataset before training.
 

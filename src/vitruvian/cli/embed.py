@@ -9,7 +9,19 @@ from typing import Annotated, Literal
 
 import typer
 
-from vitruvian.cli.options import Batch, Device, Heads, ImageSize, MaxUnreadable, ModelName, On, Piece, Shard, Split
+from vitruvian.cli.options import (
+    Batch,
+    Device,
+    Heads,
+    ImageSize,
+    MaxUnreadable,
+    ModelName,
+    On,
+    Piece,
+    Readers,
+    Shard,
+    Split,
+)
 from vitruvian.cli.start import quick_imports
 from vitruvian.config import BATCH
 from vitruvian.progress import track, track_amounts
@@ -26,6 +38,7 @@ def embed(
     dtype: Annotated[Literal["float16", "float32"], typer.Option(help="Numbers of the vectors.")] = "float16",
     piece: Piece = 4096,
     max_unreadable: MaxUnreadable = 0.25,
+    workers: Readers = 0,
     batch: Batch = BATCH,
     heads: Heads = None,
     image_size: ImageSize = None,
@@ -39,7 +52,7 @@ def embed(
     if on and (heads or image_size or device != "cpu"):
         raise typer.BadParameter("--on loads the model on each node, without --heads, --image-size and --device")
     with quick_imports():
-        from vitruvian.bulk.job import embed as run_embed
+        from vitruvian.bulk.run import embed as run_embed
         from vitruvian.predict import Encoder
 
     run_embed(
@@ -53,6 +66,7 @@ def embed(
         piece=piece,
         batch=batch,
         max_unreadable=max_unreadable,
+        workers=workers,
         track=partial(track_amounts, label="images"),
     )
     print(f"the vectors are in {out}: `vit merge {out}` checks them, `vit similar IMAGE --in {out}` searches them")

@@ -176,6 +176,7 @@ On = Annotated[
     Literal["ray"] | None, typer.Option(metavar="ray", help="Do all the work on a Ray cluster (extra `ray`).")
 ]
 Piece = Annotated[int, typer.Option(min=1, max=2**20, metavar="N", help="Images in one part of the result.")]
+Readers = Annotated[int, typer.Option("--workers", min=0, max=1024, metavar="N", help="Processes that read images.")]
 Split = Annotated[str | None, typer.Option(metavar="NAME", help="Only this split of the data.")]
 MaxUnreadable = Annotated[
     float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Share of a part's images that may be unreadable.")

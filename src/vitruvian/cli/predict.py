@@ -20,6 +20,7 @@ from vitruvian.cli.options import (
     On,
     OptionalModel,
     Piece,
+    Readers,
     Shard,
     Split,
     Template,
@@ -50,6 +51,7 @@ def predict(
     split: Split = None,
     piece: Piece = 4096,
     max_unreadable: MaxUnreadable = 0.25,
+    workers: Readers = 0,
     batch: Batch = BATCH,
     heads: Heads = None,
     image_size: ImageSize = None,
@@ -87,7 +89,7 @@ def predict(
         template=template,
     )
     if out is not None:
-        from vitruvian.bulk.job import predict as run_predict
+        from vitruvian.bulk.run import predict as run_predict
 
         run_predict(
             paths[0],
@@ -100,6 +102,7 @@ def predict(
             piece=piece,
             batch=batch,
             max_unreadable=max_unreadable,
+            workers=workers,
             track=partial(track_amounts, label="images"),
         )
         print(f"the answers are in {out}: `vit merge {out}` checks them")

@@ -16,7 +16,9 @@ import sys
 import threading
 import traceback
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from itertools import chain, islice
@@ -208,6 +210,23 @@ def in_order(
     left = iter(items)
     with closing(Workers(partial(each, function), workers)) as processes:
         yield from chain.from_iterable(processes.results(iter(lambda: list(islice(left, chunk)), [])))
+
+
+def in_threads(
+    function: Callable[[Item], Result], items: Iterable[Item], *, threads: int, ahead: int
+) -> Iterator[Result]:
+    """The same by threads of this process, of which `ahead` calls are under way or done before they are asked for."""
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) >= ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def each(function: Callable[[Item], Result], items: list[Item]) -> list[Result]:
