@@ -17,7 +17,9 @@ from vitruvian.report.images import gallery, thumbnail
 from vitruvian.text import printable
 
 
-def write_neighbors(out: Path, images: Sequence[str], found: Sequence[Sequence[Neighbor]], result: Result) -> Path:
+def write_neighbors(
+    out: Path, images: Sequence[str], texts: Sequence[str], found: Sequence[Sequence[Neighbor]], result: Result
+) -> Path:
     """Write the page; the images themselves are read from the data that the job was run on."""
     name = result.job["data"]
     sources = open_images(name, split=result.job["split"])
@@ -36,7 +38,8 @@ def write_neighbors(out: Path, images: Sequence[str], found: Sequence[Sequence[N
         return thumbnail_of(source, number), caption
 
     parts = [heading("Similar images", f"{result.images:,} images of {name}, by {result.job['model']}")]
-    for image, neighbors in zip(images, found):
-        parts.append(section(image, thumbnail(decode(image), image), gallery(map(shown, neighbors))))
+    asked = [(image, [thumbnail(decode(image), image)]) for image in images] + [(f"“{words}”", []) for words in texts]
+    for (name_of, shown_first), neighbors in zip(asked, found):
+        parts.append(section(name_of, *shown_first, gallery(map(shown, neighbors))))
         parts.append(paragraph(f"{len(neighbors)} nearest, by the cosine of their features"))
     return write_text(out, page("Similar images", parts))

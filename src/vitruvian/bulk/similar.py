@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vitruvian.bulk.merge import Result, open_result
 from vitruvian.data.decode import ImageInput
-from vitruvian.errors import ConfigError, DataError, FileError, ImageError, require
+from vitruvian.errors import CheckpointError, ConfigError, DataError, FileError, ImageError, require
 from vitruvian.evaluation.probes.store import model_key
 from vitruvian.files import cache_folder, locked, read_json, staged, stamp, write_json
 from vitruvian.predict import Encoder
@@ -70,21 +70,20 @@ class Search:
         check_range("top", top, 1, 10_000)
         if queries.ndim != 2 or queries.shape[1] != self.width:
             raise ConfigError(f"queries of shape {queries.shape}, wanted (Q, {self.width})")
-        found = [self._found(query, top) for query in normalized(queries)]
+        found = self._found(normalized(queries), top)
         rows = self._rows(sorted({number for each in found for number, _ in each}))
         return [[Neighbor(similarity=score, **rows[number]) for number, score in each] for each in found]
 
-    def _found(self, query: Vectors, top: int) -> list[tuple[int, float]]:
-        """Numbers and similarities of the nearest, equal ones in the order of the data."""
+    def _found(self, queries: Vectors, top: int) -> list[list[tuple[int, float]]]:
+        """Numbers and similarities of the nearest of each query, equal ones in the order of the data."""
         if self._index is not None:
-            matches = self._index.search(query, top)
-            pairs = zip(matches.keys.tolist(), (1.0 - matches.distances).tolist())
-        else:
-            scores = np.concatenate([block @ query for _, block in self._all])
-            numbers = np.concatenate([numbers for numbers, _ in self._all])
-            order = np.lexsort((numbers, -scores))[:top]
-            pairs = zip(numbers[order].tolist(), scores[order].tolist())
-        return sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
+            matches = [self._index.search(query, top) for query in queries]
+            return [best(found.keys, 1.0 - found.distances, top) for found in matches]
+        near: list[list[tuple[int, float]]] = [[] for _ in queries]
+        for numbers, block in self._all:
+            for found, scores in zip(near, queries @ block.T):
+                found += best(numbers, scores, top)
+        return [best(*map(np.array, zip(*found)), top) for found in near]
 
     def _rows(self, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
         """What the parts say of these images."""
@@ -95,6 +94,18 @@ class Search:
             here = [number - first for number in numbers if number // self.result.piece == part]
             found |= {row["index"]: row for row in table.take(here).to_pylist()}
         return found
+
+    def queries(
+        self, images: Sequence[ImageInput], texts: Sequence[str] = (), model: Encoder | str | Path | None = None
+    ) -> Vectors:
+        """(Q, D) Of images, then of texts, by the model that made the vectors."""
+        if not images and not texts:
+            raise ConfigError("nothing to look for: give an image or text=")
+        encoder = self.encoder(model)
+        found = [vectors_of(images, encoder)] if images else []
+        if texts:
+            found.append(vectors_of_texts(texts, encoder, self.result.place))
+        return np.concatenate(found)
 
     def encoder(self, model: Encoder | str | Path | None = None) -> Encoder:
         """The model that made the vectors, or the one given if it is the same."""
@@ -112,13 +123,44 @@ def similar(
     images: Iterable[ImageInput],
     where: str | Path,
     *,
+    texts: Sequence[str] = (),
     model: Encoder | str | Path | None = None,
     top: int = 20,
     exact: bool | None = None,
 ) -> list[list[Neighbor]]:
-    """The images of `vit embed`'s folder that are nearest to each of these, by the model that made its vectors."""
+    """The images of `vit embed`'s folder `where` that are nearest to each of these, by the model of its vectors.
+
+    `texts` are looked for, too, after the images; this needs the vectors of a CLIP or SigLIP.
+    """
     search = Search(where, exact=exact)
-    return search.nearest(vectors_of(images, search.encoder(model)), top)
+    return search.nearest(search.queries(list(images), texts, model), top)
+
+
+def vectors_of_texts(texts: Sequence[str], encoder: Encoder, where: object) -> Vectors:
+    """(Q, D) Of the text tower beside the model that made the vectors `where`."""
+    from vitruvian.weights.words import embed_texts  # most searches are by image
+
+    if not all(text.strip() for text in texts):
+        raise ConfigError("text= is empty; wanted words such as 'a red car'")
+    try:
+        found = embed_texts(encoder.model, texts).numpy()
+    except CheckpointError as error:
+        raise DataError(f"{where}: cannot be searched by text: {error}") from error
+    if found.shape[1] != encoder.model.config.feature_width:
+        raise DataError(
+            f"{where}: cannot be searched by text: vectors of {encoder.model.config.feature_width} numbers, texts of "
+            f"{found.shape[1]}"
+        )
+    return np.asarray(found)
+
+
+def best(numbers: NDArray[Any], scores: NDArray[Any], top: int) -> list[tuple[int, float]]:
+    """The `top` greatest scores with their numbers, equal ones by number."""
+    if len(scores) > top:
+        kept = scores >= np.partition(scores, -top)[-top]
+        numbers, scores = numbers[kept], scores[kept]
+    order = np.lexsort((numbers, -scores))[:top]
+    return list(zip(numbers[order].tolist(), scores[order].tolist()))
 
 
 def vectors_of(images: Iterable[ImageInput], encoder: Encoder) -> Vectors:
