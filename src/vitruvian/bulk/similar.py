@@ -81,9 +81,9 @@ class Search:
             return [best(found.keys, 1.0 - found.distances, top) for found in matches]
         near: list[list[tuple[int, float]]] = [[] for _ in queries]
         for numbers, block in self._all:
-            for found, scores in zip(near, queries @ block.T):
-                found += best(numbers, scores, top)
-        return [best(*map(np.array, zip(*found)), top) for found in near]
+            for place, scores in enumerate(queries @ block.T):
+                near[place] += best(numbers, scores, top)
+        return [sorted(found, key=lambda pair: (-pair[1], pair[0]))[:top] for found in near]
 
     def _rows(self, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
         """What the parts say of these images."""
