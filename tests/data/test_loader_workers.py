@@ -164,7 +164,8 @@ def test_workers_end_with_their_parent(sign):
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks into /proc")
 def test_workers_end_with_their_parent_at_ctrl_c(tmp_path):
-    process, workers = start(tmp_path, "time.sleep(60)")
+    # Python misses an interrupt between its last look for signals and the call that sleeps: short sleeps look again.
+    process, workers = start(tmp_path, "while True: time.sleep(0.05)")
     os.killpg(process.pid, signal.SIGINT)  # which reaches all processes of a terminal
     _, errors = process.communicate(timeout=60)
     assert gone(workers)
