@@ -204,6 +204,6 @@ def _shape_of(config: ModelConfig) -> tuple[object, ...]:
     """What a variant's name stands for; sizes of images, heads and numerics may differ."""
     if isinstance(config, ResNetConfig):
         return config.stages, config.width
-    stem = config.stem and (config.stem.stages, config.stem.width, config.stem.is_plain)
+    stem = config.stem and (config.stem.stages, config.stem.width, config.stem.widths, config.stem.is_plain)
     sizes = config.layers, config.width, config.mlp_width, config.heads, config.patch_size
     return *sizes, stem, config.mlp, config.distillation

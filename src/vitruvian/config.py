@@ -72,6 +72,8 @@ class StemConfig(Settings):
     """Residual units, or plain convolutions, in each stage; empty for the root alone."""
     width: Annotated[int, Range(8, 4096)] = 64
     """Channels after a ResNet's root, whose stage k ends with 4 * width * 2**k; of `conv`, stage k has width * 2**k."""
+    widths: tuple[Annotated[int, Range(8, 4096)], ...] = ()
+    """Of `conv`: the channels of each stage, in place of `width`."""
     style: ConvStyle = "hybrid"
     """`hybrid`: the ResNet of the paper's release; `timm`: the same with timm's standardization epsilon; `conv`: plain
     3x3 convolutions with BatchNorm for small images, each stage of which halves the image; `resnet_d`: a ResNet-D with
@@ -87,6 +89,8 @@ class StemConfig(Settings):
             raise ConfigError(f"a stem of style={self.style!r} needs {wanted}")
         if len(self.stages) > 8:
             raise ConfigError(f"stages={self.stages} are more than 8")
+        if self.widths and (len(self.widths) != len(self.stages) or not self.is_plain):
+            raise ConfigError(f"widths={self.widths} need style='conv' and one width for each of stages={self.stages}")
 
     @property
     def has_batch_norm(self) -> bool:
@@ -107,7 +111,11 @@ class StemConfig(Settings):
     def out_channels(self) -> int:
         if not self.stages:
             return self.width
-        return self.width * 2 ** (len(self.stages) - 1) * (1 if self.is_plain else 4)
+        return self.stage_widths[-1] * (1 if self.is_plain else 4)
+
+    @property
+    def stage_widths(self) -> tuple[int, ...]:
+        return self.widths or tuple(self.width * 2**stage for stage in range(len(self.stages)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vitruvian.config import ROOT_CHANNELS, ModelConfig, ResNetConfig, ViTConfig
+from vitruvian.config import ROOT_CHANNELS, ModelConfig, ResNetConfig, StemConfig, ViTConfig
 from vitruvian.settings import Size, as_size
 
 TRAINING_PASSES = 3
@@ -117,7 +117,9 @@ def _convs(stages: tuple[int, ...], width: int, channels: int) -> Iterator[tuple
 
 def _stem_convs(config: ViTConfig) -> Iterator[tuple[int, int, int, int]]:
     assert config.stem
-    convs = {"conv": _plain_convs, "resnet_d": _deep_convs, "mobile_clip": _patch_convs}.get(config.stem.style, _convs)
+    if config.stem.is_plain:
+        return _plain_convs(config.stem, config.channels)
+    convs = {"resnet_d": _deep_convs, "mobile_clip": _patch_convs}.get(config.stem.style, _convs)
     return convs(config.stem.stages, config.stem.width, config.channels)
 
 
@@ -135,11 +137,11 @@ def _patch_convs(stages: tuple[int, ...], width: int, channels: int) -> Iterator
     yield 2, width, width, 8
 
 
-def _plain_convs(stages: tuple[int, ...], width: int, channels: int) -> Iterator[tuple[int, int, int, int]]:
+def _plain_convs(stem: StemConfig, channels: int) -> Iterator[tuple[int, int, int, int]]:
     """The same of a stem of plain convolutions; each stage's first one is computed before it is pooled."""
     yield 3, channels, ROOT_CHANNELS, 1
     inputs = ROOT_CHANNELS
-    for stage, convolutions in enumerate(stages):
+    for stage, (width, convolutions) in enumerate(zip(stem.stage_widths, stem.stages)):
         for unit in range(convolutions):
-            yield 3, inputs, width * 2**stage, 2 ** (stage + bool(unit))
-            inputs = width * 2**stage
+            yield 3, inputs, width, 2 ** (stage + bool(unit))
+            inputs = width

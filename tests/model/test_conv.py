@@ -6,11 +6,14 @@ from torch import nn
 
 import vitruvian as vt
 from vitruvian.config import StemConfig, ViTConfig
+from vitruvian.cost import parameters
 from vitruvian.errors import ConfigError, ConversionError
 from vitruvian.explain.analysis import filter_components
 from vitruvian.model.build import build
 from vitruvian.model.conv import BatchNorm, whitening_kernels
 from vitruvian.weights.convert import convert
+from vitruvian.weights.families.family import Facts
+from vitruvian.weights.infer import infer_stem
 
 STEM = StemConfig(style="conv", stages=(2, 1, 1), width=8)
 CONFIG = ViTConfig(image_size=32, patch_size=1, classes=3, layers=1, width=16, mlp_width=16, heads=2, stem=STEM)
@@ -95,6 +98,21 @@ def test_flipped_answers_are_the_mean_of_an_image_and_its_mirror_image(model):
 def test_no_other_family_has_such_a_stem(model, tmp_path):
     with pytest.raises(ConversionError, match="timm has no stem of plain convolutions"):
         vt.save(model, tmp_path / "model.safetensors", family="timm")
+
+
+def test_stages_of_any_widths_are_built_counted_and_inferred_from_their_tensors(tmp_path):
+    stem = STEM.replace(widths=(8, 24, 16))
+    made = build(CONFIG.replace(stem=stem))
+    assert [stage[0].conv.out_channels for stage in made.embed.stem.stages] == [8, 24, 16]
+    assert parameters(made.config) == sum(parameter.numel() for parameter in made.parameters())
+    assert infer_stem(made.state_dict(), Facts(numerics=CONFIG.numerics)) == stem
+    assert infer_stem(build(CONFIG).state_dict(), Facts(numerics=CONFIG.numerics)) == STEM
+
+
+@pytest.mark.parametrize("wrong", [{"widths": (8, 16)}, {"style": "timm", "width": 32, "widths": (8, 8, 8)}])
+def test_widths_are_one_for_each_stage_of_plain_convolutions(wrong):
+    with pytest.raises(ConfigError, match=r"need style='conv' and one width for each of stages=\(2, 1, 1\)"):
+        STEM.replace(**wrong)
 
 
 def test_a_plain_stem_needs_a_stage():

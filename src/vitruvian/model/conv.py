@@ -19,11 +19,11 @@ class ConvStem(nn.Module):
         self.root = nn.Conv2d(channels, ROOT_CHANNELS, 3, padding=1)
         self.stages = nn.ModuleList()
         inputs = ROOT_CHANNELS
-        for stage, convolutions in enumerate(config.stages):
+        for width, convolutions in zip(config.stage_widths, config.stages):
             units = []
             for unit in range(convolutions):
-                units.append(ConvUnit(inputs, config.width * 2**stage, halve=not unit))
-                inputs = config.width * 2**stage
+                units.append(ConvUnit(inputs, width, halve=not unit))
+                inputs = width
             self.stages.append(nn.Sequential(*units))
 
     def forward(self, pixels: Tensor) -> Tensor:

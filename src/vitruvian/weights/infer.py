@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from vitruvian.config import ModelConfig, Pool, ResNetConfig, StemConfig, ViTConfig
@@ -126,9 +127,12 @@ def infer_stem(native: Tensors, facts: Facts) -> StemConfig | None:
     root = shape_of(native, "embed.stem.root.weight")
     if not root:
         return None
-    stages, plain = count_units(native, "embed.stem.stages."), shape_of(native, "embed.stem.stages.0.0.conv.weight")
-    if plain:
-        return StemConfig(stages=stages, width=plain[0], style="conv")
+    stages = count_units(native, "embed.stem.stages.")
+    plain = [shape_of(native, f"embed.stem.stages.{stage}.0.conv.weight") for stage in range(len(stages))]
+    if all(plain) and plain:
+        widths = tuple(shape[0] for shape in plain)
+        regular = StemConfig(stages=stages, width=widths[0], style="conv")
+        return regular if regular.stage_widths == widths else replace(regular, widths=widths)
     return StemConfig(stages=stages, width=root[0], style=facts.stem_style)
 
 
