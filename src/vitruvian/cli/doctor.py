@@ -11,6 +11,7 @@ import typer
 
 from vitruvian.cli.options import Readers
 from vitruvian.progress import tell, track
+from vitruvian.text import counted
 
 COLORS = {"hurts": "red", "look": "yellow", "fine": "green"}
 
@@ -18,6 +19,19 @@ COLORS = {"hurts": "red", "look": "yellow", "fine": "green"}
 def doctor(
     data: Annotated[str, typer.Argument(metavar="SRC", help="A folder, a manifest, shards, or a built-in name.")],
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with the images, as HTML.")] = None,
+    vectors: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Vectors of `vit embed` of these images, to compare them by.")
+    ] = None,
+    review: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a page to look through doubtful labels with the keyboard."),
+    ] = None,
+    apply: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write the manifest --out with the corrections of that page; examine nothing."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the report.")] = False,
     workers: Readers = 2,
 ) -> None:
@@ -32,8 +46,20 @@ def doctor(
     from vitruvian.data.sources import open_dataset
     from vitruvian.files import write_text
 
+    if apply is not None:
+        if out is None or as_json or review is not None or vectors is not None:
+            raise typer.BadParameter("--apply needs --out corrected.csv, and no other option")
+        apply_to(data, apply, out)
+        return
     opened = open_dataset(data)
-    diagnosis = diagnose(opened, workers=workers, track=partial(track, label="examining"))
+    values = None
+    if vectors is not None:
+        from vitruvian.bulk.store import open_store
+
+        store = open_store(vectors, track=partial(track, label="vectors"))
+        store.check_of(data)
+        values = store.values
+    diagnosis = diagnose(opened, vectors=values, workers=workers, track=partial(track, label="examining"))
     if as_json:
         print(json.dumps(diagnosis.to_json()))
     else:
@@ -42,5 +68,20 @@ def doctor(
     if out is not None:
         write_text(out, page(diagnosis, opened))
         tell(f"the images are in {out}")
+    if review is not None:
+        from vitruvian.data.doctor.review import review as review_page
+
+        write_text(review, review_page(diagnosis, opened))
+        tell(f"the doubtful labels are in {review}: open it, decide, download, then `vit doctor {data} --apply ...`")
     if not diagnosis.healthy:
         raise typer.Exit(1)
+
+
+def apply_to(data: str, corrections: Path, out: Path) -> None:
+    from vitruvian.data.doctor.corrections import apply_corrections
+
+    done = apply_corrections(data, corrections, out)
+    print(
+        f"{out}: {counted(done.images, 'image')}; {counted(done.changed, 'label')} changed, {done.kept:,} confirmed, "
+        f"{counted(done.left_out, 'image')} left out; {data} is as it was"
+    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitruvian.cli.options import Batch, Device, Heads, ImageSize, ModelName, ReportFolder, names_in, parse_numbers
+from vitruvian.cli.options import Batch, Device, Heads, ImageSize, OptionalModel, ReportFolder, names_in, parse_numbers
 from vitruvian.cli.start import quick_imports
 from vitruvian.config import BATCH
 from vitruvian.progress import tell, track
@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 
 
 def probe(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="A folder, a manifest, shards, or a built-in name.")],
-    model: ModelName,
+    data: Annotated[
+        str | None, typer.Argument(metavar="[DATA]", help="A folder, a manifest, shards, or a built-in name.")
+    ] = None,
+    model: OptionalModel = None,
+    vectors: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Vectors of `vit embed`, instead of DATA and a model.")
+    ] = None,
     only: Annotated[
         str, typer.Option(metavar="NAMES", help="Which probes, separated by commas.")
     ] = "fewshot,linear,neighbors",
@@ -40,21 +45,32 @@ def probe(
 
     Features are computed once and kept in the cache folder ($VITRUVIAN_CACHE); probing again takes seconds.
     """
+    if vectors is None and (data is None or model is None):
+        raise typer.BadParameter("give DATA and --model, or --vectors")
+    if vectors is not None and (data is not None or model is not None):
+        raise typer.BadParameter("--vectors stands for DATA and --model, which its job.json names")
     wanted_shots = None if shots is None else parse_numbers(shots)
     with quick_imports():
         from vitruvian.evaluation.pages.probe import write_probe
         from vitruvian.evaluation.probes.probe import probe as run_probe
         from vitruvian.predict import Encoder
 
-    report = run_probe(
-        data,
-        Encoder(model, heads=heads, image_size=image_size, device=device),
-        only=names_in(only),
-        shots=wanted_shots,
-        neighbors=neighbors,
-        batch=batch,
-        track=partial(track, label="features"),
-    )
+    if vectors is not None:
+        from vitruvian.bulk.store import probe_vectors
+
+        reading = partial(track, label="parts")
+        report = probe_vectors(vectors, only=names_in(only), shots=wanted_shots, neighbors=neighbors, track=reading)
+    else:
+        assert model is not None
+        report = run_probe(
+            data,
+            Encoder(model, heads=heads, image_size=image_size, device=device),
+            only=names_in(only),
+            shots=wanted_shots,
+            neighbors=neighbors,
+            batch=batch,
+            track=partial(track, label="features"),
+        )
     print(json.dumps(report.to_json()) if as_json else as_table(report))
     if report.unreadable:
         tell(f"{len(report.unreadable)} images could not be read and were left out")

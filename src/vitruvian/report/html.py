@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -35,14 +37,17 @@ def joined(parts: Iterable[Html], between: str = "\n") -> Html:
     return Html(between.join(parts))
 
 
-def page(title: str, parts: Iterable[Html]) -> str:
-    """A whole page."""
+def page(title: str, parts: Iterable[Html], *, script: str = "", style: str = "") -> str:
+    """A whole page; of scripts, a browser runs only the one given here."""
+    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"{POLICY}; script-src 'sha256-{allowed}'" if script else POLICY
+    run = f"<script>{script}</script>\n" if script else ""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        f"<title>{text(title)}</title>\n<style>\n{STYLE}\n</style>\n</head>\n"
-        f"<body>\n{joined(parts)}\n</body>\n</html>\n"
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f"<title>{text(title)}</title>\n<style>\n{STYLE}{style}\n</style>\n</head>\n"
+        f"<body>\n{joined(parts)}\n{run}</body>\n</html>\n"
     )
 
 

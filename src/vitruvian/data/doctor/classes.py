@@ -1,21 +1,22 @@
 """Checks of the classes (empty, tiny, unbalanced), and of labels that the look of an image speaks against.
 
-For the labels, an image is compared by simple features with all others. Where images of a class mostly lie among their
-own, one that lies among those of another class is worth a look. Where they do not (most photographs), nothing can be
-said.
+For the labels, an image is compared with all others by simple features, or by those of a model. Where images of a
+class mostly lie among their own, one that lies among those of another class is worth a look. Where they do not (most
+photographs, by simple features), nothing can be said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.data.doctor.findings import EXAMPLES, Example, Finding, Level, image
+from vitruvian.data.doctor.findings import EXAMPLES, REVIEWED, Example, Finding, Level, image
 from vitruvian.data.doctor.scan import Scan
-from vitruvian.data.doctor.sketch import Bytes, Floats, Places, features, mapped, pieces
+from vitruvian.data.doctor.sketch import Bytes, Floats, Places, features, mapped, pieces, unit
 from vitruvian.text import counted
 
 FEWEST = 5
@@ -108,6 +109,8 @@ def listed(found: Iterable[int], counts: Counts, classes: Sequence[str]) -> tupl
 
 
 Labels = NDArray[np.int32]
+Looks = Callable[[Places], Floats]
+"""Features (N, D) of unit length of the images at some places."""
 
 NEIGHBORS = 10
 AGREEING = 8
@@ -130,19 +133,28 @@ class Doubt(NamedTuple):
     """The places of those, likest first."""
 
 
-def check_labels(scan: Scan, classes: int) -> Iterator[Finding]:
-    """Images that lie among those of another class, if the features can tell the two classes."""
-    checked, doubts = contradicted(scan.sketches, scan.records["label"], np.flatnonzero(scan.readable))
-    apart = f"edges and colors tell {'all' if checked == classes else f'{checked} of'} {classes} classes apart"
+def check_labels(scan: Scan, classes: int, vectors: Floats | None = None) -> Iterator[Finding]:
+    """Images that lie among those of another class, if the features can tell the two classes.
+
+    `vectors` (images, D) of a model are better features; NaN where an image has none.
+    """
+    known = scan.readable if vectors is None else scan.readable & np.isfinite(vectors[:, 0])
+    looks, what = (
+        (partial(sketch_looks, scan.sketches), "edges and colors")
+        if vectors is None
+        else (partial(vector_looks, vectors), "the vectors")
+    )
+    checked, doubts = contradicted(looks, scan.records["label"], np.flatnonzero(known))
+    apart = f"{what} tell {'all' if checked == classes else f'{checked} of'} {classes} classes apart"
     if doubts:
         text = f"{counted(len(doubts), 'image', 'looks|look')} like another class ({apart})"
         advice = "no proof, but look: the label or the image may be wrong"
-        examples = tuple(example(scan, doubt) for doubt in doubts[:EXAMPLES])
+        examples = tuple(example(scan, doubt) for doubt in doubts[:REVIEWED])
         yield Finding("label", "look", text, len(doubts), advice, examples)
     elif checked:
         yield Finding("labels", "fine", f"no label looks wrong ({apart})")
     else:
-        text = "single labels were not judged: edges and colors alone do not tell these classes apart"
+        text = f"single labels were not judged: {what} alone do not tell these classes apart"
         yield Finding("labels", "fine", text)
 
 
@@ -152,14 +164,22 @@ def example(scan: Scan, doubt: Doubt) -> Example:
     return Example(f"{doubt.agreeing} of the {NEIGHBORS} likest images are {images[1].label}", images)
 
 
-def contradicted(sketches: Bytes, labels: Labels, among: Places) -> tuple[int, list[Doubt]]:
+def sketch_looks(sketches: Bytes, places: Places) -> Floats:
+    return np.asarray(mapped(features, sketches, places))
+
+
+def vector_looks(vectors: Floats, places: Places) -> Floats:
+    return unit(np.asarray(vectors[places], np.float32))
+
+
+def contradicted(looks: Looks, labels: Labels, among: Places) -> tuple[int, list[Doubt]]:
     """How many classes were checked, and labels that eight or more of ten neighbors contradict, the worst first.
 
-    `sketches` and `labels` are of all images; `among` are the places of those that can be read.
+    `looks` and `labels` are of all images; `among` are the places of those that can be read.
     """
     if len(among) <= NEIGHBORS:
         return 0, []
-    mine, near = labels[among], neighbors(sketches, among)
+    mine, near = labels[among], neighbors(looks, among)
     opinion, agreeing = commonest(labels[near])
     total, sure = np.bincount(mine), np.bincount(mine, (opinion == mine) & (agreeing >= AGREEING))
     checked = sure >= SURE_SHARE * np.maximum(total, 1)
@@ -169,13 +189,13 @@ def contradicted(sketches: Bytes, labels: Labels, among: Places) -> tuple[int, l
     return int(checked.sum()), doubts
 
 
-def neighbors(sketches: Bytes, among: Places) -> Places:  # (N,) -> (N, 10)
+def neighbors(looks: Looks, among: Places) -> Places:  # (N,) -> (N, 10)
     """The places of each image's ten likest others, likest first."""
     known = among[np.linspace(0, len(among) - 1, min(len(among), REFERENCES)).astype(np.int64)]
-    looks = mapped(features, sketches, known)
+    references = looks(known)
     found = np.empty((len(among), NEIGHBORS), np.int64)
     for start, part in zip(range(0, len(among), ROWS), pieces(among, ROWS)):
-        likeness = features(sketches[part]) @ looks.T
+        likeness = looks(part) @ references.T
         likeness[part[:, None] == known] = -2  # not itself
         found[start : start + ROWS] = known[greatest(likeness)]
     return found

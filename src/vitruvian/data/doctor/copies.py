@@ -8,9 +8,9 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.data.doctor.findings import EXACT, EXAMPLES, NEAR, Example, Finding, Level, image
+from vitruvian.data.doctor.findings import EXACT, EXAMPLES, NEAR, REVIEWED, Example, Finding, Level, image
 from vitruvian.data.doctor.scan import Scan
-from vitruvian.data.doctor.sketch import BANDS, Bytes, Places, hashes, mapped, pieces, same_image
+from vitruvian.data.doctor.sketch import BANDS, Bytes, Floats, Places, hashes, mapped, pieces, same_image, unit
 from vitruvian.text import counted
 
 Pair = tuple[int, int]
@@ -94,9 +94,55 @@ def repeats(scan: Scan, groups: Sequence[Places]) -> Iterator[Finding]:
 def finding(check: str, level: Level, text: str, advice: str, scan: Scan, pairs: Sequence[Pair]) -> Finding:
     examples = (
         Example(EXACT if equal(scan, pair) else NEAR, tuple(image(scan, place) for place in pair))
-        for pair in pairs[:EXAMPLES]
+        for pair in pairs[: REVIEWED if check.endswith("conflict") else EXAMPLES]
     )
     return Finding(check, level, text, len(pairs), advice, tuple(examples))
+
+
+ALIKE = 0.95
+"""Cosine of two vectors from which the images are worth a look side by side."""
+MOST_COMPARED = 100_000
+"""Images up to which all vectors are compared with all."""
+ROWS = 1024
+
+
+def check_alike(scan: Scan, groups: Sequence[Places], vectors: Floats) -> Iterator[Finding]:
+    """Images whose vectors (images, D) are nearly the same, beyond those whose pixels are: crops, other frames."""
+    known = np.flatnonzero(scan.readable & np.isfinite(vectors[:, 0]))
+    if len(known) > MOST_COMPARED:
+        text = f"vectors were not compared with each other: {len(known):,} images exceed {MOST_COMPARED:,}"
+        yield Finding("alike", "fine", text)
+        return
+    same = np.arange(len(vectors))
+    for group in groups:
+        same[group] = group[0]
+    pairs = sorted(alike(vectors, known, same), reverse=True)
+    if not pairs:
+        yield Finding("alike", "fine", f"no other two images have vectors with a cosine of {ALIKE} or more")
+        return
+    split, label = scan.records["split"], scan.records["label"]
+    apart = sum(bool(split[one] != split[two]) for _, one, two in pairs)
+    named = sum(bool(label[one] != label[two]) for _, one, two in pairs)
+    text = (
+        f"{counted(len(pairs), 'more pair', 'has|have')} vectors with a cosine of {ALIKE} or more: {apart:,} in two "
+        f"splits, {named:,} with two labels"
+    )
+    examples = (
+        Example(f"cosine {cosine:.3f}", (image(scan, one), image(scan, two))) for cosine, one, two in pairs[:EXAMPLES]
+    )
+    advice = "crops, flips or other frames of one scene; what is in two splits makes the accuracy too good"
+    yield Finding("alike", "look", text, len(pairs), advice, tuple(examples))
+
+
+def alike(vectors: Floats, known: Places, same: Places) -> Iterator[tuple[float, int, int]]:
+    """Cosine and places of pairs that are not of one group, each once."""
+    units = unit(np.asarray(vectors[known], np.float32))
+    for start in range(0, len(known), ROWS):
+        cosines = units[start : start + ROWS] @ units[start:].T
+        for row, column in zip(*np.nonzero(np.triu(cosines >= ALIKE, 1))):
+            one, two = int(known[start + row]), int(known[start + column])
+            if same[one] != same[two]:
+                yield float(cosines[row, column]), one, two
 
 
 def equal(scan: Scan, pair: Pair) -> bool:

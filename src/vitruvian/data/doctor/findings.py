@@ -19,7 +19,9 @@ EXACT = "exact copy"
 NEAR = "nearly the same"
 
 EXAMPLES = 12
-"""Examples kept of each finding; the count tells of all."""
+"""Examples of each finding that are shown; the count tells of all."""
+REVIEWED = 200
+"""Examples kept of findings about labels, which `--review` shows one by one."""
 
 
 @dataclass(frozen=True, slots=True)

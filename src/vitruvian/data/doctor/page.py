@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vitruvian.data.decode import decode
-from vitruvian.data.doctor.findings import HEADINGS, MARKS, Diagnosis, Example, Finding, ImageRef, heading, verdict
+from vitruvian.data.doctor.findings import (
+    EXAMPLES,
+    HEADINGS,
+    MARKS,
+    Diagnosis,
+    Example,
+    Finding,
+    ImageRef,
+    heading,
+    verdict,
+)
 from vitruvian.data.sources.base import Dataset, Source
 from vitruvian.errors import VitruvianError
 from vitruvian.report import html
@@ -32,9 +42,9 @@ def finding_html(finding: Finding, data: Dataset) -> Html:
     if finding.advice:
         parts.append(remark(finding.advice))
     if finding.examples:
-        shown = joined(example_html(example, data) for example in finding.examples)
+        shown = joined(example_html(example, data) for example in finding.examples[:EXAMPLES])
         parts.append(Html(f'<div class="examples">\n{shown}\n</div>'))
-    hidden = finding.count - len(finding.examples)
+    hidden = finding.count - min(len(finding.examples), EXAMPLES)
     if finding.examples and hidden > 0:
         parts.append(remark(f"and {hidden:,} more"))
     return joined(parts)

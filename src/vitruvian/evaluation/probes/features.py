@@ -127,8 +127,6 @@ class Task:
     train: FeatureSet
     dev: FeatureSet | None
     test: FeatureSet
-    damaged: int = 0
-    """Features of the store that could not be used."""
 
     @property
     def classes(self) -> int:

@@ -15,7 +15,7 @@ from vitruvian.data.sources import open_dataset
 from vitruvian.data.view import Transform
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.evaluation.measuring.inference import with_view
-from vitruvian.evaluation.probes.features import Labels, Task, features_of, parts_of
+from vitruvian.evaluation.probes.features import FeatureSet, Labels, Task, features_of, parts_of
 from vitruvian.evaluation.probes.fewshot import SEEDS, fewshot_predictions, possible_shots
 from vitruvian.evaluation.probes.linear import chosen_l2, fit
 from vitruvian.evaluation.probes.neighbors import chosen_neighbors, neighbor_predictions
@@ -159,23 +159,47 @@ def probe(
         possible_shots(labels, opened.classes, wanted.shots)
     started = time.monotonic()
     store = open_store(encoder)
-    train, test, *dev = (features_of(encoder, source, store, batch=batch, track=track) for source in parts.sources)
-    task = Task(train=train, test=test, dev=dev[0] if dev else None, damaged=store.damaged)
+    found = [features_of(encoder, source, store, batch=batch, track=track) for source in parts.sources]
     feature_seconds = time.monotonic() - started
-    if task.damaged:
-        notes.append(f"{counted(task.damaged, 'feature', 'was|were')} damaged in the cache and computed anew")
-    if "fewshot" in wanted.only:  # again, of the images that could be read
-        notes += filter(None, [possible_shots(task.train.labels, opened.classes, wanted.shots)[1]])
-    return ProbeReport(
+    if store.damaged:
+        notes.append(f"{counted(store.damaged, 'feature', 'was|were')} damaged in the cache and computed anew")
+    return report_of(
+        found,
+        wanted,
         data=opened.name,
         model=encoder.name,
+        test_is=parts.test_is,
+        notes=notes,
+        feature_seconds=feature_seconds,
+    )
+
+
+def report_of(
+    found: Sequence[FeatureSet],
+    wanted: Wanted,
+    *,
+    data: str,
+    model: str,
+    test_is: str,
+    notes: Sequence[str],
+    feature_seconds: float,
+) -> ProbeReport:
+    """Probe the features of the images to learn from, of the test images and, if there are such, to choose by."""
+    train, test, *dev = found
+    task = Task(train=train, test=test, dev=dev[0] if dev else None)
+    said = list(notes)
+    if "fewshot" in wanted.only:  # of the images that could be read
+        said += filter(None, [possible_shots(task.train.labels, task.train.classes, wanted.shots)[1]])
+    return ProbeReport(
+        data=data,
+        model=model,
         classes=task.classes,
         train_images=len(task.everything[1]),
         test_images=len(task.test),
-        test_is=parts.test_is,
+        test_is=test_is,
         results=tuple(timed_results(task, wanted)),
         unreadable={key: why for part in task.sets for key, why in part.unreadable.items()},
-        notes=tuple(notes),
+        notes=tuple(said),
         computed=sum(part.computed for part in task.sets),
         feature_seconds=feature_seconds,
     )

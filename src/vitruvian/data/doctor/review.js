@@ -1,0 +1,71 @@
+"use strict";
+const { data, classes, items } = JSON.parse(document.getElementById("content").textContent);
+const at = (id) => document.getElementById(id);
+const memory = "vitruvian review " + data + " " + items.map((item) => item.split + item.index).join(" ");
+let place = 0;
+let decisions = {}; // by number of the item; null leaves the image out
+try { decisions = JSON.parse(localStorage.getItem(memory)) || {}; } catch (error) { decisions = {}; }
+
+for (const name of classes) at("other").add(new Option(name));
+
+function show() {
+  items.forEach((_, number) => { at("item" + number).hidden = number !== place; });
+  const decided = Object.keys(decisions).length;
+  const changed = items.filter((item, number) => number in decisions && decisions[number] !== item.was).length;
+  const now = place in decisions ? (decisions[place] === null ? ": left out" : ": " + decisions[place]) : "";
+  at("place").textContent = (place + 1) + " of " + items.length + now;
+  at("decided").textContent = decided + " decided, " + changed + " of them changed";
+  at("other").value = place in decisions && decisions[place] !== null ? decisions[place] : items[place].was;
+  document.body.dataset.decided = decided;
+}
+
+function go(step) {
+  place = Math.min(Math.max(place + step, 0), items.length - 1);
+  show();
+}
+
+function decide(label) {
+  decisions[place] = label;
+  remember();
+  go(1);
+}
+
+function remember() {
+  try { localStorage.setItem(memory, JSON.stringify(decisions)); } catch (error) { /* only in this page, then */ }
+}
+
+function undo() {
+  delete decisions[place];
+  remember();
+  show();
+}
+
+function save() {
+  const corrections = items.flatMap((item, number) => number in decisions
+    ? [{ split: item.split, index: item.index, key: item.key, was: item.was, label: decisions[number] }] : []);
+  const text = JSON.stringify({ format: 1, data, corrections }, null, 2) + "\n";
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+  link.download = "corrections.json";
+  link.click();
+}
+
+const actions = {
+  keep: () => decide(items[place].was), take: () => decide(items[place].suggested), drop: () => decide(null),
+  undo, back: () => go(-1), next: () => go(1), save,
+};
+const keys = {
+  Enter: "keep", s: "take", x: "drop", u: "undo", ArrowLeft: "back", ArrowRight: "next", d: "save",
+};
+for (const [id, action] of Object.entries(actions)) {
+  at(id).addEventListener("click", () => { action(); at(id).blur(); });
+}
+at("other").addEventListener("change", () => { decide(at("other").value); at("other").blur(); });
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.id === "other") return;
+  if (event.key.toLowerCase() === "c") at("other").focus();
+  else if (keys[event.key] || keys[event.key.toLowerCase()]) actions[keys[event.key] || keys[event.key.toLowerCase()]]();
+  else return;
+  event.preventDefault();
+});
+show();
