@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vitruvian.training.finetune import finetune, protocol_for
     from vitruvian.training.train import resume, train
     from vitruvian.weights import Certificate, convert, load, save
+    from vitruvian.weights.load import with_merging
     from vitruvian.weights.words import embed_texts, with_words
 
 __version__ = "0.1.0"
@@ -50,6 +51,7 @@ _NAMES = {
     "training.finetune": "finetune protocol_for",
     "training.train": "resume train",
     "weights": "Certificate convert load save",
+    "weights.load": "with_merging",
     "weights.words": "embed_texts with_words",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
@@ -95,6 +97,7 @@ __all__ = [
     "save",
     "similar",
     "train",
+    "with_merging",
     "with_words",
 ]
 

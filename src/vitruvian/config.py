@@ -139,6 +139,8 @@ class RopeConfig(Settings):
 
 REGULARIZERS = ("dropout", "attention_dropout", "drop_path")
 """Settings of a ViT that act in training alone: they change neither its weights nor its answers."""
+CHANGEABLE = (*REGULARIZERS, "tome_r", "tome_thresholds")
+"""Settings of a ViT that weights fit whatever they are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

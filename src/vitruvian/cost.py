@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from vitruvian.config import ROOT_CHANNELS, ModelConfig, ResNetConfig, StemConfig, ViTConfig
 from vitruvian.settings import Size, as_size
@@ -59,13 +60,35 @@ def multiply_adds(config: ModelConfig, image_size: int | Size | None = None) -> 
         block += tokens * (2 * tokens - 1) * D
     if config.rope is not None and config.rope.kind == "mixed":
         block += patches * D
-    count += config.layers * block
+    count += config.layers * block - _merged_away(config, tokens, products)
     if config.pool == "map":
         read = tokens if config.pool_prefix else patches
         M = config.pool_mlp_width or config.mlp_width
         count += 2 * read * D * D + 2 * read * D + 2 * D * D + 2 * D * M
     count += config.pooled_width * config.representation_size
     return count + (1 + config.distillation) * config.feature_width * config.classes
+
+
+def tokens_by_layer(config: ViTConfig, tokens: int) -> tuple[int, ...]:
+    """Tokens that enter each layer of a model that merges `tome_r` of them, and that leave the last one.
+
+    Thresholds merge as many as an image has, which settings do not tell: they count as none.
+    """
+    found = [tokens]
+    for r in config.tome_counts:
+        found.append(found[-1] - min(r, (found[-1] - config.prefix_tokens) // 2))
+    return tuple(found)
+
+
+def _merged_away(config: ViTConfig, tokens: int, products: int) -> int:
+    """Multiply-adds of the blocks that token merging saves; the search for what to merge is not subtracted."""
+    D, A = config.width, config.head_width * config.heads
+    mlp = D * config.mlp_width * (3 if config.mlp == "swiglu" else 2)
+    counts, saved = tokens_by_layer(config, tokens), 0
+    for before, after in pairwise(counts):
+        reached = before if config.block == "parallel" else after  # whose MLP comes before the merging
+        saved += (tokens - before) * 4 * D * A + (tokens - reached) * mlp + products * (tokens**2 - before**2) * A
+    return saved
 
 
 def _dense(inputs: int, outputs: int, bias: bool = True) -> int:

@@ -29,7 +29,7 @@ from vitruvian.model.cores import map_over_cores
 from vitruvian.model.resnet import ResNet
 from vitruvian.settings import BatchSize, Size, check_range, typed
 from vitruvian.text import printable
-from vitruvian.weights.load import load
+from vitruvian.weights.load import load, with_merging
 
 # B images, K classes, F features
 
@@ -73,10 +73,12 @@ class Encoder:
         image_size: int | Size | None = None,
         device: str = "cpu",
         engine: EngineName = "torch",
+        tome_r: int | Sequence[int] | None = None,
     ) -> None:
         """From a model, or from a file, folder or published name, loaded with `heads` and `image_size`.
 
-        `engine` (torch, onnxruntime, openvino, or auto for the fastest that is installed) computes the logits.
+        `engine` (torch, onnxruntime, openvino, or auto for the fastest that is installed) computes the logits. `tome_r`
+        tokens merge in each layer (ToMe); 0 is none, also where the model says otherwise.
         """
         self.engine = check_engine(engine, device)
         self._run: Engine | None = None
@@ -91,6 +93,8 @@ class Encoder:
                 self.engine = "torch"
         elif heads is not None or image_size is not None:
             raise ConfigError("heads and image_size are for loading weights; this model is already made")
+        if tome_r is not None:
+            model = with_merging(model, tome_r)
         if len(model.preprocess.mean) != model.config.channels:
             raise ConfigError(
                 f"the model takes {model.config.channels} channels, "
@@ -163,6 +167,7 @@ class Classifier(Encoder):
         image_size: int | Size | None = None,
         device: str = "cpu",
         engine: EngineName = "torch",
+        tome_r: int | Sequence[int] | None = None,
         flip: bool = False,
         labels: Iterable[str] | None = None,
         template: str | None = None,
@@ -172,7 +177,7 @@ class Classifier(Encoder):
         `template` is what the words stand in: text with {}, or the name of a published set (`imagenet`, `imagenet-7`).
         With `flip`, an image and its mirror image are answered together.
         """
-        super().__init__(model, heads=heads, image_size=image_size, device=device, engine=engine)
+        super().__init__(model, heads=heads, image_size=image_size, device=device, engine=engine, tome_r=tome_r)
         self.flip = flip
         if labels is not None:
             from vitruvian.weights.words import with_words  # most models have labels of their own

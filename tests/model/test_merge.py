@@ -5,7 +5,9 @@ import torch
 import torch.nn.functional as F
 
 import vitruvian as vt
-from vitruvian.errors import ConfigError
+from vitruvian.cost import multiply_adds, tokens_by_layer
+from vitruvian.errors import ConfigError, ConversionError
+from vitruvian.explain.attention import attention_map, attention_rollout, gradient_attention
 from vitruvian.model.merge import Tokens, merged, numbered, token_groups, tome_schedule
 
 TINY = vt.ViTConfig(image_size=32, patch_size=4, layers=3, width=32, mlp_width=64, heads=2, classes=5)
@@ -192,3 +194,80 @@ def test_merging_is_saved_and_loaded_with_the_weights(tmp_path):
     assert again.config == model.config
     with torch.no_grad():
         assert torch.equal(again(images()), model(images()))
+
+
+def test_a_model_gets_merging_and_loses_it_again_with_the_same_weights():
+    model = tiny()
+    merging = vt.with_merging(model, 8)
+    assert merging.config == model.config.replace(tome_r=8)
+    assert merging.head.weight.data_ptr() == model.head.weight.data_ptr()
+    with torch.no_grad():
+        assert torch.equal(vt.with_merging(merging)(images()), model(images()))
+        assert not torch.equal(merging(images()), model(images()))
+    assert vt.with_merging(model, thresholds=[0.5, 0.6, 0.3]).config.tome_thresholds == (0.5, 0.6, 0.3)
+
+
+def test_a_classifier_merges_as_it_is_told():
+    model, image = tiny(), torch.zeros(20, 20, 3, dtype=torch.uint8).numpy()
+    merged_answers, own = (vt.Classifier(model, tome_r=r).predict([image]) for r in (20, None))
+    assert own == vt.Classifier(model).predict([image])
+    assert merged_answers != own
+    with pytest.raises(ConfigError, match="tome_r= is for Vision Transformers"):
+        vt.Classifier(vt.build(vt.ResNetConfig(stages=(1,), width=32, image_size=32, classes=5)), tome_r=8)
+
+
+@pytest.mark.parametrize("way", [{"tome_r": 8}, {"tome_thresholds": (0.5, 0.6, 0.3)}])
+@pytest.mark.parametrize("kind", [{}, {"pool": "mean"}, {"pool": "map", "class_token": False}])
+def test_maps_of_a_merged_model_cover_the_whole_grid(way, kind):
+    model = tiny(**way, **kind)
+    rollout = attention_rollout(model, images())
+    assert rollout.shape == (3, 8, 8)
+    assert (rollout > 0).all()
+    if not kind.get("class_token", True):
+        torch.testing.assert_close(rollout.sum((1, 2)), torch.ones(3))  # nothing is lost with the merging
+    gradient = gradient_attention(model, images())
+    assert gradient.shape == (3, 8, 8)
+    groups = token_groups(model, model.embed(images()))[0]  # patches that merged first are read together ever after
+    T = model.config.prefix_tokens
+    together = groups[0, T:, T:] > 0
+    row, column = next((i, j) for i in range(64) for j in range(i) if together[i, j])
+    last = attention_map(model, images()[:1], layer=-1, patch=(0, 0)).flatten()
+    assert last[row] == pytest.approx(float(last[column]), rel=1e-5)
+
+
+def test_maps_without_groups_are_what_they_were():
+    off, plain = tiny(tome_thresholds=(1.0,) * 3), tiny()
+    torch.testing.assert_close(
+        gradient_attention(off, images()), gradient_attention(plain, images()), atol=1e-6, rtol=1e-3
+    )
+
+
+def test_multiply_adds_are_those_of_the_tokens_that_are_left():
+    config = TINY.replace(tome_r=(12, 10, 7))
+    D, M = 32, 64
+    blocks = [(65, 53), (53, 43), (43, 36)]
+    wanted = 64 * 48 * D + D * 5
+    wanted += sum(before * 4 * D * D + 2 * before * before * D + after * 2 * D * M for before, after in blocks)
+    assert multiply_adds(config) == wanted
+    assert tokens_by_layer(TINY.replace(tome_r=100), 65) == (65, 33, 17, 9)
+
+
+@pytest.mark.parametrize("pool", ["token", "mean"])
+def test_a_program_that_torch_exports_merges_the_same_tokens(pool):
+    model = tiny(tome_r=(8, 0, 12), pool=pool, layers=3)
+    program = torch.export.export(model, (images(2),), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
+    with torch.no_grad():
+        torch.testing.assert_close(program.module()(images(5)), model(images(5)), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("to", ["onnx", "openvino"])
+def test_a_graph_merges_the_same_tokens(to, tmp_path):
+    report = vt.export(tiny(tome_r=(8, 4), layers=2), tmp_path / ("model.onnx" if to == "onnx" else "model"), to=to)
+    assert report.largest_difference < 1e-5  # at batches 1 and 3
+
+
+def test_a_graph_with_another_number_of_tokens_each_time_is_refused(tmp_path):
+    with pytest.raises(ConversionError, match="tome_thresholds give each image another number of tokens"):
+        vt.export(tiny(tome_thresholds=(0.5,) * 3), tmp_path / "model.onnx")
+    with pytest.raises(ConversionError, match="dynamic_size=True has no meaning with tome_r"):
+        vt.export(tiny(tome_r=8), tmp_path / "model.onnx", dynamic_size=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vitruvian.cli.options import EngineChoice, Heads, ImageSize, ModelName, names_in
+from vitruvian.cli.options import EngineChoice, Heads, ImageSize, ModelName, TomeR, names_in, tome_of
 from vitruvian.cli.start import quick_imports
 from vitruvian.progress import tell
 
@@ -28,6 +28,7 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the tables.")] = False,
     heads: Heads = None,
     image_size: ImageSize = None,
+    tome_r: TomeR = None,
 ) -> None:
     """Measure images per second, latency, memory and the share of time in each part of a model."""
     counts = names_in(batches)
@@ -38,10 +39,11 @@ def bench(
     with quick_imports():
         from vitruvian.engines.bench import bench as run_bench
         from vitruvian.files import staged
-        from vitruvian.weights.load import load
+        from vitruvian.weights.load import load, with_merging
 
+    loaded, counts = load(model, heads=heads, image_size=image_size), tome_of(tome_r)
     found = run_bench(
-        load(model, heads=heads, image_size=image_size),
+        loaded if counts is None else with_merging(loaded, counts),
         engines=[each.value for each in engine] if engine else None,
         batches=[int(each) for each in counts],
         rounds=rounds,

@@ -19,6 +19,8 @@ from vitruvian.cli.options import (
     ModelName,
     ReportFolder,
     Template,
+    TomeR,
+    tome_of,
 )
 from vitruvian.cli.start import quick_imports
 from vitruvian.config import BATCH
@@ -59,6 +61,7 @@ def evaluate(
     image_size: ImageSize = None,
     device: Device = "cpu",
     engine: Engine = EngineChoice.TORCH,
+    tome_r: TomeR = None,
 ) -> None:
     """Measure a model: accuracy with intervals, ReaL, calibration, confusions.
 
@@ -73,7 +76,7 @@ def evaluate(
 
     found = run_evaluation(
         data,
-        Encoder(model, heads=heads, image_size=image_size, device=device, engine=engine.value),
+        Encoder(model, heads=heads, image_size=image_size, device=device, engine=engine.value, tome_r=tome_of(tome_r)),
         template=template,
         flip=flip,
         split=split,

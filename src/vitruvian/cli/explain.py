@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from vitruvian.cli.options import Device, Heads, ImageSize, OptionalModel
+from vitruvian.cli.options import Device, Heads, ImageSize, OptionalModel, TomeR, tome_of
 from vitruvian.cli.start import quick_imports
 from vitruvian.progress import tell, track
 
@@ -85,6 +85,7 @@ def explain(
     heads: Heads = None,
     image_size: ImageSize = None,
     device: Device = "cpu",
+    tome_r: TomeR = None,
 ) -> None:
     """Show what a model looks at: overlays, arrays and a page for each run.
 
@@ -101,7 +102,7 @@ def explain(
         from vitruvian.explain import MapSettings
         from vitruvian.explain.explainer import METHODS
         from vitruvian.weights.hub import default_source
-        from vitruvian.weights.load import load
+        from vitruvian.weights.load import load, with_merging
 
     images = find_images(paths or [])
     methods = tuple(method for method in METHODS if not maps or method in maps)
@@ -109,6 +110,8 @@ def explain(
         methods=methods, layer=layer, head=head, patch=patch, target=target, top=top, deletion=deletion
     )
     loaded = load(default_source() if model is None else model, heads=heads, image_size=image_size)
+    counts = tome_of(tome_r)
+    loaded = loaded if counts is None else with_merging(loaded, counts)
     if figures:
         show_figures(loaded, images, out, count=count, device=device, as_json=as_json)
     else:

@@ -68,6 +68,18 @@ def parse_shard(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+def parse_counts(text: str) -> tuple[int, ...]:
+    """`8`, or a number for each layer: `16,14,12`."""
+    if re.fullmatch(r"\d{1,5}(\s*,\s*\d{1,5})*", text.strip()) is None:
+        raise typer.BadParameter(f"{text!r} is neither a number of tokens such as 8 nor one for each layer: 16,14,12")
+    return tuple(map(int, text.split(",")))
+
+
+def tome_of(counts: tuple[int, ...] | None) -> int | tuple[int, ...] | None:
+    """One number for all layers, or one for each."""
+    return counts[0] if counts is not None and len(counts) == 1 else counts
+
+
 def names_in(text: str) -> list[str]:
     """`a, b` as two names."""
     return [name.strip() for name in text.split(",") if name.strip()]
@@ -195,6 +207,12 @@ DataRoot = Annotated[
 Engine = Annotated[
     EngineChoice,
     typer.Option(help="What computes the answers; auto is the fastest that is installed, measured once."),
+]
+TomeR = Annotated[
+    Any,
+    typer.Option(
+        parser=parse_counts, metavar="R", help="Token merging (ToMe): how many tokens merge in each layer, such as 8."
+    ),
 ]
 Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, or cuda on a machine that has it.")]
 ReportFolder = Annotated[

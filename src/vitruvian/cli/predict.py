@@ -24,6 +24,8 @@ from vitruvian.cli.options import (
     Shard,
     Split,
     Template,
+    TomeR,
+    tome_of,
 )
 from vitruvian.cli.start import quick_imports
 from vitruvian.config import BATCH
@@ -57,6 +59,7 @@ def predict(
     image_size: ImageSize = None,
     device: Device = "cpu",
     engine: Engine = EngineChoice.TORCH,
+    tome_r: TomeR = None,
 ) -> None:
     """Name what is in images, with probabilities.
 
@@ -65,8 +68,10 @@ def predict(
     """
     if out is None and (shard is not None or on):
         raise typer.BadParameter("--shard and --on are for --out")
-    if on and (heads or image_size or labels or device != "cpu"):
-        raise typer.BadParameter("--on loads the model on each node, without --heads, --image-size, --labels, --device")
+    if on and (heads or image_size or labels or tome_r or device != "cpu"):
+        raise typer.BadParameter(
+            "--on loads the model on each node, without --heads, --image-size, --labels, --device, --tome-r"
+        )
     if out is not None and (as_json or len(paths) != 1):
         raise typer.BadParameter("--out takes one dataset, and no --json")
     if out is not None and engine != EngineChoice.TORCH:
@@ -85,6 +90,7 @@ def predict(
         image_size=image_size,
         device=device,
         engine=engine.value,
+        tome_r=tome_of(tome_r),
         labels=words,
         template=template,
     )

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitruvian.config import ViTConfig
-from vitruvian.cost import multiply_adds
+from vitruvian.cost import multiply_adds, tokens_by_layer
 from vitruvian.data.decode import decode
 from vitruvian.data.preprocess import view
 from vitruvian.engines.choose import Way, cached_graph, forward_of, measure
@@ -146,10 +146,10 @@ def computed(model: Model, size: tuple[int, int]) -> int:
     if not isinstance(model, ViT) or not isinstance(config, ViTConfig) or model.tokens_read is None:
         return count
     rows, columns = config.grid_of(size)
-    tokens = rows * columns + config.prefix_tokens
+    *_, tokens, left = tokens_by_layer(config, rows * columns + config.prefix_tokens)  # in and out of the last block
     mlp = config.width * config.mlp_width * (3 if config.mlp == "swiglu" else 2)
-    each = config.width**2 + mlp + 2 * tokens * config.width  # of the output layer, the MLP and both products
-    return count - (tokens - model.tokens_read) * each
+    each = config.width**2 + 2 * tokens * config.width  # of the output layer and both products
+    return count - (tokens - model.tokens_read) * each - (left - model.tokens_read) * mlp
 
 
 def matmul_gflops() -> float:

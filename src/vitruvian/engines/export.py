@@ -138,6 +138,10 @@ def check_model(model: Model, to: str, *, dynamic_size: bool) -> None:
     check_finite(model, model.origin or "the model", raises=ConversionError)
     if dynamic_size and (not isinstance(model.config, ViTConfig) or model.config.stem is not None):
         raise ConversionError("dynamic_size=True is for Vision Transformers without a stem; export one graph a size")
+    if isinstance(model.config, ViTConfig) and model.config.tome_thresholds:
+        raise ConversionError("tome_thresholds give each image another number of tokens, a graph has one: set tome_r")
+    if dynamic_size and isinstance(model.config, ViTConfig) and model.config.merges_tokens:
+        raise ConversionError("dynamic_size=True has no meaning with tome_r; export one graph a size")
     if model.head is not None and not model.head.weight.any():
         raise ConversionError("the head is all zeros, so there is nothing to check a graph against; train it first")
 

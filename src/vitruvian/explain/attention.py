@@ -9,6 +9,8 @@ A map says how much each patch counts where the answer is read, and that place d
 Tokens before the patches (class, distillation, registers) have no place in the image: what a map leaves to them
 is missing from its sum.
 
+Where tokens merge, a map has the whole grid: each patch has its share of the token that covers it.
+
 Gradient-weighted attention follows Chefer, Gur and Wolf (2021) for self-attention: of each layer the mean over heads of
 the positive part of attention times the gradient of one class's logit, A; through the layers R = R + A R; the row where
 the answer is read. That row is all that is kept here, multiplied from the last layer to the first, while the gradient
@@ -27,6 +29,7 @@ from torch import Tensor
 from vitruvian.errors import ConfigError
 from vitruvian.model.build import Model
 from vitruvian.model.encoder import Block
+from vitruvian.model.merge import token_groups
 from vitruvian.model.vit import ViT
 from vitruvian.settings import Size
 
@@ -70,9 +73,11 @@ def attention_rollout(model: Model, pixels: Tensor) -> Tensor:
     vit = require_shares(model, "attention rollout")
     rolled: Tensor | None = None
     with inference(vit):
+        groups = iter(token_groups(vit, vit.embed(pixels)))
         for name, value in vit.iter_intermediates(pixels, range(vit.config.layers)):
             if name.endswith("/attention"):
-                rolled = roll(value, rolled)
+                rolled, means = roll(value, rolled), next(groups)
+                rolled = rolled if means is None else means @ rolled
             elif name == "encoded":
                 assert rolled is not None
                 row = (readout(vit, value)[:, None] @ rolled)[:, 0]
@@ -180,9 +185,10 @@ def gradient_attention(model: Model, pixels: Tensor, classes: Sequence[int] | Te
         inputs = [value for _, value in steps]  # what enters each block, and what leaves the last one: (B, N, D)
         with torch.enable_grad():
             row, gradient = answer_gradient(vit, inputs.pop(), classes)
-            for block in reversed(vit.blocks):
+            groups = token_groups(vit, inputs[0])
+            for block, means in zip(reversed(vit.blocks), reversed(groups)):
                 assert isinstance(block, Block)
-                row, gradient = through_block(block, inputs.pop(), vit.grid_of(pixels), (row, gradient))
+                row, gradient = through_block(block, inputs.pop(), vit.grid_of(pixels), (row, gradient), means)
     return on_grid(vit, row, pixels)
 
 
@@ -212,11 +218,14 @@ def chosen_logits(logits: Tensor, classes: Sequence[int] | Tensor | None) -> Ten
     return logits.gather(1, chosen[:, None].long())[:, 0]
 
 
-def through_block(block: Block, x: Tensor, grid: Size, after: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """The row, and the gradient, before a block from those after it."""
+def through_block(
+    block: Block, x: Tensor, grid: Size, after: tuple[Tensor, Tensor], means: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The row, and the gradient, before a block from those after it; `means` (B, N, N) are of the tokens that merge."""
     x = x.detach().requires_grad_()
     row, gradient = after
-    y, weights = block.explicit(x, grid)
+    y, weights = block.explicit(x, grid, None if means is None else means.matmul)
+    row = row if means is None else (row[:, None] @ means)[:, 0]
     before, slope = torch.autograd.grad(y, [x, weights], gradient)
     return row + (row[:, None] @ speaking(weights, slope))[:, 0], before
 

@@ -53,6 +53,8 @@ def token_groups(vit: ViT, x: Tensor) -> list[Tensor | None]:
 
     Its row of a patch says which patches the token stands for that covers this patch after the layer.
     """
+    if not vit.config.merges_tokens:
+        return [None] * len(vit.blocks)
     tokens = Tokens(x, owners=numbered(x))
     found: list[Tensor | None] = []
     for layer in range(len(vit.blocks)):
@@ -65,8 +67,7 @@ def token_groups(vit: ViT, x: Tensor) -> list[Tensor | None]:
 
 def merges_of(vit: ViT, x: Tensor) -> list[Merge | None]:
     """What each layer does to all of the embedded tokens (B, N, D) in place of merging them."""
-    groups = token_groups(vit, x) if vit.config.merges_tokens else [None] * len(vit.blocks)
-    return [None if means is None else means.matmul for means in groups]
+    return [None if means is None else means.matmul for means in token_groups(vit, x)]
 
 
 def run_layer(vit: ViT, layer: int, tokens: Tokens, first: int | None) -> Tokens:
@@ -80,8 +81,11 @@ def run_layer(vit: ViT, layer: int, tokens: Tokens, first: int | None) -> Tokens
     def run(*given: Tensor | None) -> Tokens:
         before = Tokens(*given)  # type: ignore[arg-type]
         q, k, v = block.attention.project(block.attention_input(before.x))
-        bias = None if before.sizes is None else before.sizes.to(q.dtype).log()[:, None, None]  # (B, 1, 1, N)
-        branch = block.attention.joined(block.attention.attend(q if kept is None else q[:, :, :kept], k, v, bias))
+        q = q if kept is None else q[:, :, :kept]
+        bias = None
+        if before.sizes is not None:  # (B, 1, N or kept, N): ONNX Runtime does not broadcast over queries
+            bias = before.sizes.to(q.dtype).log()[:, None, None].expand(-1, -1, q.shape[2], -1)
+        branch = block.attention.joined(block.attention.attend(q, k, v, bias))
         if kept is not None:  # nobody reads what would merge
             return Tokens(block.finish(before.x[:, :kept], branch))
         after = before

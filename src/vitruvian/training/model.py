@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from vitruvian.catalog import resolve
-from vitruvian.config import REGULARIZERS, ModelConfig, Preprocess, ViTConfig
+from vitruvian.config import CHANGEABLE, ModelConfig, Preprocess, ViTConfig
 from vitruvian.data.augment import Augment
 from vitruvian.data.sources import Source
 from vitruvian.errors import ConfigError, UnknownNameError
@@ -92,11 +92,11 @@ def from_scratch(recipe: Recipe, labels: Sequence[str]) -> Model:
 
 def from_weights(recipe: Recipe, labels: Sequence[str]) -> Model:
     """The weights, with their own head where it is for the same classes, else with a fresh one."""
-    others = set(recipe.architecture).difference(REGULARIZERS)
+    others = set(recipe.architecture).difference(CHANGEABLE)
     if others:
         raise ConfigError(
             f"architecture.{min(others)} cannot change what weights already have; "
-            f"with weights, only {', '.join(sorted(REGULARIZERS))} can"
+            f"with weights, only {', '.join(sorted(CHANGEABLE))} can"
         )
 
     def changes(found: Description) -> Changes:
@@ -118,8 +118,8 @@ def from_weights(recipe: Recipe, labels: Sequence[str]) -> Model:
 
 
 def without_shape(recipe: Recipe) -> dict[str, Any]:
-    """What of a recipe's architecture holds for weights: only what acts in training, for they have their own shape."""
-    return {key: value for key, value in recipe.architecture.items() if key in REGULARIZERS}
+    """What of a recipe's architecture holds for weights: only what changes no array."""
+    return {key: value for key, value in recipe.architecture.items() if key in CHANGEABLE}
 
 
 def start_head(model: Model, bias: float) -> None:

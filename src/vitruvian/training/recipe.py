@@ -76,8 +76,8 @@ class Recipe(Settings):
     """Side of training views as a multiple of the measured one. Training crops show things larger than they are in
     whole images: smaller views make up for it, and are cheaper."""
     architecture: Mapping[str, Any] = field(default_factory=dict)
-    """Other settings of the model than its own, by name (see ViTConfig); of weights, only what acts in training, such
-    as `drop_path`, can change, and nothing of a ResNet's."""
+    """Other settings of the model than its own, by name (see ViTConfig); of weights, only what changes
+    no array can, such as `drop_path` or `tome_r`, and nothing of a ResNet's."""
     view: Mapping[str, Any] = field(default_factory=dict)
     """Other settings of the evaluation view than its own, by name (see Preprocess)."""
     head_bias: Annotated[float, Range(-1e6, 1e6)] = 0.0

@@ -51,6 +51,7 @@ OTHER_NAMES = {
     "architecture.attention_dropout": "attn_drop attn_drop_rate attention_probs_dropout_prob",
     "architecture.drop_path": "drop_path drop_path_rate stochastic_depth stochastic_depth_prob "
     "architecture.stochastic_depth architecture.drop_path_rate",
+    "architecture.tome_r": "tome_r tome token_merging merge_tokens",
     "image_size": "img_size input_size resolution train_crop_size val_crop_size size",
     "model": "arch model_name",
     "weights": "pretrained finetune checkpoint initial_checkpoint model_name_or_path",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from vitruvian.config import ModelConfig, Preprocess
+from vitruvian.config import ModelConfig, Preprocess, ViTConfig
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.files import read_object
 from vitruvian.model.build import Model, empty
@@ -164,6 +164,19 @@ def check_finite(model: Model, where: object, *, raises: type[CheckpointError] =
 def with_config(model: Model, config: ModelConfig) -> Model:
     """The same weights, ready to answer, under settings that change no array."""
     return assemble(empty(config), model.state_dict(), replace(Description.of(model), config=config))
+
+
+def with_merging(model: Model, r: int | Sequence[int] = 0, *, thresholds: Sequence[float] = ()) -> Model:
+    """The same weights with token merging (ToMe): `r` tokens merge in each layer, or in each layer as many as it says.
+
+    `thresholds` merge instead what is more alike than the layer's number. Without either, nothing merges.
+    """
+    if not isinstance(model.config, ViTConfig):
+        raise ConfigError("tome_r= is for Vision Transformers with their weights; this model has no tokens to merge")
+    counts = r if isinstance(r, int) else tuple(r)
+    merging = with_config(model, model.config.replace(tome_r=counts, tome_thresholds=tuple(thresholds)))
+    merging.source = model.source
+    return merging
 
 
 def assemble(model: Model, state: Tensors, description: Description) -> Model:

@@ -127,6 +127,8 @@ def readers_notes(member: Family, description: Description) -> Iterator[str]:
     elif own.numerics.position_resize != config.numerics.position_resize:
         ways = f"by {own.numerics.position_resize}, this model by {config.numerics.position_resize}"
         yield f"at other image sizes, {member.name}'s own code resamples positions {ways}"
+    if config.merges_tokens:
+        yield "other readers do not merge tokens"
     if description.temperature != 1.0:
         yield f"other readers do not divide the logits by this model's temperature, {description.temperature:.4g}"
     assumed = assumed_view(member, description)
