@@ -44,7 +44,7 @@ def test_the_version_is_the_packages(vit):
 
 OPTIONS = {
     "predict": "--model -m --labels --template --top --json --out --shard --on --split --piece --max-unreadable "
-    "--batch-size --heads --image-size --device --engine",
+    "--batch-size --heads --image-size --device --engine --tome-r",
     "embed": "--model -m --out --shard --on --split --dtype --piece --max-unreadable --batch-size --heads "
     "--image-size --device",
     "merge": "--out --json",
@@ -57,9 +57,9 @@ OPTIONS = {
     "--batch-size --seed --workers --set --data-root --json",
     "probe": "--model -m --only --shots --neighbors --json --out --batch-size --heads --image-size --device",
     "evaluate": "--model -m --split --real --wordnet-ids --mappings --calibrated --template --flip --seed --json "
-    "--out --batch-size --heads --image-size --device --engine",
+    "--out --batch-size --heads --image-size --device --engine --tome-r",
     "explain": "--model -m --out --map --class --top --layer --head --patch --deletion --figures --count --json "
-    "--heads --image-size --device",
+    "--heads --image-size --device --tome-r",
     "study table5": "--models --tasks --out --quick --recipe --seeds --set --data-root --json",
     "study vtab": "--models --out --quick --recipe --seeds --set --data-root --json",
     "study data-size": "--sizes --steps --recipes --out --set --plan --json",
@@ -68,7 +68,7 @@ OPTIONS = {
     "doctor": "--out --json --workers",
     "pack": "--side --format --quality --shard-mb --workers",
     "export": "--to --batch-size --image-size --dynamic-size --heads --json",
-    "bench": "--model -m --engine --batches --rounds --image --plot --json --heads --image-size",
+    "bench": "--model -m --engine --batches --rounds --image --plot --json --heads --image-size --tome-r",
     "serve": "--model -m --host --port --batch-size --queue --max-mb --max-seconds --allow-host --image-size",
     "demo": "--out --set",
 }

@@ -41,9 +41,9 @@ def bench(
         from vitruvian.files import staged
         from vitruvian.weights.load import load, with_merging
 
-    loaded, counts = load(model, heads=heads, image_size=image_size), tome_of(tome_r)
+    loaded, merged = load(model, heads=heads, image_size=image_size), tome_of(tome_r)
     found = run_bench(
-        loaded if counts is None else with_merging(loaded, counts),
+        loaded if merged is None else with_merging(loaded, merged),
         engines=[each.value for each in engine] if engine else None,
         batches=[int(each) for each in counts],
         rounds=rounds,
