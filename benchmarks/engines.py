@@ -1,6 +1,7 @@
 """The fastest engine of our model beside the peers, each as its users run it, and timm's own export in both runtimes.
 
-    python benchmarks/engines.py [--rounds 15] [--sizes Ti,S,B] [--batches 1,16] [--out rows.jsonl]
+    python benchmarks/engines.py [--rounds 15] [--sizes Ti,S,B] [--batches 1,16] [--not-compiled]
+        [--out rows.jsonl]
 
 Every round times each once on the same batch, in an order drawn anew; ratios are between medians of the same rounds.
 `ours` is `Classifier(model, engine="auto").logits`, after it has chosen its engine. The runtimes get timm's model at a
@@ -33,7 +34,9 @@ def runtimes(model: torch.nn.Module, pixels: torch.Tensor, folder: Path) -> dict
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(path, options)
     name = session.get_inputs()[0].name
-    compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_NUM_THREADS": torch.get_num_threads()})
+    # float32, as all others: where a processor has AMX, OpenVINO's default is bfloat16, whose logits are off by 1e-2
+    settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.Core().compile_model(path, "CPU", settings)
     request = compiled.create_infer_request()
     return {
         "ONNX Runtime (timm)": lambda pixels: torch.from_numpy(session.run(None, {name: pixels.numpy()})[0]),
@@ -43,7 +46,7 @@ def runtimes(model: torch.nn.Module, pixels: torch.Tensor, folder: Path) -> dict
     }
 
 
-def compare(size: str, batch: int, rounds: int) -> list[dict[str, object]]:
+def compare(size: str, batch: int, rounds: int, *, compiled: bool) -> list[dict[str, object]]:
     model = random_model(size)
     classifier = vt.Classifier(model, engine="auto")
     pixels = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
@@ -53,7 +56,7 @@ def compare(size: str, batch: int, rounds: int) -> list[dict[str, object]]:
         timm = timm_model(model, size, folder).eval()
         peers: dict[str, Forward] = {
             "timm": timm,
-            "timm compiled": torch.compile(timm),
+            **({"timm compiled": torch.compile(timm)} if compiled else {}),
             "torchvision": torchvision_model(model, folder).eval(),
             "transformers": transformers_model(model, folder),
             **runtimes(timm, pixels, folder),
@@ -84,6 +87,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--sizes", default="Ti,S,B")
     parser.add_argument("--batches", default="1,16")
+    parser.add_argument("--not-compiled", action="store_true", help="leave out timm compiled, which takes a minute")
     parser.add_argument("--out", type=Path, help="write the rows as JSON lines")
     arguments = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {arguments.rounds} interleaved rounds")
@@ -91,7 +95,7 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     for size in arguments.sizes.split(","):
         for batch in arguments.batches.split(","):
-            rows += compare(size, int(batch), arguments.rounds)
+            rows += compare(size, int(batch), arguments.rounds, compiled=not arguments.not_compiled)
     if arguments.out:
         arguments.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
 

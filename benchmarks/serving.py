@@ -1,6 +1,6 @@
 """Requests a second with many clients: `vit serve`, one forward a request, and litserve, with the same model.
 
-python benchmarks/serving.py --model weights.safetensors [--clients 16] [--seconds 10] [--rounds 3]
+python benchmarks/serving.py --model weights.safetensors [--clients 16] [--seconds 10] [--rounds 3] [--engines torch,auto]
 
 Each server runs alone in a process of its own, in another order each round; the clients are a process of threads that
 send one JPEG again and again over kept connections. `forward` is the model alone at that batch size, without HTTP and
@@ -29,6 +29,7 @@ import urllib.request
 from pathlib import Path
 
 BATCH = 16
+SERVE = ("-m", "vitruvian.cli", "serve", "--batch-size", str(BATCH))
 PLAIN = """
 import sys, torch, uvicorn
 from fastapi import FastAPI, File, UploadFile
@@ -70,9 +71,13 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=BATCH)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--engines", default="torch,auto")
     asked = parser.parse_args()
     servers = {
-        "vit serve": ["-m", "vitruvian.cli", "serve", "--batch-size", str(BATCH), "--model", asked.model, "--port"],
+        **{
+            f"vit serve ({engine})": [*SERVE, "--engine", engine, "--model", asked.model, "--port"]
+            for engine in asked.engines.split(",")
+        },
         "one forward a request": ["-c", PLAIN, asked.model],
     }
     if importlib.util.find_spec("litserve"):  # its workers import the program again, so that it has to be a file
@@ -80,25 +85,27 @@ def main() -> None:
         program.write_text(LITSERVE)
         servers["litserve"] = [str(program), asked.model]
     found: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
-    alone = []
+    alone: dict[str, list[float]] = {engine: [] for engine in asked.engines.split(",")}
     for number in range(asked.rounds):
         order = list(servers)
         random.Random(number).shuffle(order)
-        alone.append(forward(asked.model, asked.seconds))
+        for engine, rates in alone.items():
+            rates.append(forward(asked.model, engine, asked.seconds))
         for name in order:
             found[name].append(measured(servers[name], asked.clients, asked.seconds))
-    print(json.dumps({"forward": statistics.median(alone), "batch": BATCH, "rounds": asked.rounds}))
+    for engine, rates in alone.items():
+        print(json.dumps({"forward": statistics.median(rates), "engine": engine, "batch": BATCH}))
     for name, rounds in found.items():
         row = {key: round(statistics.median(each[key] for each in rounds), 4) for key in rounds[0]}
         print(json.dumps({"server": name, "clients": asked.clients, **row}))
 
 
-def forward(weights: str, seconds: float) -> float:
+def forward(weights: str, engine: str, seconds: float) -> float:
     """Images a second of the model alone, in a process of its own."""
     code = f"""
 import sys, time, torch
 from vitruvian.predict import Classifier
-classifier = Classifier(sys.argv[1])
+classifier = Classifier(sys.argv[1], engine=sys.argv[2])
 pixels = torch.zeros({BATCH}, len(classifier.model.preprocess.mean), *classifier.model.preprocess.image_size)
 classifier.logits(pixels)
 started, count = time.monotonic(), 0
@@ -107,7 +114,7 @@ while time.monotonic() - started < {seconds}:
     count += len(pixels)
 print(count / (time.monotonic() - started))
 """
-    command = [sys.executable, "-c", code, weights]
+    command = [sys.executable, "-c", code, weights, engine]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 

@@ -226,12 +226,21 @@ class Classifier(Encoder):
         logits = self._logits(pixels)
         return (logits + self._logits(pixels.flip(-1))) / 2 if self.flip else logits
 
+    def prepare(self, pixels: Tensor) -> None:
+        """Get the engine ready for batches like this one: a first answer may need a graph or a measurement."""
+        run = self._engine()
+        if isinstance(run, Engine):
+            run.prepare(pixels)
+
     def _logits(self, pixels: Tensor) -> Tensor:
+        return self.compute(self._engine(), pixels)
+
+    def _engine(self) -> Model | Engine:
         if self.engine == "torch":
-            return self.compute(self.model, pixels)
+            return self.model
         if self._run is None:
             self._run = Engine(self.model, self.engine)
-        return self.compute(self._run, pixels)
+        return self._run
 
     def is_none(self, answers: Sequence[Answer]) -> bool:
         """Whether an image with these answers, best first, shows none of the model's classes."""

@@ -68,20 +68,42 @@ def test_auto_measures_once_and_remembers(model, cache, monkeypatch, capsys):
     without(monkeypatch, "onnxruntime")
     pixels = torch.randn(2, 3, 16, 16)
     chosen = choose.fastest(model, pixels)
-    assert chosen[0] in ("torch", "openvino")
-    assert f"{chosen[0]} is used; images per second: torch" in capsys.readouterr().err
+    assert chosen.engine in ("torch", "openvino")
+    assert f"{chosen.engine} is used; images per second: torch" in capsys.readouterr().err
     monkeypatch.setattr(choose, "measure", None)
     assert choose.fastest(model, pixels) == chosen
     torch.testing.assert_close(vt.Classifier(model, engine="auto").logits(pixels), model(pixels).detach())
     (remembered,) = (cache / "engines").glob("*.json")
-    assert json.loads(remembered.read_text()) == {"engine": chosen[0], "split": chosen[1]}
+    assert json.loads(remembered.read_text()) == chosen._asdict()
 
 
 def test_the_fastest_is_taken(model, monkeypatch):
-    slow, fast = ("torch", False), ("openvino", True)
+    slow, fast = choose.Way("torch"), choose.Way("openvino", split=True)
     monkeypatch.setattr(choose, "candidates", lambda *_: {slow: None, fast: None})
     monkeypatch.setattr(choose, "measure", lambda *_: {slow: [3.0, 3.0, 9.0], fast: [2.0, 99.0, 2.0]})
     assert choose.fastest(model, torch.zeros(7, 3, 16, 16)) == fast
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_a_graph_for_single_images_answers_like_the_model(model, engine):
+    pixels = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    for batch in (pixels[:1], pixels):
+        for way in (choose.Way(engine, fixed=True), choose.Way(engine, split=True, fixed=True)):
+            forward = choose.forward_of(model, way, (16, 16))
+            assert forward.shape[0] == 1
+            torch.testing.assert_close(forward(batch), model(batch).detach(), rtol=0, atol=1e-5)
+
+
+def test_batches_and_single_images_have_a_way_each_once_prepared(model, monkeypatch):
+    asked = []
+    monkeypatch.setattr(choose, "fastest", lambda _, pixels: asked.append(len(pixels)) or choose.Way("torch"))
+    engine = choose.Engine(model, "auto")
+    for batch in (4, 3, 1):  # a short last batch is not measured
+        assert len(engine(torch.zeros(batch, 3, 16, 16))) == batch
+    assert asked == [4]
+    engine.prepare(torch.zeros(1, 3, 16, 16))
+    engine(torch.zeros(1, 3, 16, 16))
+    assert asked == [4, 1]
 
 
 def test_only_the_graphs_that_were_used_last_stay(tmp_path):

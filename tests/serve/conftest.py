@@ -31,7 +31,7 @@ def client_of() -> Iterator[Callable[..., httpx.Client]]:
         client.__enter__()
         opened.append(client)
         for served in service.models.values():
-            served.warm.result(30)
+            served.warm.result(300)
         client.service = service
         return client
 

@@ -48,6 +48,19 @@ def test_answers_are_those_of_the_library(client, model):
         assert [a["probability"] for a in each["answers"]] == pytest.approx([a.probability for a in expected], abs=1e-5)
 
 
+def test_an_engine_answers_and_every_batch_size_is_ready(client_of, model, tmp_path, monkeypatch):
+    monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path))
+    client = client_of({"tiny": model}, engine="openvino", limits=Limits(batch=3))
+    monkeypatch.setattr("vitruvian.engines.choose.open_session", None)  # no request waits for a graph
+    assert client.get("/models").json()["models"][0]["engine"] == "openvino"
+    for count in (1, 2, 5):
+        images = [photo(seed) for seed in range(count)]
+        found = client.post("/predict", files=[file(image) for image in images]).json()["predictions"]
+        for each, expected in zip(found, Classifier(model).predict(images, top=1)):
+            assert each["answers"][0]["label"] == expected[0].label
+            assert each["answers"][0]["probability"] == pytest.approx(expected[0].probability, abs=1e-4)
+
+
 def test_an_image_below_the_threshold_is_none_of_the_classes(client_of):
     model = tiny_vit()
     model.threshold = 1.0

@@ -9,6 +9,7 @@ import time
 import pytest
 from processes import Process
 from tiny_service import photo, tiny_digits, tiny_vit
+from two_towers import save_clip
 
 import vitruvian as vt
 
@@ -27,7 +28,9 @@ def service(tmp_path_factory):
     vt.save(tiny_vit(), folder / "one")
     vt.save(tiny_vit(1, size=48), folder / "two")
     vt.save(tiny_digits(), folder / "digits")
-    running = Process(*(part for name in ("one", "two", "digits") for part in ("--model", f"{name}={folder / name}")))
+    save_clip(folder / "clip")
+    names = ("one", "two", "digits", "clip")
+    running = Process(*(part for name in names for part in ("--model", f"{name}={folder / name}")))
     yield running
     running.close()
 
@@ -353,3 +356,19 @@ def test_the_saved_page_works_without_the_service(page, browser):
     offline.settled()
     assert offline.pixels() != shown
     assert offline.errors() == []
+
+
+def test_a_model_with_a_text_tower_answers_in_the_words_that_are_typed(page):
+    page.open("model=clip")
+    assert sorted(page.answers()) == sorted(["a photo of a cat", "a photo of a dog", "a cup of coffee", "a rocket"])
+    page.run("document.querySelector('#words-text').value = 'red, green'")
+    page.find("#words button").click()
+    page.until("return document.querySelectorAll('.answer').length === 2")
+    page.settled()
+    assert sorted(page.answers()) == ["green", "red"]
+    assert "words=red" in page.run("return location.hash")
+    assert "answers in your words" in page.texts(".about")[0]
+    assert page.texts("#show button:not([hidden])") == ["Attention", "Similar patches", "Rollout", "Erase"]
+    assert page.errors() == []
+    page.open("model=one")
+    assert page.run("return document.querySelector('#words').hidden")

@@ -41,6 +41,13 @@ def test_a_request_brings_its_own_words(client, clip, photos):
         )
 
 
+def test_models_say_whether_they_take_words(client):
+    assert {each["name"]: each["words"] for each in client.get("/models").json()["models"]} == {
+        "clip": True,
+        "plain": False,
+    }
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [

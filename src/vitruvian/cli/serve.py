@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitruvian.cli.options import Batch, ImageSize
+from vitruvian.cli.options import Batch, Engine, EngineChoice, ImageSize
 from vitruvian.cli.start import quick_imports
 from vitruvian.config import BATCH
 from vitruvian.progress import tell
 
 if TYPE_CHECKING:
     from vitruvian.model.build import Model
-    from vitruvian.settings import Size
 
 KEY_VARIABLE = "VITRUVIAN_API_KEY"
 
@@ -36,6 +35,7 @@ def serve(
         list[str] | None, typer.Option(metavar="NAME", help="A name clients call it by; may be given again.")
     ] = None,
     image_size: ImageSize = None,
+    engine: Engine = EngineChoice.TORCH,
 ) -> None:
     """Serve models over HTTP, with a page at / to look inside them.
 
@@ -46,19 +46,20 @@ def serve(
         from vitruvian.errors import ConfigError, require
         from vitruvian.serve.limits import Limits
         from vitruvian.serve.run import serve as run
+        from vitruvian.weights.hub import default_source
         from vitruvian.weights.load import check_finite, load
 
     require("uvicorn", "serve")
     limits = Limits(batch=batch, queue=queue, max_bytes=int(max_mb * 1e6), max_seconds=max_seconds)
+    loaded: dict[str, Model] = {}
     if models:
-        loaded = {}
         for name, weights in map(name_and_weights, models):
             if name in loaded:
                 raise ConfigError(f"--model: two models are called {name!r}; name them with NAME=MODEL")
             loaded[name] = load(weights, image_size=image_size)
             check_finite(loaded[name], weights)
     else:
-        loaded = default_model(image_size)
+        loaded["default"] = load(default_source(), image_size=image_size)
     key = os.environ.get(KEY_VARIABLE, "")
     hosts = tuple(allow_host or ())
     run(
@@ -66,23 +67,11 @@ def serve(
         host=host,
         port=port,
         limits=limits,
+        engine=engine.value,
         api_key=key,
         hosts=hosts,
         started=lambda url: tell(f"serving {url}"),
     )
-
-
-def default_model(image_size: Size | None) -> dict[str, Model]:
-    """The model that is served where none is named, or the digits where there is none."""
-    from vitruvian.errors import HubError
-    from vitruvian.serve.digits import digits_model
-    from vitruvian.weights.hub import default_source
-    from vitruvian.weights.load import load
-
-    try:
-        return {"default": load(default_source(), image_size=image_size)}
-    except HubError:
-        return {"digits": digits_model(tell)}
 
 
 def name_and_weights(text: str) -> tuple[str, str]:

@@ -22,7 +22,7 @@ from vitruvian.config import ViTConfig
 from vitruvian.cost import multiply_adds, tokens_by_layer
 from vitruvian.data.decode import decode
 from vitruvian.data.preprocess import view
-from vitruvian.engines.choose import Way, cached_graph, forward_of, measure
+from vitruvian.engines.choose import Way, cached_graph, forward_of, measure, usual_way
 from vitruvian.engines.export import Forward
 from vitruvian.engines.sessions import check_engine, installed
 from vitruvian.errors import ConfigError
@@ -118,22 +118,22 @@ def bench(
         pixels = torch.randn(batch, model.config.channels, *size, generator=torch.Generator().manual_seed(0))
         memory: dict[Way, float | None] = {}
         forwards: dict[Way, Forward] = {}
-        for name in names:
-            memory[name, False], forwards[name, False] = peak_memory(model, name, pixels)
-        for (name, _), seconds in measure(forwards, pixels, rounds).items():
+        for way in (usual_way(name, batch) for name in names):
+            memory[way], forwards[way] = peak_memory(model, way, pixels)
+        for way, seconds in measure(forwards, pixels, rounds).items():
             milliseconds = sorted(1000 * each for each in seconds)
             rate = batch / statistics.median(seconds)
             percentiles = [float(np.percentile(milliseconds, p)) for p in (50, 90, 99)]
             speeds.append(
                 Speed(
-                    engine=name,
+                    engine=way.engine,
                     batch=batch,
                     images_per_second=rate,
                     p50_ms=percentiles[0],
                     p90_ms=percentiles[1],
                     p99_ms=percentiles[2],
                     of_limit=2e-9 * computed(model, size) * rate / limit,
-                    memory_mb=memory[name, False],
+                    memory_mb=memory[way],
                 )
             )
     shares = shares_of(model, image, rounds)
@@ -164,16 +164,16 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def peak_memory(model: Model, engine: str, pixels: Tensor) -> tuple[float | None, Forward]:
+def peak_memory(model: Model, way: Way, pixels: Tensor) -> tuple[float | None, Forward]:
     """Megabytes that an engine adds to the process while it opens and answers; and the engine."""
     size = (pixels.shape[2], pixels.shape[3])
-    if engine != "torch":
-        cached_graph(model, engine, size)  # an export is not counted
+    if way.engine != "torch":
+        cached_graph(model, way.engine, size)  # an export is not counted
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)  # what was freed would hide what is added
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     before = resident("VmRSS")
-    forward = forward_of(model, engine, size, split=len(pixels) > 1)
+    forward = forward_of(model, way, size)
     forward(pixels)
     after = resident("VmHWM")
     return None if before is None or after is None else after - before, forward

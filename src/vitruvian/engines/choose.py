@@ -10,6 +10,7 @@ import statistics
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +25,16 @@ from vitruvian.progress import tell
 from vitruvian.weights.description import fingerprint
 from vitruvian.weights.save import tensors_digest
 
-Way = tuple[str, bool]
-"""An engine, and whether a core takes whole images."""
+
+class Way(NamedTuple):
+    """How a batch is computed."""
+
+    engine: str
+    split: bool = False
+    """A core takes whole images; else all cores share every operation."""
+    fixed: bool = False
+    """The graph is opened for single images; else for any batch."""
+
 
 ROUNDS = 7
 """Times that each engine is measured, in turn."""
@@ -41,25 +50,37 @@ class Engine:
         self._forwards: dict[tuple[int, ...], Forward] = {}
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """(B, channels, rows, columns) -> (B, K); what the first batch of a size was measured with stays."""
-        shape = tuple(pixels.shape[1:])
-        if shape not in self._forwards:
-            self._forwards[shape] = self._chosen(pixels)
-        return self._forwards[shape](pixels)
+        """(B, channels, rows, columns) -> (B, K).
+
+        What the first batch of a size was measured with stays; a single image after larger batches, and a batch after
+        single images, are measured only by `prepare`.
+        """
+        key = (len(pixels) > 1, *pixels.shape[1:])
+        if key not in self._forwards:
+            self._forwards[key] = self._forwards.get((not key[0], *pixels.shape[1:])) or self._chosen(pixels)
+        return self._forwards[key](pixels)
+
+    def prepare(self, pixels: Tensor) -> None:
+        """Choose, open and run the way for batches like this one, so that none of them waits for it."""
+        self._forwards[len(pixels) > 1, *pixels.shape[1:]] = self._chosen(pixels)
+        self(pixels)
 
     def _chosen(self, pixels: Tensor) -> Forward:
-        size = (pixels.shape[2], pixels.shape[3])
-        if self.name != "auto":
-            return forward_of(self.model, self.name, size, split=len(pixels) > 1)
-        name, split = fastest(self.model, pixels)
-        return forward_of(self.model, name, size, split=split)
+        way = fastest(self.model, pixels) if self.name == "auto" else usual_way(self.name, len(pixels))
+        return forward_of(self.model, way, (pixels.shape[2], pixels.shape[3]))
 
 
-def forward_of(model: Model, name: str, size: tuple[int, int], *, split: bool) -> Forward:
-    """The model as one engine runs it on images of this size; with `split`, a core takes whole images."""
-    if name == "torch":
-        return (lambda pixels: map_over_cores(model, pixels)) if split else without_gradients(model)
-    return open_session(cached_graph(model, name, size), name, split=split)
+def usual_way(engine: str, batch: int) -> Way:
+    """How an engine that was asked for runs."""
+    return Way(engine, split=batch > 1, fixed=batch == 1)
+
+
+def forward_of(model: Model, way: Way, size: tuple[int, int]) -> Forward:
+    """The model as one engine runs it on images of this size."""
+    if way.engine == "torch":
+        return (lambda pixels: map_over_cores(model, pixels)) if way.split else without_gradients(model)
+    graph = cached_graph(model, way.engine, size)
+    return open_session(graph, way.engine, split=way.split, batch=1 if way.fixed else None)
 
 
 def without_gradients(model: Model) -> Forward:
@@ -95,38 +116,40 @@ def forget_old(folder: Path) -> None:
 
 
 def fastest(model: Model, pixels: Tensor) -> Way:
-    """The engine, and whether cores take whole images, that answers these pixels soonest on this machine."""
+    """The way that answers these pixels soonest on this machine."""
     machine = [platform.processor(), processor_name(), os.cpu_count(), torch.get_num_threads(), versions(installed())]
     key = short_hash([machine, fingerprint(model.config.to_json()), list(pixels.shape)])
     file = cache_folder() / "engines" / f"{key}.json"
     with suppress(FileError, KeyError):
         known = read_object(file, raises=FileError)
         if known["engine"] in installed():
-            return str(known["engine"]), bool(known["split"])
+            return Way(str(known["engine"]), bool(known["split"]), bool(known["fixed"]))
     tell("note: measuring which engine is the fastest here, once for this model and batch ...")
     seconds = measure(candidates(model, pixels), pixels, ROUNDS)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     best = min(medians, key=medians.__getitem__)
-    rates = [f"{each[0]} {len(pixels) / medians[each]:.3g}" for each in best_of(medians)]
-    tell(f"note: {best[0]} is used; images per second: {', '.join(rates)}")
-    write_json(file, {"engine": best[0], "split": best[1]})
+    rates = [f"{each.engine} {len(pixels) / medians[each]:.3g}" for each in best_of(medians)]
+    tell(f"note: {best.engine} is used; images per second: {', '.join(rates)}")
+    write_json(file, best._asdict())
     return best
 
 
 def best_of(medians: dict[Way, float]) -> list[Way]:
     """Each engine in its faster way."""
-    names = dict.fromkeys(name for name, _ in medians)
-    return [min((each for each in medians if each[0] == name), key=medians.__getitem__) for name in names]
+    names = dict.fromkeys(way.engine for way in medians)
+    return [min((way for way in medians if way.engine == name), key=medians.__getitem__) for name in names]
 
 
 def candidates(model: Model, pixels: Tensor) -> dict[Way, Forward]:
-    """Every installed engine, in both ways for more than one image; one that fails is said and left out."""
+    """Every installed engine in each of its ways; one that fails is said and left out."""
     size = (pixels.shape[2], pixels.shape[3])
     found: dict[Way, Forward] = {}
-    ways = (False, True) if len(pixels) > 1 and torch.get_num_threads() > 1 else (False,)
+    splits = (False, True) if len(pixels) > 1 and torch.get_num_threads() > 1 else (False,)
     for name in installed():
+        fixings = (False, True) if len(pixels) == 1 and name != "torch" else (False,)
+        ways = [Way(name, split, fixed) for split in splits for fixed in fixings]
         try:
-            found |= {(name, split): forward_of(model, name, size, split=split) for split in ways}
+            found |= {way: forward_of(model, way, size) for way in ways}
         except VitruvianError as error:
             tell(f"note: {name} is left out: {error}")
     return found

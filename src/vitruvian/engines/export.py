@@ -8,20 +8,21 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from vitruvian.config import ViTConfig
-from vitruvian.engines.sessions import open_session
+from vitruvian.engines.sessions import BATCH_AXIS, open_session
 from vitruvian.errors import ConversionError, UnknownNameError, require
 from vitruvian.files import staged
 from vitruvian.model.build import Model
+from vitruvian.model.encoder import Attention, ThreeProducts
 from vitruvian.settings import BatchSize, Size, as_size, typed
 from vitruvian.weights.description import Description
 from vitruvian.weights.files import CARRIED
@@ -91,7 +92,8 @@ def export(
     check_model(model, to, dynamic_size=dynamic_size)
     stride = model.config.stride if isinstance(model.config, ViTConfig) else 1
     with staged(Path(path).expanduser()) as new, evaluating(model):
-        program = trace(model, size, batch=batch, stride=stride if dynamic_size else 0)
+        with three_products(model) if to == "onnx" else nullcontext():
+            program = trace(model, size, batch=batch, stride=stride if dynamic_size else 0)
         described = dataclasses.replace(Description.of(model), preprocess=model.preprocess.at(size))
         run = WRITERS[to](
             program, new, json.dumps(described.to_json()), "logits" if model.head is not None else "features"
@@ -167,6 +169,28 @@ def evaluating(model: Model) -> Iterator[None]:
             logger.setLevel(level)
 
 
+@contextmanager
+def three_products(model: Model) -> Iterator[None]:
+    """Queries, keys and values by a product each, while a model is traced."""
+    held = [(part, part.qkv) for part in model.modules() if type(part) is Attention]
+    for attention, qkv in held:
+        layers = nn.ModuleList()
+        biases = [None] * 3 if qkv.bias is None else qkv.bias.chunk(3)
+        for weight, bias in zip(qkv.weight.chunk(3), biases):
+            layer = nn.Linear(1, 1, bias=False, device="meta")
+            layer.weight = nn.Parameter(weight)
+            layer.bias = None if bias is None else nn.Parameter(bias)
+            layers.append(layer)
+        attention.qkv = layers  # type: ignore[assignment]
+        attention.__class__ = ThreeProducts
+    try:
+        yield
+    finally:
+        for attention, qkv in held:
+            attention.__class__ = Attention
+            attention.qkv = qkv
+
+
 def trace(model: Model, size: Size, *, batch: int | None, stride: int) -> ExportedProgram:
     """The model as a program; rows and columns are multiples of `stride`, or fixed where it is 0."""
     Dim = torch.export.Dim
@@ -184,8 +208,19 @@ def write_onnx(program: ExportedProgram, path: Path, carried: str, output: str) 
     )
     assert written is not None
     written.model.metadata_props[CARRIED] = carried
+    name_batch(written.model.graph)
     written.save(str(path), external_data=False)
     return open_session(path, "onnxruntime")
+
+
+def name_batch(graph: Any) -> None:
+    """Call an open batch by its name, in place of the tracer's symbol."""
+    symbol = graph.inputs[0].shape[0]
+    values = [*graph.inputs, *(value for node in graph for value in node.outputs)]
+    for value in values if not isinstance(symbol, int) else []:
+        for axis, side in enumerate(value.shape or ()):
+            if side == symbol:
+                value.shape[axis] = BATCH_AXIS
 
 
 def write_openvino(program: ExportedProgram, path: Path, carried: str, output: str) -> Forward:

@@ -24,6 +24,8 @@ FORMATS = {"onnxruntime": "onnx", "openvino": "openvino"}
 """What is exported for each runtime."""
 EXTRAS = {"onnxruntime": ("onnxruntime", "onnx", "onnxscript"), "openvino": ("openvino",)}
 """The packages that each runtime needs to run our models; the extra is named like its format."""
+BATCH_AXIS = "batch"
+"""What ONNX files of ours call the open batch."""
 
 Run = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
@@ -67,30 +69,32 @@ class Session:
     """Each core takes whole images; else all cores share every operation."""
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        def whole(part: Tensor) -> Tensor:
-            return torch.from_numpy(self.run(part.float().contiguous().numpy()))
+        return map_over_cores(self._whole, pixels) if self.split else self._whole(pixels)
 
-        if self.split and self.shape[0] is None:
-            return map_over_cores(whole, pixels)
-        if self.shape[0] is None or self.shape[0] == len(pixels):
-            return whole(pixels)
-        return torch.cat([self._filled(whole, part) for part in torch.split(pixels, self.shape[0])])
+    def _whole(self, pixels: Tensor) -> Tensor:
+        """All images by the calling thread, in batches of the graph's size where that is fixed."""
+        if self.shape[0] in (None, len(pixels)):
+            return torch.from_numpy(self.run(pixels.float().contiguous().numpy()))
+        return torch.cat([self._filled(part) for part in torch.split(pixels, self.shape[0])])
 
-    def _filled(self, whole: Callable[[Tensor], Tensor], part: Tensor) -> Tensor:
-        """A short last batch, for a graph of a fixed one."""
+    def _filled(self, part: Tensor) -> Tensor:
+        """A batch that may be the short last one, for a graph of a fixed one."""
         assert self.shape[0] is not None
         missing = self.shape[0] - len(part)
-        return whole(torch.cat([part, part[-1:].expand(missing, -1, -1, -1)]) if missing else part)[: len(part)]
+        return self._whole(torch.cat([part, part[-1:].expand(missing, -1, -1, -1)]) if missing else part)[: len(part)]
 
 
-def open_session(path: Path, engine: str, *, split: bool = False) -> Session:
-    """A graph that is ready to run with all cores; with `split`, one core a call."""
+def open_session(path: Path, engine: str, *, split: bool = False, batch: int | None = None) -> Session:
+    """A graph that is ready to run with all cores; with `split`, one core a call.
+
+    `batch` fixes the batch of a graph of ours where it is open, which lets the runtime prepare more.
+    """
     module = require(engine, FORMATS[engine])
     threads = 1 if split else torch.get_num_threads()
     try:
         if engine == "onnxruntime":
-            return _onnxruntime(module, path, threads, split)
-        return _openvino(module, path, threads, split)
+            return _onnxruntime(module, path, threads, split, batch)
+        return _openvino(module, path, threads, split, batch)
     except (CheckpointError, ConfigError):
         raise
     except Exception as error:  # the runtimes raise anything
@@ -98,10 +102,12 @@ def open_session(path: Path, engine: str, *, split: bool = False) -> Session:
         raise CheckpointError(f"{path}: {engine} cannot run it: {reason}") from error
 
 
-def _onnxruntime(module: Any, path: Path, threads: int, split: bool) -> Session:
+def _onnxruntime(module: Any, path: Path, threads: int, split: bool, batch: int | None) -> Session:
     options = module.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
+    if batch is not None:
+        options.add_free_dimension_override_by_name(BATCH_AXIS, batch)
     session = module.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     inputs = session.get_inputs()
     dims = [side if isinstance(side, int) else None for side in inputs[0].shape]
@@ -119,9 +125,11 @@ def _onnxruntime(module: Any, path: Path, threads: int, split: bool) -> Session:
     )
 
 
-def _openvino(module: Any, path: Path, threads: int, split: bool) -> Session:
+def _openvino(module: Any, path: Path, threads: int, split: bool, batch: int | None) -> Session:
     core = module.Core()
     graph = core.read_model(path)
+    if batch is not None and graph.inputs[0].get_partial_shape()[0].is_dynamic:
+        graph.reshape([batch, *list(graph.inputs[0].get_partial_shape())[1:]])
     settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
     if split:  # as many at once as there are cores, a core each
         cores = torch.get_num_threads()

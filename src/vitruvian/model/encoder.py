@@ -73,13 +73,26 @@ class Attention(nn.Module):
         return self.joined(weights @ v), weights
 
     def project(self, x: Tensor, grid: Size | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        B, N, _ = x.shape
-        qkv = self.qkv(x).view(B, N, 3, self.heads, -1)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()  # each (B, H, N, K)
+        q, k, v = self.split(x)
         q, k = self.q_norm(q), self.k_norm(k)
         if self.position is not None:
             q, k = self.position.rotate(q, k, grid or self.grid)
         return q, k, v
+
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values, each (B, H, N, K)."""
+        B, N, _ = x.shape
+        qkv = self.qkv(x).view(B, N, 3, self.heads, -1)
+        return qkv.permute(2, 0, 3, 1, 4).unbind()
+
+
+class ThreeProducts(Attention):
+    """Attention whose `qkv` holds a layer for each: ONNX Runtime would copy the parts of one product."""
+
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        B, N, _ = x.shape
+        assert isinstance(self.qkv, nn.ModuleList)
+        return tuple(layer(x).view(B, N, self.heads, -1).transpose(1, 2) for layer in self.qkv)
 
 
 class DifferentialAttention(Attention):

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from vitruvian import __version__
+from vitruvian.engines.sessions import EngineName
 from vitruvian.errors import UnknownNameError, VitruvianError
 from vitruvian.explain.explainer import MapSettings
 from vitruvian.model.build import Model
@@ -48,11 +49,15 @@ for described in PROBLEMS.values():
 
 
 def create_app(
-    models: Mapping[str, Model], *, limits: Limits | None = None, access: Access | None = None
+    models: Mapping[str, Model],
+    *,
+    limits: Limits | None = None,
+    access: Access | None = None,
+    engine: EngineName = "torch",
 ) -> tuple[ASGIApp, Service]:
     """The application for these models by name, and the service inside it."""
     bounds, metrics = limits or Limits(), Metrics()
-    service = Service(models, bounds, metrics.batch)
+    service = Service(models, bounds, metrics.batch, engine)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

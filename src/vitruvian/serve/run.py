@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 
+from vitruvian.engines.sessions import EngineName, check_engine
 from vitruvian.errors import ConfigError, require
 from vitruvian.model.build import Model
 from vitruvian.serve.limits import Limits
@@ -20,14 +21,15 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     limits: Limits | None = None,
+    engine: EngineName = "torch",
     api_key: str = "",
     hosts: tuple[str, ...] = (),
     started: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Answer HTTP requests until a signal; `started` hears the address.
 
-    Port 0 takes a free one. `hosts` are the names by which clients may call; on a loopback address its own names,
-    elsewhere any, unless told.
+    `engine` computes the answers of /predict. Port 0 takes a free one. `hosts` are the names by which clients may
+    call; on a loopback address its own names, elsewhere any, unless told.
     """
     uvicorn = require("uvicorn", "serve")
     require("fastapi", "serve")
@@ -41,7 +43,8 @@ def serve(
         hosts = (*LOOPBACK, *hosts)
     write_log()
     bounds = limits or Limits()
-    app, _ = create_app(models, limits=bounds, access=Access(api_key=api_key, hosts=tuple(h.lower() for h in hosts)))
+    access = Access(api_key=api_key, hosts=tuple(h.lower() for h in hosts))
+    app, _ = create_app(models, limits=bounds, access=access, engine=check_engine(engine))
     settings = uvicorn.Config(
         app,
         log_config=None,

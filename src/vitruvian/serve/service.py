@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vitruvian.data.decode import decode
 from vitruvian.data.preprocess import view
+from vitruvian.engines.sessions import EngineName
 from vitruvian.errors import ImageError, UnknownNameError, VitruvianError
 from vitruvian.explain.explainer import Explainer, MapSettings
 from vitruvian.explain.overlay import overlay, seen_box
@@ -44,10 +45,10 @@ class TookTooLong(Exception):
 class Served:
     """One model, its queue and the kinds of work it does."""
 
-    def __init__(self, name: str, model: Model, limits: Limits, told: Told) -> None:
+    def __init__(self, name: str, model: Model, limits: Limits, told: Told, engine: EngineName) -> None:
         self.name = name
         self.model = model.eval()
-        self.encoder = Classifier(model) if model.config.classes else Encoder(model)
+        self.encoder = Classifier(model, engine=engine) if model.config.classes else Encoder(model)
         self.batcher = Batcher(queue=limits.queue, name=name, told=lambda images, s: told(name, images, s))
         self.classify: Work[Tensor, Tensor] = Work(self._logits, limits.batch)
         self.embed: Work[Tensor, Tensor] = Work(self._features, limits.batch)
@@ -66,7 +67,11 @@ class Served:
     def _warm(self, largest: int) -> None:
         """Compute every batch size once: the first of each takes several times as long as the next."""
         blank = torch.zeros(len(self.model.preprocess.mean), *self.model.preprocess.image_size)
-        run = self.classify.run if isinstance(self.encoder, Classifier) else self.embed.run
+        run = self.embed.run
+        if isinstance(self.encoder, Classifier):
+            run = self.classify.run
+            self.encoder.prepare(torch.stack([blank] * largest))
+            self.encoder.prepare(blank[None])
         for size in range(1, largest + 1):
             run([blank] * size)
         if not self.model.config.classes:
@@ -108,6 +113,8 @@ class Served:
             "channels": len(preprocess.mean),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "origin": self.model.origin,
+            "engine": self.encoder.engine,
+            "words": self.speaks,
             "digits": self.model.labels == tuple("0123456789"),
             "vit": None,
         }
@@ -128,9 +135,15 @@ class Served:
 class Service:
     """All models of a process and the threads that decode for them."""
 
-    def __init__(self, models: Mapping[str, Model], limits: Limits, told: Told = lambda name, images, seconds: None):
+    def __init__(
+        self,
+        models: Mapping[str, Model],
+        limits: Limits,
+        told: Told = lambda name, images, seconds: None,
+        engine: EngineName = "torch",
+    ) -> None:
         self.limits = limits
-        self.models = {name: Served(name, model, limits, told) for name, model in models.items()}
+        self.models = {name: Served(name, model, limits, told, engine) for name, model in models.items()}
         self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
 
     @property

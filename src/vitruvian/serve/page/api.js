@@ -58,8 +58,8 @@ function form(image, fields) {
 
 const live = {
   models: async () => (await ask("models")).models,
-  async predict(model, image, { erased = [], signal } = {}) {
-    const options = { ...form(image, { model, top: 5, erased: erased.join(",") }), signal };
+  async predict(model, image, { erased = [], words = "", signal } = {}) {
+    const options = { ...form(image, { model, top: 5, erased: erased.join(","), labels: words }), signal };
     const [{ answers, none_of_these: none }] = (await ask("predict", options)).predictions;
     if (none) answers[0].none = true;
     return answers;

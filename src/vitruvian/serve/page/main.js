@@ -4,7 +4,7 @@ import { api, busy, Problem, saved, showProblem } from "./api.js";
 import { drawColorBar } from "./arrays.js";
 import { digitImage, listenForDrawing } from "./draw.js";
 import { listenForImages, sample, showSamples } from "./input.js";
-import { Panel } from "./panel.js";
+import { Panel, WORDS } from "./panel.js";
 import { download, savedPage } from "./save.js";
 import { change, onChange, readState, state } from "./state.js";
 
@@ -35,6 +35,8 @@ function makePanels() {
   byId("panels").classList.toggle("two", panels.length > 1);
   byId("panels").replaceChildren(...panels.map((panel) => panel.place));
   const digits = facts.digits;
+  byId("words").hidden = offline || !panels.some((panel) => panel.facts.words);
+  byId("words-text").value = state.words || WORDS;
   byId("drawing").hidden = !digits;
   if (!offline) showSamples(digits ? [..."0123456789"] : PHOTOS, state.sample, (name) => useSample(name));
   fitControls();
@@ -68,6 +70,7 @@ function fitControls() {
   for (const button of byId("show").children) {
     const chosen = button.dataset.show === state.show;
     button.setAttribute("aria-checked", String(chosen));
+    button.hidden = button.dataset.show === "class" && !panels[0].facts.classes;
     button.tabIndex = chosen ? 0 : -1;
   }
 }
@@ -84,7 +87,7 @@ function makeShows() {
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     if (!step) return;
     event.preventDefault();
-    const names = Object.keys(SHOWS);
+    const names = Object.keys(SHOWS).filter((name) => name !== "class" || panels[0].facts.classes);
     change({ show: names[(names.indexOf(state.show) + step + names.length) % names.length] });
     byId("show").querySelector("[aria-checked=true]").focus();
   });
@@ -108,7 +111,7 @@ async function useSample(name, options) {
 
 function listenToState() {
   onChange((changed) => {
-    if (changed.has("model") || changed.has("with")) {
+    if (["model", "with", "words"].some((name) => changed.has(name))) {
       fillModels();
       makePanels();
       if (image) for (const panel of panels) panel.ask(image);
@@ -133,6 +136,10 @@ function listenToControls() {
   byId("compare").addEventListener("change", (event) => change({ with: event.target.value }));
   byId("layer").addEventListener("input", (event) => change({ layer: Number(event.target.value) }));
   byId("head").addEventListener("input", (event) => change({ head: Number(event.target.value) }));
+  byId("words").addEventListener("submit", (event) => {
+    event.preventDefault();
+    change({ words: byId("words-text").value.trim(), erased: "" });
+  });
   byId("restore").addEventListener("click", () => change({ erased: "" }));
   byId("link").addEventListener("click", async () => {
     await navigator.clipboard.writeText(location.href);

@@ -7,6 +7,8 @@ import { PatchGrid } from "./grid.js";
 import { showHeads } from "./heads.js";
 import { change, patchesToText, state, textToPatches } from "./state.js";
 
+export const WORDS = "a photo of a cat, a photo of a dog, a cup of coffee, a rocket";
+
 function part(kind, name, title) {
   const made = document.createElement("div");
   made.className = kind;
@@ -46,7 +48,7 @@ export class Panel {
     [this.answersPlace, this.layersPlace] = [answers[1], layers[1]];
     const body = document.createElement("div");
     body.className = "body";
-    layers[0].hidden = !this.vit;
+    layers[0].hidden = !this.vit || !this.facts.classes;
     this.grids = document.createElement("div");
     this.grids.className = "grids";
     const on = { hover: (patch) => hover(this, patch), hold: (patch) => this.hold(patch), paint: (p, f) => this.paint(p, f) };
@@ -67,6 +69,8 @@ export class Panel {
     const asked = state.layer < 0 ? theirs : Math.min(state.layer, theirs);
     return theirs ? Math.round((asked / theirs) * own) : own;
   }
+  // What a model without a head of its own chooses among; null where it has nothing to answer with.
+  get words() { return this.facts.classes ? "" : this.facts.words ? state.words || WORDS : null; }
   get head() { return state.head < this.vit.heads ? state.head : -1; }
 
   // A patch of the first panel's grid, here.
@@ -110,7 +114,10 @@ export class Panel {
   }
 
   async loadAnswers(image) {
-    this.before = await busy(`${this.facts.name} looks at the image`, () => api.predict(this.facts.name, image));
+    const { name } = this.facts;
+    const { words } = this;
+    if (words === null) this.answersPlace.textContent = "This model has no head: it gives vectors, not answers.";
+    else this.before = await busy(`${name} looks at the image`, () => api.predict(name, image, { words }));
     this.showAnswers();
   }
 
@@ -124,6 +131,7 @@ export class Panel {
   }
 
   async loadLayers(image) {
+    if (!this.facts.classes) return;
     const found = await busy(`${this.facts.name} reads every layer`, () => api.inspect(this.facts.name, image, { parts: "layers" }));
     this.layers = found.layers;
     this.showLayers();
@@ -138,8 +146,9 @@ export class Panel {
     if (!this.image || !this.before || !this.grid) return;
     const erased = [...this.erased];
     const { name } = this.facts;
+    const { words } = this;
     try {
-      this.now = erased.length ? await busy(`${name} looks again`, () => api.predict(name, this.image, { erased })) : null;
+      this.now = erased.length ? await busy(`${name} looks again`, () => api.predict(name, this.image, { erased, words })) : null;
       this.showAnswers();
     } catch (error) {
       this.complain(error);
@@ -202,7 +211,7 @@ export class Panel {
   showAnswers() {
     if (!this.before) return;
     const chosen = state.show === "class" ? (state.class >= 0 ? state.class : this.before[0].index) : -1;
-    const choose = (index) => change(this.vit ? { show: "class", class: index } : {});
+    const choose = (index) => change(this.vit && this.facts.classes ? { show: "class", class: index } : {});
     showAnswers(this.answersPlace, this.now || this.before, { before: this.now ? this.before : null, chosen, choose });
   }
 
@@ -282,10 +291,10 @@ export class Panel {
   }
 }
 
-function described({ parameters, image_size: size, vit, classes, origin }) {
+function described({ parameters, image_size: size, vit, classes, words, origin }) {
   const millions = parameters >= 1e6 ? `${(parameters / 1e6).toFixed(1)}M` : `${Math.round(parameters / 1e3)}k`;
   const shape = vit ? `${vit.layers} layers, ${vit.heads} heads, ${vit.grid[0]} × ${vit.grid[1]} patches of ${vit.patch} px` : "no attention";
-  return [`${millions} parameters`, shape, `${size[0]} × ${size[1]} px`, `${classes} classes`, origin].filter(Boolean).join(" · ");
+  return [`${millions} parameters`, shape, `${size[0]} × ${size[1]} px`, words ? "answers in your words" : classes ? `${classes} classes` : "no head", origin].filter(Boolean).join(" · ");
 }
 
 function picture(base64) {

@@ -13,7 +13,7 @@ async function gathered(panel, erased) {
   if (!facts.vit) return record;
   const ask = (parts, fields = {}) => api.inspect(facts.name, image, { parts, ...fields });
   const target = state.class >= 0 ? { target: state.class } : {};
-  const inside = await ask("view,layers,rollout,gradient", target);
+  const inside = await ask(facts.classes ? "view,layers,rollout,gradient" : "view,rollout", target);
   [inside.attention, inside.similarity] = [[], []];
   for (let layer = 0; layer < facts.vit.layers; layer += 1) {
     const found = await ask("attention,similarity", { layer });

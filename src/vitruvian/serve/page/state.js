@@ -1,7 +1,7 @@
 // What is looked at, kept in the URL after '#', so that a link or a reload shows the same.
 
 const DEFAULTS = {
-  model: "", with: "", sample: "", digit: "", show: "attention", layer: -1, head: -1, patch: "", class: -1, erased: "",
+  model: "", with: "", sample: "", digit: "", words: "", show: "attention", layer: -1, head: -1, patch: "", class: -1, erased: "",
 };
 const NUMBERS = ["layer", "head", "class"];
 const listeners = [];
