@@ -1,6 +1,6 @@
 """Requests a second with many clients: `vit serve`, one forward a request, and litserve, with the same model.
 
-python benchmarks/serving.py --model weights.safetensors [--clients 16] [--seconds 10] [--rounds 3] [--engines torch,auto]
+    python benchmarks/serving.py --model W.safetensors [--clients 16] [--seconds 10] [--rounds 3] [--engines torch,auto]
 
 Each server runs alone in a process of its own, in another order each round; the clients are a process of threads that
 send one JPEG again and again over kept connections. `forward` is the model alone at that batch size, without HTTP and
