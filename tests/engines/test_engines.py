@@ -104,6 +104,10 @@ def test_batches_and_single_images_have_a_way_each_once_prepared(model, monkeypa
     engine.prepare(torch.zeros(1, 3, 16, 16))
     engine(torch.zeros(1, 3, 16, 16))
     assert asked == [4, 1]
+    other = choose.Engine(model, "auto")
+    other(torch.zeros(1, 3, 16, 16))
+    other(torch.zeros(5, 3, 16, 16))
+    assert asked == [4, 1, 1, 5]
 
 
 def test_only_the_graphs_that_were_used_last_stay(tmp_path):

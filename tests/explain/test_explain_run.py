@@ -118,6 +118,18 @@ def test_the_deletion_check_scores_what_is_about_the_answer():
     assert list(explained.curves) == ["gradient", "rollout", "attention", "random"]
 
 
+def test_an_engine_computes_the_same_answers_and_curves(tmp_path, monkeypatch):
+    monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path))
+    model, image = named(), make_image()
+    wanted, found = (
+        Explainer(model, MapSettings(deletion=True), engine=engine).explain(image) for engine in ("torch", "openvino")
+    )
+    assert list((tmp_path / "engines").glob("*/openvino/model.xml"))
+    assert [a.label for a in found.answers] == [a.label for a in wanted.answers]
+    for name, curve in wanted.curves.items():
+        np.testing.assert_allclose(found.curves[name].probability, curve.probability, rtol=0, atol=1e-4)
+
+
 def test_an_answer_that_is_not_a_number_is_an_error():
     model = named()
     with torch.no_grad():

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from vitruvian.cli.options import Device, Heads, ImageSize, OptionalModel, TomeR, tome_of
+from vitruvian.cli.options import Device, Engine, EngineChoice, Heads, ImageSize, OptionalModel, TomeR, tome_of
 from vitruvian.cli.start import quick_imports
 from vitruvian.progress import tell, track
 
 if TYPE_CHECKING:
+    from vitruvian.engines.sessions import EngineName
     from vitruvian.explain import MapSettings, Written
     from vitruvian.model.build import Model
 
@@ -86,14 +87,17 @@ def explain(
     image_size: ImageSize = None,
     device: Device = "cpu",
     tome_r: TomeR = None,
+    engine: Engine = EngineChoice.TORCH,
 ) -> None:
     """Show what a model looks at: overlays, arrays and a page for each run.
 
-    With --figures, what the model has learned, as in the paper's Figure 7; attention distance is then taken
-    over the images, or over the built-in digits.
+    --engine computes the answers and deletion curves; maps are always torch's. With --figures, what the model has
+    learned, as in the paper's Figure 7; attention distance is then taken over the images, or over the built-in digits.
     """
     if not paths and not figures:
         raise typer.BadParameter("give images to explain, or --figures for the model itself", param_hint="IMAGES")
+    if figures and engine != EngineChoice.TORCH:
+        raise typer.BadParameter("--figures need torch: leave out --engine", param_hint="--engine")
     if figures and (maps or target or deletion or any(v is not None for v in (layer, head, patch))):
         about_images = "--map, --class, --layer, --head, --patch and --deletion"
         raise typer.BadParameter(f"this is about the model, and {about_images} about images", param_hint="--figures")
@@ -115,7 +119,7 @@ def explain(
     if figures:
         show_figures(loaded, images, out, count=count, device=device, as_json=as_json)
     else:
-        show_images(loaded, settings, images, out, device=device, as_json=as_json)
+        show_images(loaded, settings, images, out, device=device, engine=engine.value, as_json=as_json)
 
 
 def show_figures(model: Model, images: list[str], out: Path, *, count: int, device: str, as_json: bool) -> None:
@@ -139,13 +143,13 @@ def show_figures(model: Model, images: list[str], out: Path, *, count: int, devi
 
 
 def show_images(
-    model: Model, settings: MapSettings, images: list[str], out: Path, *, device: str, as_json: bool
+    model: Model, settings: MapSettings, images: list[str], out: Path, *, device: str, engine: EngineName, as_json: bool
 ) -> None:
     """Explain the images and tell of each what was answered and where its files are."""
     from vitruvian.explain.explainer import Explainer
     from vitruvian.explain.run import PAGE, explain_images
 
-    explainer = Explainer(model, settings, device=device)
+    explainer = Explainer(model, settings, device=device, engine=engine)
     failed = 0
     for written in track(explain_images(explainer, images, out), len(images), "images"):
         failed += bool(written.explained.error)

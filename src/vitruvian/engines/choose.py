@@ -52,12 +52,12 @@ class Engine:
     def __call__(self, pixels: Tensor) -> Tensor:
         """(B, channels, rows, columns) -> (B, K).
 
-        What the first batch of a size was measured with stays; a single image after larger batches, and a batch after
-        single images, are measured only by `prepare`.
+        What the first batch of a size was measured with stays. A single image after larger batches, often the last of
+        many, is run like them, unless it was prepared for.
         """
-        key = (len(pixels) > 1, *pixels.shape[1:])
+        key, many = (len(pixels) > 1, *pixels.shape[1:]), (True, *pixels.shape[1:])
         if key not in self._forwards:
-            self._forwards[key] = self._forwards.get((not key[0], *pixels.shape[1:])) or self._chosen(pixels)
+            self._forwards[key] = self._forwards.get(many) or self._chosen(pixels)
         return self._forwards[key](pixels)
 
     def prepare(self, pixels: Tensor) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vitruvian.data.decode import ImageInput, decode, name_of
 from vitruvian.data.preprocess import view
+from vitruvian.engines.sessions import EngineName
 from vitruvian.errors import ConfigError, ImageError, UnknownNameError
 from vitruvian.explain.attention import attention_map, attention_rollout, check_head, gradient_attention, require_vit
 from vitruvian.explain.deletion import Curve, deletion_curves
@@ -88,10 +89,18 @@ class Explained:
 class Explainer:
     """A Vision Transformer and the maps to make of what it answers."""
 
-    def __init__(self, model: Model, settings: MapSettings | None = None, *, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        model: Model,
+        settings: MapSettings | None = None,
+        *,
+        device: str = "cpu",
+        engine: EngineName = "torch",
+    ) -> None:
+        """`engine` computes the answers and the deletion curves; maps need what only the module has."""
         self.vit: ViT = require_vit(model)
         self.settings = settings or MapSettings()
-        self.classifier = Classifier(model, device=device) if self.vit.config.classes else None
+        self.classifier = Classifier(model, device=device, engine=engine) if self.vit.config.classes else None
         if self.classifier is None:
             if self.settings.deletion or self.settings.target or self.settings.methods == ("gradient",):
                 raise ConfigError("this model has no head, so no class to explain; choose rollout or attention")
