@@ -16,6 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from vitruvian.report.chart import Chart, Line
+from vitruvian.report.images import write_image
 from vitruvian.training import Run
 
 Point = tuple[float, float]
@@ -69,15 +71,25 @@ def main() -> None:
     parser.add_argument("--timm", type=Path, help="what cifar10_timm.py wrote")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmark"))
     parser.add_argument("--set", action="append", default=[], dest="settings")
+    parser.add_argument("--also", type=Path, help="further curves, as --json writes them")
     parser.add_argument("--json", type=Path, help="write the curves here")
+    parser.add_argument("--chart", type=Path, help="draw the curves into this PNG")
     arguments = parser.parse_args()
     curves = {"timm": theirs(arguments.timm)} if arguments.timm else {}
-    for recipe in arguments.recipes.split(","):
+    if arguments.also:
+        curves |= json.loads(arguments.also.read_text())
+    for recipe in filter(None, arguments.recipes.split(",")):
         run = trained(arguments.folder, recipe, arguments.out / recipe, arguments.settings)
         curves[recipe] = ours(run)
     report(curves)
     if arguments.json:
         arguments.json.write_text(json.dumps(curves, indent=1) + "\n")
+    if arguments.chart:
+        lines = [Line(name, points) for name, points in curves.items()]
+        drawn = Chart(
+            title="CIFAR-10 from scratch, accuracy in percent", lines=lines, x_label="core-seconds", log_x=True
+        )
+        write_image(arguments.chart, drawn.image())
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ ResNetStyle = Literal["bit", "timm_bit"]
 Fit = Literal["squash", "crop"]
 ScoreFunction = Literal["softmax", "sigmoid"]
 """How logits become probabilities: of one label among all, or of each label by itself."""
+ThresholdOn = Literal["probability", "energy"]
+"""What a threshold for "none of these" is compared with: the best probability, or log(sum(exp(logits)))."""
 Interpolation = Literal["nearest", "bilinear", "bicubic", "area", "lanczos"]
 
 

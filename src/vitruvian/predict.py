@@ -56,7 +56,7 @@ class Prediction:
     answers: tuple[Answer, ...] = ()
     error: str = ""
     none_of_these: bool = False
-    """The best answer lies below the model's threshold, so that the image shows none of its classes."""
+    """The image lies below the model's threshold, so that it shows none of its classes."""
 
 
 class Encoder:
@@ -212,12 +212,15 @@ class Classifier(Encoder):
         views = self.views(images, ahead=2 * batch)
         while group := list(islice(views, batch)):
             pixels = [seen for _, seen in group if isinstance(seen, Tensor)]
-            ranked = iter(self.ranked(self.logits(torch.stack(pixels)), top) if pixels else ())
+            logits = self.logits(torch.stack(pixels)) if pixels else torch.zeros(0, len(self.labels))
+            ranked = zip(self.ranked(logits, top), self.none_of_these(logits))
             for path, seen in group:
                 if isinstance(seen, ImageError):
                     yield Prediction(path, error=str(seen))
-                elif answers := next(ranked):
-                    yield Prediction(path, answers, none_of_these=self.is_none(answers))
+                    continue
+                answers, none = next(ranked)
+                if answers:
+                    yield Prediction(path, answers, none_of_these=none)
                 else:
                     yield Prediction(path, error=f"{printable(path)}: the model's answer is not a finite number")
 
@@ -242,9 +245,13 @@ class Classifier(Encoder):
             self._run = Engine(self.model, self.engine)
         return self._run
 
-    def is_none(self, answers: Sequence[Answer]) -> bool:
-        """Whether an image with these answers, best first, shows none of the model's classes."""
-        return answers[0].probability < self.model.threshold
+    def none_of_these(self, logits: Tensor) -> list[bool]:
+        """Whether images with these logits (B, K) show none of the model's classes."""
+        if self.model.threshold_on == "energy":  # how much there is of any class, which probabilities have lost
+            score = logits.logsumexp(dim=-1)
+        else:
+            score = probabilities_of(self.model, logits).amax(dim=-1)
+        return (score < self.model.threshold).tolist()
 
     def ranked(self, logits: Tensor, top: int) -> list[tuple[Answer, ...]]:
         """The `top` answers of each row, equal ones in the order of classes; none where a logit is not finite."""

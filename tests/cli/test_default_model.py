@@ -87,10 +87,23 @@ def test_a_threshold_is_kept_with_its_head_and_lost_with_a_new_one(box, tmp_path
         vt.load(tmp_path / "box")
 
 
+def test_energy_tells_apart_what_probabilities_have_lost(box, tmp_path):
+    box.threshold_on, box.threshold = "energy", 4.0
+    vt.save(box, tmp_path / "energy")
+    again = vt.Classifier(tmp_path / "energy")
+    little, much = torch.tensor([0.0, 3.0]), torch.tensor([2.0, 5.0])  # with the same probabilities
+    assert again.none_of_these(torch.stack([little, much])) == [True, False]
+    assert vt.load(tmp_path / "energy", classes=3).threshold_on == "probability"
+    path = tmp_path / "energy" / "config.json"
+    path.write_text(path.read_text().replace('"energy"', '"logits"'))
+    with pytest.raises(CheckpointError, match="threshold_on='logits' is not one of probability, energy"):
+        vt.load(tmp_path / "energy")
+
+
 @pytest.mark.skipif(not hub.BOX.is_dir(), reason="the package carries no model yet")
 def test_the_model_in_the_package_is_small_and_has_a_card():
     assert sum(path.stat().st_size for path in hub.BOX.iterdir()) <= 8_000_000
     assert "vit train" in (hub.BOX / "card.md").read_text()
     model = vt.load(hub.BOX)
     assert len(model.labels) == 10
-    assert 0 < model.threshold < 1
+    assert model.threshold > 0

@@ -56,10 +56,10 @@ class Work:
         encoder = self.model if isinstance(self.model, Encoder) else kind(self.model)
         if not isinstance(encoder, kind):
             raise ConfigError("model= is an Encoder, which gives vectors and no answers; wanted a Classifier")
-        if self.task == "predict" and encoder.model.threshold:
+        if self.task == "predict" and (encoder.model.threshold or encoder.model.threshold_on == "energy"):
             tell(
-                f"note: {encoder.name} calls an image none of its classes below {encoder.model.threshold:.0%}; the "
-                "answers that are written keep their probabilities, so that you can compare them"
+                f"note: {encoder.name} calls an image none of its classes below a threshold of "
+                f"{encoder.model.threshold:g} on the {encoder.model.threshold_on}; the answers that are written do not"
             )
         width = {"width": encoder.model.config.feature_width} if self.task == "embed" else {}
         return Job(

@@ -136,10 +136,11 @@ class Explainer:
         targets: list[Answer] = []
         none = False
         if self.classifier is not None:
-            ranked = self.classifier.ranked(self.classifier.logits(pixels[None]), len(self.classifier.labels))[0]
+            logits = self.classifier.logits(pixels[None])
+            ranked = self.classifier.ranked(logits, len(self.classifier.labels))[0]
             if not ranked:
                 return Explained(path=path, error=f"{name_of(source)}: the model's answer is not a finite number")
-            answers, none = ranked[:ANSWERS], self.classifier.is_none(ranked)
+            answers, none = ranked[:ANSWERS], self.classifier.none_of_these(logits)[0]
             targets = [a for a in ranked if a.index == self.target] if self.target is not None else []
             targets = targets or list(ranked[: self.settings.top])
         maps = self.maps(pixels, targets)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitruvian.config import ConvStyle, Preprocess, ResNetConfig, ResNetStyle, ScoreFunction, StemConfig
+from vitruvian.config import ConvStyle, Preprocess, ResNetConfig, ResNetStyle, ScoreFunction, StemConfig, ThresholdOn
 from vitruvian.errors import ConfigError
 
 GROUPS = 32
@@ -152,7 +152,8 @@ class ResNet(nn.Module):
         """Logits are divided by it before they become probabilities; `vit evaluate` can fit it."""
         self.score_function: ScoreFunction = "softmax"
         self.threshold = 0.0
-        """An image whose best answer has a smaller probability shows none of the classes."""
+        """An image that has less shows none of the classes."""
+        self.threshold_on: ThresholdOn = "probability"
         self.source = ""
         self.root = StdConv(config.channels, config.width, 7, 2, style=config.style)
         self.stages = nn.ModuleList()

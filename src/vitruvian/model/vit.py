@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitruvian.config import INNER_POSITIONS, Preprocess, ScoreFunction, ViTConfig
+from vitruvian.config import INNER_POSITIONS, Preprocess, ScoreFunction, ThresholdOn, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.embed import Embedding
 from vitruvian.model.encoder import BLOCKS, Block, Mlp, norm_layer
@@ -37,7 +37,8 @@ class ViT(nn.Module):
         """Logits are divided by it before they become probabilities; `vit evaluate` can fit it."""
         self.score_function: ScoreFunction = "softmax"
         self.threshold = 0.0
-        """An image whose best answer has a smaller probability shows none of the classes."""
+        """An image that has less shows none of the classes."""
+        self.threshold_on: ThresholdOn = "probability"
         self.source = ""
         """The file or folder that the weights were loaded from."""
         self.patch_drop = 0.0

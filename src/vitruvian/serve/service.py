@@ -176,7 +176,7 @@ class Service:
             ranked = classifier.ranked(logits[None], options.top)[0]
             if not ranked:
                 return {"error": "the model's answer is not a finite number"}
-            return {"answers": as_json(ranked), "none_of_these": classifier.is_none(ranked)}
+            return {"answers": as_json(ranked), "none_of_these": classifier.none_of_these(logits[None])[0]}
 
         if options.template is not None and not options.labels:
             raise ImageError("template is for labels, which are missing")

@@ -40,7 +40,8 @@ def model_for(recipe: Recipe, labels: Sequence[str]) -> Model:
         model = MaskedViT.around(model, recipe.seed)
     model.labels = tuple(labels) or None
     # not those of the weights that it starts from
-    model.temperature, model.score_function, model.threshold = 1.0, "softmax", 0.0
+    model.temperature, model.score_function = 1.0, "softmax"
+    model.threshold, model.threshold_on = 0.0, "probability"
     model.preprocess = model.preprocess.changed(recipe.view).at(model.config.image_size)
     freeze(model, recipe)
     set_options(model, recipe)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
-from vitruvian.config import MODEL_KINDS, ModelConfig, Preprocess, ResNetConfig, ScoreFunction
+from vitruvian.config import MODEL_KINDS, ModelConfig, Preprocess, ResNetConfig, ScoreFunction, ThresholdOn
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.model.build import Model
-from vitruvian.settings import Settings, Share, check_choice, typed
+from vitruvian.settings import Range, Settings, Share, check_choice, typed
 from vitruvian.weights.files import Checkpoint
 
 S = TypeVar("S", bound=Settings)
@@ -24,6 +24,8 @@ FORMAT = 1
 """Version of the JSON; a reader refuses a later one."""
 ANCHORS = ("embed.patch.weight", "root.weight")
 """What every native ViT, and every native ResNet, has."""
+THRESHOLDS: dict[str, Any] = {"probability": Share, "energy": Annotated[float, Range(-1e6, 1e6)]}
+"""The values that a threshold on each can have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +40,8 @@ class Description:
     """Logits are divided by it before they become probabilities."""
     score_function: ScoreFunction = "softmax"
     threshold: float = 0.0
-    """Images whose best answer has a smaller probability show none of the classes."""
+    """Images that have less show none of the classes."""
+    threshold_on: ThresholdOn = "probability"
 
     @classmethod
     def of(cls, model: Model) -> Description:
@@ -50,6 +53,7 @@ class Description:
             temperature=model.temperature,
             score_function=model.score_function,
             threshold=model.threshold,
+            threshold_on=model.threshold_on,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -63,6 +67,7 @@ class Description:
             "temperature": self.temperature,
             "score_function": self.score_function,
             "threshold": self.threshold,
+            "threshold_on": self.threshold_on,
         }
 
     @classmethod
@@ -84,7 +89,9 @@ class Description:
             temperature = float(data.get("temperature", 1.0))  # files of earlier versions have none
             score_function = data.get("score_function", "softmax")
             check_choice("score_function", score_function, get_args(ScoreFunction))
-            threshold = typed("threshold", Share, data.get("threshold", 0.0))
+            threshold_on = data.get("threshold_on", "probability")
+            check_choice("threshold_on", threshold_on, get_args(ThresholdOn))
+            threshold = typed("threshold", THRESHOLDS[threshold_on], data.get("threshold", 0.0))
         except (ConfigError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{where}: {error}") from error
         labels = data.get("labels")
@@ -100,6 +107,7 @@ class Description:
             temperature=temperature,
             score_function=score_function,
             threshold=threshold,
+            threshold_on=threshold_on,
         )
 
 

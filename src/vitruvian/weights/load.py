@@ -83,7 +83,9 @@ def open_model(
         names = fitting_labels(description, changes, classes=config.classes, given=labels)
         own_head = changes.head != "new" and config.classes == description.config.classes
         if not own_head:
-            description = replace(description, temperature=1.0, score_function="softmax", threshold=0.0)
+            description = replace(
+                description, temperature=1.0, score_function="softmax", threshold=0.0, threshold_on="probability"
+            )
         description = replace(description, config=config, preprocess=view, labels=names)
         if hints.preprocess is not None:
             description = replace(description, preprocess=hints.preprocess)
@@ -184,5 +186,5 @@ def assemble(model: Model, state: Tensors, description: Description) -> Model:
     model.load_state_dict({name: tensor.contiguous() for name, tensor in state.items()}, strict=True, assign=True)
     model.preprocess, model.labels, model.origin = description.preprocess, description.labels, description.origin
     model.temperature, model.score_function = description.temperature, description.score_function
-    model.threshold = description.threshold
+    model.threshold, model.threshold_on = description.threshold, description.threshold_on
     return model.eval()
