@@ -4,13 +4,15 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help demo test quick check format browser bench clean
+.PHONY: help demo test quick check format browser docs dist bench clean
 
 help:
 	@echo "make demo    set up, then show the main job on what the package carries"
 	@echo "make test    set up, then run all tests"
 	@echo "make quick   the tests that take no more than a few seconds each"
 	@echo "make check   ruff, ruff format and mypy"
+	@echo "make docs    build the site of the documentation into site/"
+	@echo "make dist    build wheel and sdist into dist/"
 	@echo "make bench   measure inference side by side with the peers"
 
 # torch comes first and alone: its pin in constraints.txt selects the CPU build.
@@ -25,7 +27,7 @@ $(VENV)/.base: pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/.base
 	@echo "adding the packages for tests and checks ..."
 	@$(PIP) install -c constraints.txt -e '.[dev]' 2>&1 | { grep -v '^WARNING: Location' || true; }
-	@$(BIN)/python -c "import pytest, transformers"
+	@$(BIN)/python -c "import pytest, transformers, zensical"
 	@touch $@
 
 demo: $(VENV)/.base
@@ -59,8 +61,15 @@ format: $(VENV)/.dev
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+docs: $(VENV)/.dev
+	@$(BIN)/zensical build --strict -f mkdocs.yml
+	@echo "open site/index.html"
+
+dist: $(VENV)/.dev
+	@$(BIN)/python -m build --no-isolation
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist site .cache *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 # The peers live apart: timm imports torchvision, whose published builds expect another torch, so both
 # come without their dependencies and only benchmarks ever import them.

@@ -56,7 +56,8 @@ class Forked:
         try:
             for number, stream in enumerate(self.streams, start=1):
                 os.dup2(stream.fileno(), number)
-            sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8") for number in (1, 2))
+            outputs = (os.fdopen(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))  # a copy may fork
+            sys.stdout, sys.stderr = outputs
             os.environ.update(env)
             sys.argv = ["vit", *words]
             server = forkserver._forkserver  # of the parent, which a copy can neither wait for nor use
@@ -65,10 +66,12 @@ class Forked:
             code = exit_code(work)
         except BaseException:
             traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+        finally:  # whatever fails: a copy that went on would run the tests again
+            try:
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:
+                os._exit(code)
 
     def poll(self) -> int | None:
         """The exit code, once there is one."""
@@ -97,9 +100,9 @@ class Forked:
                 self.texts.append(stream.read().decode("utf-8", errors="replace"))
         return Ran(code, *self.texts)
 
-    def printed(self) -> str:
-        """What has been printed so far."""
-        return os.pread(self.streams[0].fileno(), 1 << 20, 0).decode()
+    def printed(self, stream: int = 1) -> str:
+        """What has been printed so far; 2 is stderr."""
+        return os.pread(self.streams[stream - 1].fileno(), 1 << 20, 0).decode()
 
     def until(self, happened: Callable[[], object]) -> Forked:
         """Wait for something that this process does before it ends."""

@@ -11,6 +11,7 @@ import vitruvian as vt
 from vitruvian.config import ViTConfig
 from vitruvian.errors import CheckpointError, HubError
 from vitruvian.model.build import build
+from vitruvian.training.given import chosen_recipe
 from vitruvian.weights import hub
 
 
@@ -76,6 +77,45 @@ def test_where_there_is_neither_the_error_names_the_option(vit, images, monkeypa
     code, _, err = vit("predict", images[0])
     assert code == 1
     assert f"no model is named and the default cannot be downloaded; give --model: {hub.DEFAULT}: no network" in err
+
+
+def make_photos(folder):
+    rng = np.random.default_rng(0)
+    for name, level in (("dark", 40), ("light", 200)):
+        (folder / name).mkdir(parents=True)
+        for number in range(6):
+            pixels = (level + 20 * rng.normal(size=(8, 8, 3))).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+
+
+def test_training_starts_from_the_model_in_the_package_where_none_can_be_downloaded(vit, box, tmp_path):
+    make_photos(tmp_path / "photos")
+    settings = ("--epochs", 1, "--workers", 0, "--set", "enlarge=1", "--set", "train_scale=1")
+    code, _, err = vit("train", tmp_path / "photos", "--out", tmp_path / "run", *settings)
+    assert code == 0, err
+    assert "no weights are named and none could be downloaded: starting from the small model in the package" in err
+    assert "which sees 8 x 8 pixels" in err
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["recipe"]["weights"] == str(tmp_path / "box")
+    assert vt.load(tmp_path / "run").labels == ("dark", "light")
+
+
+def test_training_starts_from_the_published_default_where_it_can_be_downloaded(box, tmp_path, monkeypatch, capsys):
+    make_photos(tmp_path / "photos")
+    monkeypatch.setattr(hub, "resolve_source", lambda name: tmp_path / "box")
+    assert chosen_recipe(str(tmp_path / "photos")).weights == hub.DEFAULT
+    assert capsys.readouterr().err == f"no weights are named: using {hub.DEFAULT}\n"
+    assert chosen_recipe(str(tmp_path / "photos"), model="ViT-Ti/16").weights == ""
+    assert chosen_recipe("digits").weights == ""
+    assert capsys.readouterr().err == ""
+
+
+def test_training_without_any_weights_names_the_option(vit, tmp_path, monkeypatch):
+    make_photos(tmp_path / "photos")
+    monkeypatch.setattr(hub, "resolve_source", unreachable)
+    monkeypatch.setattr(hub, "BOX", tmp_path / "nothing")
+    code, _, err = vit("train", tmp_path / "photos")
+    assert code == 1
+    assert f"no weights are named and the default cannot be downloaded; give --from: {hub.DEFAULT}: no network" in err
 
 
 def test_a_threshold_is_kept_with_its_head_and_lost_with_a_new_one(box, tmp_path):

@@ -1,9 +1,10 @@
-"""`vit demo`: train a ViT on the built-in digits from scratch, evaluate it, and read digits it has not seen."""
+"""`vit demo`: train a ViT on the built-in digits from scratch, evaluate it, look inside the model in the package."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,10 +17,18 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from vitruvian.explain import Explainer
+    from vitruvian.explain.explainer import Explained
+    from vitruvian.predict import Answer
+    from vitruvian.report.html import Html
     from vitruvian.training import Run
 
 SHOWN = 6
 """Held-out digits that are drawn on the terminal with their answers."""
+
+PAGE = "demo.html"
+PHOTOS = ("cat", "coffee", "rocket")
+"""Of those that the page of `vit serve` carries; the model in the package knows one of them."""
 
 SHADES = " .:-=+*#%@"
 """From no ink to full ink."""
@@ -40,11 +49,16 @@ def demo(
     say("evaluating it on the 359 digits that were held out")
     print(indented(evaluated(run)))
     say(f"reading {SHOWN} of them: vit predict digit.png --model {run.folder}")
-    print(indented(read_aloud(run)))
-    print(f"\nDone in {time.monotonic() - started:.0f} seconds. Curves, confusions and mistakes as images:")
-    print(f"  {run.folder / 'report.html'}")
-    print("With images of your own, a folder for each kind:")
-    print("  vit train photos/ --from google/vit-base-patch16-224-in21k")
+    digits, answers = read_digits(run)
+    said = [f"{answer.label}, {100 * answer.probability:.0f}%" for answer in answers]
+    print(indented(beside([drawing(digit) for digit in digits], said)))
+    say("looking at photos with the model in the package, and at what it looks at: vit explain cat.jpg")
+    explainer, explained = explained_photos()
+    print(indented("\n".join(f"{each.path}: {first_answer(each)}" for each in explained)))
+    page = write_page(run, [digit_figure(*each) for each in zip(digits, said)], explainer, explained)
+    print(f"\nDone in {time.monotonic() - started:.0f} seconds. All of it on one page:\n  {page}")
+    print(f"Curves, confusions and mistakes of the training:\n  {run.folder / 'report.html'}")
+    print("With images of your own, a folder for each kind:\n  vit train photos/")
 
 
 def say(step: str) -> None:
@@ -62,8 +76,8 @@ def evaluated(run: Run) -> str:
     return f"{last['top1']:.1f}% right: {wrong} mistakes in {last['count']} digits, after {last['seconds']:.0f} s"
 
 
-def read_aloud(run: Run) -> str:
-    """Some held-out digits as characters, and under each what the model says."""
+def read_digits(run: Run) -> tuple[list[NDArray[np.uint8]], list[Answer]]:
+    """The first held-out image of some digits, and what the model says to each."""
     import numpy as np
 
     from vitruvian.data.sources import open_dataset
@@ -71,11 +85,58 @@ def read_aloud(run: Run) -> str:
 
     held = open_dataset("digits").splits["test"]
     places = [int(np.flatnonzero(held.labels() == digit)[0]) for digit in range(SHOWN)]
-    images = [held.read(place) for place in places]
-    arrays = [image for image in images if not isinstance(image, bytes)]
-    answers = Classifier(run.folder).predict(arrays, top=1)
-    said = [f"{answer.label}, {100 * answer.probability:.0f}%" for (answer,) in answers]
-    return beside([drawing(array) for array in arrays], said)
+    arrays = [image for image in map(held.read, places) if not isinstance(image, bytes)]
+    return arrays, [best for (best,) in Classifier(run.folder).predict(arrays, top=1)]
+
+
+def explained_photos() -> tuple[Explainer, list[Explained]]:
+    """The photos with the answers of the model in the package, and what each answer depends on."""
+    from vitruvian.explain import Explainer, MapSettings
+    from vitruvian.weights import hub, load
+
+    explainer = Explainer(load(hub.BOX), MapSettings(methods=("gradient",)))
+    folder = files("vitruvian.serve") / "page"
+    return explainer, [explainer.explain(str(folder / f"{name}.jpg")) for name in PHOTOS]
+
+
+def first_answer(explained: Explained) -> str:
+    best = explained.answers[0]
+    known = "none of these, nearest " if explained.none_of_these else ""
+    return f"{known}{best.label}, {100 * best.probability:.0f}%"
+
+
+def write_page(
+    run: Run, digits: Sequence[tuple[Html, Html]], explainer: Explainer, photos: Sequence[Explained]
+) -> Path:
+    """Training, digits and photos on one page in the folder of the run."""
+    from vitruvian.explain.page import image_section
+    from vitruvian.explain.run import overlays
+    from vitruvian.files import write_text
+    from vitruvian.report.chart import Chart, Line
+    from vitruvian.report.html import columns, heading, page, remark, section, tiles
+    from vitruvian.report.images import gallery
+
+    last = run.evaluation
+    curve = Line("held-out digits", [(line["step"], line["top1"]) for line in run.metrics("val")])
+    numbers = {"of the held-out digits right": f"{last['top1']:.1f}%", "of training": f"{last['seconds']:.0f} s"}
+    parts = [heading("What vit demo did"), tiles(numbers)]
+    parts.append(columns(Chart(title="Accuracy in %", lines=[curve], x_label="step").svg(), gallery(digits)))
+    known = ", ".join(explainer.vit.labels or ())
+    parts.append(section("Photos", remark(f"The model in the package knows {known}; yellow is what its answer needs.")))
+    for each in photos:
+        titles = {"image": "the image"} | {map.name: map.title for map in each.maps}
+        shown = {titles[name]: image for name, image in overlays(explainer, each).items()}
+        parts.append(image_section(each, shown))
+    return write_text(run.folder / PAGE, page("vit demo", parts))
+
+
+def digit_figure(digit: NDArray[np.uint8], caption: str) -> tuple[Html, Html]:
+    from PIL import Image
+
+    from vitruvian.report.html import text
+    from vitruvian.report.images import thumbnail
+
+    return thumbnail(Image.fromarray(digit), caption), text(caption)
 
 
 def drawing(ink: NDArray[np.uint8]) -> list[str]:

@@ -61,9 +61,14 @@ PAPER_DAYS = {
 
 DATASETS = {
     "paper-jft": (303_000_000, 18_291),
+    "paper-masked": (303_000_000, 18_291),
     "paper-imagenet21k": (14_197_122, 21_841),
     "paper-imagenet": (1_281_167, 1000),
     "imagenet": (1_281_167, 1000),
+    "finetune-paper-imagenet": (1_281_167, 1000),
+    "finetune-paper-table2": (1_281_167, 1000),
+    "finetune-paper-cifar": (50_000, 100),
+    "finetune-paper-vtab": (1000, 100),
 }
 """Images and classes by the beginning of a recipe's name; the first that fits."""
 

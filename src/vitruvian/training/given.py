@@ -112,9 +112,11 @@ def chosen_recipe(
 ) -> Recipe:
     if model and weights:
         raise TrainingError("give a model to start from scratch, or weights to start from, not both")
-    found = (
-        recipe if isinstance(recipe, Recipe) else read_recipe(recipe or fitting_name(DataRef.of(data), model, weights))
-    )
+    if recipe is None:
+        recipe = fitting_name(DataRef.of(data), model, weights)
+        if recipe == "photos" and not weights:
+            weights = hub.default_weights()
+    found = recipe if isinstance(recipe, Recipe) else read_recipe(recipe)
     if model:
         found = found.replace(model=model, weights="", architecture=kept_architecture(found, model))
     if weights:
@@ -135,15 +137,8 @@ def kept_architecture(recipe: Recipe, model: str) -> dict[str, Any]:
 
 
 def fitting_name(data: DataRef, model: str | None, weights: str | Path | None) -> str:
-    if weights:
-        return "photos"
-    if data.name == "digits":
+    if not weights and data.name == "digits":
         return "digits"
-    if data.dataset.name.lower().startswith("cifar"):
+    if not weights and data.dataset.name.lower().startswith("cifar"):
         return "cifar10"
-    if model:
-        return "scratch"
-    raise TrainingError(
-        f"{data.name or 'data='}: give weights=, which is best for images of one's own, or model= to train from "
-        "scratch, or recipe= (`vit train --recipes` lists them)"
-    )
+    return "scratch" if model else "photos"

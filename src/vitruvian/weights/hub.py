@@ -47,15 +47,27 @@ BOX = Path(str(files("vitruvian") / "box"))
 
 def default_source() -> str:
     """The published default, from the cache or downloaded once, or else the model in the package; said on stderr."""
+    return _default("no model is named", "the small one in the package knows {labels}", give="model=")
+
+
+def default_weights() -> str:
+    """The same to start a training from."""
+    instead = "starting from the small model in the package, which sees {rows} x {columns} pixels"
+    return _default("no weights are named", instead, give="weights=")
+
+
+def _default(unnamed: str, instead: str, *, give: str) -> str:
     try:
         resolve_source(DEFAULT)
     except (HubError, MissingExtraError, FileError) as error:
         if not (BOX / "config.json").is_file():
-            raise HubError(f"no model is named and the default cannot be downloaded; give model=: {error}") from error
-        labels = ", ".join(read_object(BOX / "config.json", raises=CheckpointError)["labels"])
-        tell(f"no model is named and none could be downloaded: the small one in the package knows {labels}")
+            raise HubError(f"{unnamed} and the default cannot be downloaded; give {give}: {error}") from error
+        box = read_object(BOX / "config.json", raises=CheckpointError)
+        rows, columns = box["preprocess"]["image_size"]
+        said = instead.format(labels=", ".join(box["labels"]), rows=rows, columns=columns)
+        tell(f"{unnamed} and none could be downloaded: {said}")
         return str(BOX)
-    tell(f"no model is named: using {DEFAULT}")
+    tell(f"{unnamed}: using {DEFAULT}")
     return DEFAULT
 
 

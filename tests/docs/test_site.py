@@ -1,0 +1,122 @@
+"""Links lead somewhere, options exist, computed numbers are right, and the site is built without a warning."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import typer
+import yaml
+from pages import PAGES, ROOT, anchors, blocks, is_shell, links, spans
+
+import vitruvian
+from vitruvian.cli import app
+from vitruvian.training.cluster import cluster_lines, cluster_plan
+
+IDS = [str(page.relative_to(ROOT)) for page in PAGES]
+LANGUAGES = {"", "python", "sh", "text", "json", "toml", "yaml", "nginx"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_links_lead_to_files_and_headings_that_exist(page):
+    for link in links(page):
+        found = urlsplit(link)
+        if found.scheme:
+            assert found.scheme == "https", link
+            assert re.fullmatch(r"[\w-]+(\.[\w-]+)+", found.netloc), link
+            continue
+        target = page.parent / found.path if found.path else page
+        assert target.is_file(), f"{link}: no such file"
+        if found.fragment:
+            assert found.fragment in anchors(target), f"{link}: no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_blocks_say_what_they_are(page):
+    assert page.read_text(encoding="utf-8").count("\n```") % 2 == 0
+    assert {block.language for block in blocks(page)} <= LANGUAGES
+
+
+def options() -> dict[str, set[str]]:
+    """The options of every command, those of a group's commands under the group's name."""
+    found: dict[str, set[str]] = {}
+    for name, command in typer.main.get_command(app).commands.items():
+        parts = [command, *getattr(command, "commands", {}).values()]
+        found[name] = {word for part in parts for parameter in part.params for word in parameter.opts} | {"--help"}
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_commands_in_the_text_exist_with_their_options(page):
+    known = options()
+    for span in spans(page):
+        for command in re.findall(r"(?:^|\| |&& )vit (.*)", span):
+            name, *words = command.split()
+            if name.startswith("-"):
+                continue
+            assert name in known, f"`vit {command}`: no such command"
+            for word in words:
+                if word.startswith("--"):
+                    assert word.split("=")[0] in known[name], f"`vit {command}`: no option {word}"
+
+
+def test_costs_on_other_machines_are_those_of_the_command():
+    text = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\|[^|]+\| `((?:paper|finetune|imagenet)[^`]*)` \| ([\d.,]+) \| ([^|]+) \| ([\d.]+) \|", text, re.M
+    )
+    assert len(rows) == 13
+    for words, flops, time, days in rows:
+        recipe, *more = words.split()
+        settings = [more[place + 1] for place, word in enumerate(more) if word == "--set"]
+        model = more[more.index("--model") + 1] if "--model" in more else None
+        lines = "\n".join(cluster_lines(cluster_plan(recipe, "8 x A100", model=model, settings=settings)))
+        assert f"({flops} exaFLOPs)" in lines, (words, lines)
+        assert f"{time} on 8 x A100, {days} accelerator-days" in lines, (words, lines)
+
+
+def pages_in(nav: object) -> list[str]:
+    parts = nav.values() if isinstance(nav, dict) else nav if isinstance(nav, list) else [nav]
+    return [nav] if isinstance(nav, str) else [page for part in parts for page in pages_in(part)]
+
+
+def test_every_page_is_in_the_navigation_once():
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    written = [str(page.relative_to(ROOT / "docs")) for page in PAGES if page.parent == ROOT / "docs"]
+    assert sorted(pages_in(settings["nav"])) == sorted(written)
+
+
+def test_the_reference_has_every_public_name():
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^::: vitruvian\.(\w+)$", text, re.MULTILINE)
+    assert sorted(listed) == sorted(set(vitruvian.__all__) - {"ModelConfig"})  # a union of two that are there
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning_and_asks_no_other_host(tmp_path):
+    for name in ("docs", "mkdocs.yml"):
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / name)
+    for name in ("src", "benchmarks"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "--config-file", "mkdocs.yml"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    pages = sorted(Path(tmp_path / "site").rglob("*.html"))
+    assert len(pages) > len(PAGES) - 2
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="?(https?:[^" >]+)', text), page.name
+    assert "doc-heading" in (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
+
+
+def test_commands_are_recognized_in_every_page_that_has_some():
+    """So that a block of commands is not taken for output by mistake."""
+    for page in PAGES:
+        for block in blocks(page):
+            if not block.language and not is_shell(block):
+                assert not re.search(r"^(vit|torchrun|curl|pip) ", block.text, re.MULTILINE), block.where

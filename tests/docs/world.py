@@ -1,0 +1,121 @@
+"""A folder with tiny stand-ins for the files that the documentation names: images, tasks, weights, published models.
+
+A published name is found in it as a path, so that nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+from layouts import make_cifar, make_imagenet, make_pets, make_vtab
+from pages import ROOT
+from PIL import Image
+from two_towers import save_clip, save_siglip
+
+import vitruvian as vt
+from vitruvian.config import Preprocess, ViTConfig
+from vitruvian.labels import imagenet_ids
+
+SHAPE = {"image_size": 32, "patch_size": 16, "layers": 2, "width": 32, "mlp_width": 32, "heads": 2}
+
+
+def tiny(labels: tuple[str, ...] = (), classes: int = 0, **settings: object) -> vt.ViT:
+    model = vt.build(ViTConfig(**{**SHAPE, **settings}, classes=len(labels) or classes), seed=0)
+    model.labels = labels or None
+    model.preprocess = Preprocess(image_size=model.config.image_size)
+    if model.head is not None:
+        torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
+    return model
+
+
+def make_photos(folder: Path, names: tuple[str, ...], splits: dict[str, int]) -> None:
+    """Images of a color each, with noise, named by numbers."""
+    rng = np.random.default_rng(0)
+    for split, count in splits.items():
+        for color, name in zip(np.linspace(60, 200, len(names)), names):
+            target = folder / split / name
+            target.mkdir(parents=True)
+            for number in range(count):
+                pixels = (color + 30 * rng.normal(size=(40, 50, 3))).clip(0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(target / f"{number}.jpg")
+
+
+def make_images(root: Path) -> None:
+    cats_and_dogs = ("cat", "dog")
+    make_photos(root / "photos", cats_and_dogs, {"train": 12, "test": 4})
+    for name in ("DATA", "SRC", "IMAGES", "SHARDS", "new", "bucket/shards", "bucket/jft"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).symlink_to("../photos" if "/" in name else "photos")
+    make_photos(root / "pets", cats_and_dogs, {"train": 12, "test": 4})
+    make_photos(root / "imagenet-r", tuple(imagenet_ids()[:3]), {".": 1})
+    make_photos(root / "imagenet-val-1000", ("",), {".": 18})
+    for name in ("photo.jpg", "a.jpg", "b.jpg", "more/a.png"):
+        (root / name).parent.mkdir(exist_ok=True)
+        Image.open(root / "photos" / "test" / "cat" / "0.jpg").save(root / name)
+    Image.open(root / "a.jpg").save(root / "b.png")
+    shutil.copy(ROOT / "docs" / "explain" / "table.png", root)
+    (root / "names.txt").write_text("cat\ndog\n")
+    (root / "corrections.json").write_text('{"format": 1, "data": "SRC", "corrections": []}')
+
+
+def make_tasks(root: Path) -> None:
+    make_pets(root / "tasks")
+    make_vtab(root / "tasks")
+    make_cifar(root / "tasks")
+    make_cifar(root)
+    (root / "cifar-10-batches-bin").symlink_to("cifar10/cifar-10-batches-bin")
+    make_imagenet(root)
+    (root / "imagenet" / "real.json").rename(root / "real.json")
+
+
+def make_weights(root: Path) -> None:
+    ours, imagenet = tiny(("cat", "dog")), tiny(classes=1000)
+    for name in ("weights.safetensors", "first.safetensors"):
+        vt.save(ours, root / name, family="timm")
+    for name in ("second", "W", "WEIGHTS", "runs/photos"):
+        vt.save(ours, root / name)
+    vt.save(imagenet, root / "weights.npz", family="google")
+    vt.save(imagenet, root / "ViT-B_16.npz", family="google")
+    vt.save(tiny(), root / "dino.pth", family="timm")
+    for name in ("vit_ti16.safetensors", "vit_ti16_imagenet1k.safetensors"):
+        vt.save(imagenet, root / name, family="timm")
+    vt.save(tiny(classes=1000, layers=12), root / "google/vit-base-patch16-224", family="huggingface")
+    vt.save(imagenet, root / "google/vit-base-patch16-224-in21k", family="huggingface")
+    save_clip(root / "openai" / "clip-vit-base-patch32")
+    save_siglip(root / "google" / "siglip-base-patch16-224", model_input_names=["input_ids"], padding_side="right")
+
+
+def make_world(root: Path) -> Path:
+    for make in (make_images, make_tasks, make_weights):
+        make(root)
+    with contextlib.chdir(root):  # as the pages name them
+        vt.embed("photos/", "weights.safetensors", "vectors/")
+    return root
+
+
+def environment(root: Path) -> dict[str, str]:
+    """No network, no cache but the world's own, one thread."""
+    return {"HF_HUB_OFFLINE": "1", "VITRUVIAN_CACHE": str(root / "cache"), "VITRUVIAN_DATA": str(root / "tasks")}
+
+
+def view(image: object, rng: np.random.Generator) -> torch.Tensor:
+    return Preprocess(image_size=32)(image)
+
+
+def names(root: Path, page: str) -> dict[str, object]:
+    """What code on a page may use that an earlier page, or its reader, has made."""
+    from vitruvian.data.loader import Loader
+    from vitruvian.data.sources import open_dataset
+
+    large = page == "explain.md"  # it names the layer 5, the head 2, the patch 7, 3 and the class 409
+    model = tiny(classes=1000, layers=6, heads=4, image_size=128) if large else tiny(("cat", "dog"))
+    paths = [root / "a.jpg", root / "b.png"]
+    pixels = torch.stack([model.preprocess(path) for path in paths[: 1 if large else 2]])
+    loader = Loader(open_dataset(root / "photos").splits["test"], view=view, batch_size=4, training=False, seed=0)
+    given = {"model": model, "paths": paths, "pixels": pixels, "image": Image.open(paths[0]), "view": view}
+    return {"__name__": "__main__", "vt": vt, "torch": torch, "json": json, "loader": loader, **given}
