@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vitruvian.errors import ConfigError
-from vitruvian.settings import Range, Settings, Size, as_size
+from vitruvian.settings import Range, Settings, Share, Size, as_size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -316,6 +316,18 @@ class ViTConfig(Settings):
     def feature_width(self) -> int:
         """Length of the vector the head reads."""
         return self.representation_size or self.pooled_width
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CascadeConfig(Settings):
+    """A cheap pass over every image, and the whole model for those that it is unsure of."""
+
+    threshold: Share = 1.0
+    """The first pass answers where its best answer has a larger probability; at 1 it never does."""
+    image_size: Size | None = None
+    """Of the first pass, in pixels; None for the whole model's."""
+    tome_r: MergedTokens | tuple[MergedTokens, ...] = 0
+    """Tokens that merge in each layer of the first pass, as a ViT's `tome_r`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.catalog import title_of
-from vitruvian.config import BATCH, Preprocess
+from vitruvian.config import BATCH, CascadeConfig, Preprocess
 from vitruvian.data.decode import ImageInput, name_of
 from vitruvian.data.view import EvaluationView, Transform, as_view
 from vitruvian.data.workers import in_threads
@@ -179,6 +179,7 @@ class Classifier(Encoder):
         """
         super().__init__(model, heads=heads, image_size=image_size, device=device, engine=engine, tome_r=tome_r)
         self.flip = flip
+        self._first: Classifier | None = None
         if labels is not None:
             from vitruvian.weights.words import with_words  # most models have labels of their own
 
@@ -234,9 +235,25 @@ class Classifier(Encoder):
         run = self._engine()
         if isinstance(run, Engine):
             run.prepare(pixels)
+            if self.model.cascade is not None:
+                self._first_pass().prepare(reduced(pixels, self.model.cascade))
 
     def _logits(self, pixels: Tensor) -> Tensor:
-        return self.compute(self._engine(), pixels)
+        cascade = self.model.cascade
+        if cascade is None:
+            return self.compute(self._engine(), pixels)
+        logits = self._first_pass().logits(reduced(pixels, cascade)).clone()
+        unsure = ~(probabilities_of(self.model, logits).amax(dim=-1) > cascade.threshold)  # also what is not a number
+        if unsure.any():
+            logits[unsure] = self.compute(self._engine(), pixels[unsure])
+        return logits
+
+    def _first_pass(self) -> Classifier:
+        """The cheaper model of the cascade, with the same weights."""
+        if self._first is None:
+            assert self.model.cascade is not None
+            self._first = Classifier(first_of(self.model, self.model.cascade), device=self.device, engine=self.engine)
+        return self._first
 
     def _engine(self) -> Model | Engine:
         if self.engine == "torch":
@@ -267,6 +284,20 @@ def probabilities_of(model: Model, logits: Tensor) -> Tensor:
     """Logits (..., K) as probabilities: of one label among all, or with `sigmoid` of each label by itself."""
     scaled = logits / model.temperature
     return scaled.sigmoid() if model.score_function == "sigmoid" else scaled.softmax(dim=-1)
+
+
+def first_of(model: Model, cascade: CascadeConfig) -> Model:
+    """The model as the first pass of a cascade, with the same weights."""
+    first = with_merging(model, cascade.tome_r)
+    first.cascade = None
+    return first
+
+
+def reduced(pixels: Tensor, cascade: CascadeConfig) -> Tensor:
+    """Normalized pixels (B, channels, rows, columns) as the first pass of a cascade sees them."""
+    if cascade.image_size is None:
+        return pixels
+    return torch.nn.functional.interpolate(pixels, cascade.image_size, mode="bicubic", antialias=True)
 
 
 def labels_of(model: Model) -> tuple[str, ...]:

@@ -68,6 +68,8 @@ OPTIONS = {
     "doctor": "--out --json --workers",
     "pack": "--side --format --quality --shard-mb --workers",
     "export": "--to --batch-size --image-size --dynamic-size --heads --json",
+    "cascade": "--calibrate --image-size --tome-r --max-loss --split --heads --json",
+    "tome": "--calibrate --tome-r --split --heads",
     "bench": "--model -m --engine --batches --rounds --image --plot --json --heads --image-size --tome-r",
     "serve": "--model -m --host --port --batch-size --queue --max-mb --max-seconds --allow-host --image-size",
     "demo": "--out --set",

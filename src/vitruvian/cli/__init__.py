@@ -18,6 +18,7 @@ from vitruvian.cli.embed import embed, merge
 from vitruvian.cli.evaluate import evaluate
 from vitruvian.cli.explain import explain
 from vitruvian.cli.export import export
+from vitruvian.cli.fewer import cascade, tome
 from vitruvian.cli.finetune import finetune
 from vitruvian.cli.models import models
 from vitruvian.cli.options import Command
@@ -42,7 +43,7 @@ app = typer.Typer(
 )
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(predict, models, convert, train, finetune, probe, evaluate, explain),
-    *(tasks, doctor, pack, embed, merge, similar, export, bench, serve, demo),
+    *(tasks, doctor, pack, embed, merge, similar, export, cascade, tome, bench, serve, demo),
 )
 for command in COMMANDS:
     app.command(cls=Command)(command)

@@ -94,7 +94,7 @@ def export(
     with staged(Path(path).expanduser()) as new, evaluating(model):
         with three_products(model) if to == "onnx" else nullcontext():
             program = trace(model, size, batch=batch, stride=stride if dynamic_size else 0)
-        described = dataclasses.replace(Description.of(model), preprocess=model.preprocess.at(size))
+        described = dataclasses.replace(Description.of(model), preprocess=model.preprocess.at(size), cascade=None)
         run = WRITERS[to](
             program, new, json.dumps(described.to_json()), "logits" if model.head is not None else "features"
         )

@@ -12,6 +12,7 @@ each layer. `forward_merged` and `token_groups` give that layout, for pooling an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -44,7 +45,7 @@ def forward_merged(vit: ViT, x: Tensor, first: int | None) -> Tensor:
     """Embedded tokens (B, N, D) through all blocks: (B, first, D), or (B, N, D) with each patch as its merged token."""
     tokens = Tokens(x, owners=None if first is not None else numbered(x))
     for layer in range(len(vit.blocks)):
-        tokens = run_layer(vit, layer, tokens, first)
+        tokens = run_layer(vit, layer, tokens, first, merging_of(vit, layer))
     return tokens.x if tokens.owners is None or tokens.sizes is None else rows_of(tokens.x, tokens.owners)
 
 
@@ -58,7 +59,7 @@ def token_groups(vit: ViT, x: Tensor) -> list[Tensor | None]:
     tokens = Tokens(x, owners=numbered(x))
     found: list[Tensor | None] = []
     for layer in range(len(vit.blocks)):
-        tokens = run_layer(vit, layer, tokens, None)
+        tokens = run_layer(vit, layer, tokens, None, merging_of(vit, layer))
         assert tokens.owners is not None
         same = (tokens.owners[:, :, None] == tokens.owners[:, None]).to(x.dtype)
         found.append(None if tokens.sizes is None else same / same.sum(dim=-1, keepdim=True))
@@ -70,13 +71,43 @@ def merges_of(vit: ViT, x: Tensor) -> list[Merge | None]:
     return [None if means is None else means.matmul for means in token_groups(vit, x)]
 
 
-def run_layer(vit: ViT, layer: int, tokens: Tokens, first: int | None) -> Tokens:
+def fit_thresholds(vit: ViT, pixels: Tensor, counts: Sequence[int]) -> tuple[float, ...]:
+    """The threshold of each layer with which these images (B, channels, rows, columns) merge `counts` on average.
+
+    An image merges more or fewer, as alike as its patches are. Where a count is 0, the threshold is one that no key
+    exceeds.
+    """
+    tokens, T = Tokens(vit.embed(pixels)), vit.config.prefix_tokens
+    found: list[float] = []
+    for layer, r in enumerate(counts):
+        block = vit.blocks[layer]
+        assert isinstance(block, Block)
+        _, k, _ = block.attention.project(block.attention_input(tokens.x))
+        sizes = torch.ones(tokens.x.shape[:2], device=k.device) if tokens.sizes is None else tokens.sizes
+        likeness, _ = similarities(k, sizes, *halves(T, tokens.x.shape[1]), padded=True)
+        ordered = likeness[likeness.isfinite()].sort(descending=True).values
+        place = min(r * len(pixels), len(ordered) - 1)
+        found.append(float(ordered[place].clamp(-1, 1)) if r else 1.0)
+        tokens = run_layer(vit, layer, tokens, None, (0, found[-1]))
+    return tuple(found)
+
+
+def merging_of(vit: ViT, layer: int) -> tuple[int, float | None]:
+    """How many tokens merge in a layer, or its threshold."""
+    thresholds = vit.config.tome_thresholds
+    return (0, thresholds[layer]) if thresholds else (vit.config.tome_counts[layer], None)
+
+
+def halves(T: int, N: int) -> tuple[slice, slice]:
+    """Sources and targets among N tokens: the patches at even and at odd places."""
+    return slice(T + T % 2, N, 2), slice(T + 1 - T % 2, N, 2)
+
+
+def run_layer(vit: ViT, layer: int, tokens: Tokens, first: int | None, merging: tuple[int, float | None]) -> Tokens:
     """Attention, merging and MLP; the last layer computes only the `first` tokens, if that is asked for."""
     block, kept = vit.blocks[layer], first if layer == len(vit.blocks) - 1 else None
     assert isinstance(block, Block)
-    config = vit.config
-    r = config.tome_counts[layer]
-    threshold = config.tome_thresholds[layer] if config.tome_thresholds else None
+    r, threshold = merging
 
     def run(*given: Tensor | None) -> Tokens:
         before = Tokens(*given)  # type: ignore[arg-type]
@@ -92,7 +123,7 @@ def run_layer(vit: ViT, layer: int, tokens: Tokens, first: int | None) -> Tokens
 
         def merge(x: Tensor) -> Tensor:
             nonlocal after
-            after = merged(before._replace(x=x), k, config.prefix_tokens, r, threshold)
+            after = merged(before._replace(x=x), k, vit.config.prefix_tokens, r, threshold)
             return after.x
 
         return Tokens(block.finish(before.x, branch, merge if r or threshold is not None else None), *after[1:])
@@ -108,7 +139,7 @@ def merged(tokens: Tokens, k: Tensor, T: int, r: int, threshold: float | None = 
     In the order of ToMe: the T tokens before the patches, the sources that stay, the targets.
     """
     x, N = tokens.x, tokens.x.shape[1]
-    source, target = slice(T + T % 2, N, 2), slice(T + 1 - T % 2, N, 2)
+    source, target = halves(T, N)
     r = min(r, (N - T) // 2)
     if N - T < 2 or (threshold is None and r == 0):
         return tokens

@@ -8,7 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitruvian.config import ConvStyle, Preprocess, ResNetConfig, ResNetStyle, ScoreFunction, StemConfig, ThresholdOn
+from vitruvian.config import (
+    CascadeConfig,
+    ConvStyle,
+    Preprocess,
+    ResNetConfig,
+    ResNetStyle,
+    ScoreFunction,
+    StemConfig,
+    ThresholdOn,
+)
 from vitruvian.errors import ConfigError
 
 GROUPS = 32
@@ -154,6 +163,7 @@ class ResNet(nn.Module):
         self.threshold = 0.0
         """An image that has less shows none of the classes."""
         self.threshold_on: ThresholdOn = "probability"
+        self.cascade: CascadeConfig | None = None
         self.source = ""
         self.root = StdConv(config.channels, config.width, 7, 2, style=config.style)
         self.stages = nn.ModuleList()

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitruvian.config import INNER_POSITIONS, Preprocess, ScoreFunction, ThresholdOn, ViTConfig
+from vitruvian.config import INNER_POSITIONS, CascadeConfig, Preprocess, ScoreFunction, ThresholdOn, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.embed import Embedding
 from vitruvian.model.encoder import BLOCKS, Block, Mlp, norm_layer
@@ -39,6 +39,8 @@ class ViT(nn.Module):
         self.threshold = 0.0
         """An image that has less shows none of the classes."""
         self.threshold_on: ThresholdOn = "probability"
+        self.cascade: CascadeConfig | None = None
+        """A cheaper pass that `Classifier` makes first; the model by itself does not."""
         self.source = ""
         """The file or folder that the weights were loaded from."""
         self.patch_drop = 0.0

@@ -12,7 +12,15 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, get_args
 
-from vitruvian.config import MODEL_KINDS, ModelConfig, Preprocess, ResNetConfig, ScoreFunction, ThresholdOn
+from vitruvian.config import (
+    MODEL_KINDS,
+    CascadeConfig,
+    ModelConfig,
+    Preprocess,
+    ResNetConfig,
+    ScoreFunction,
+    ThresholdOn,
+)
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.model.build import Model
 from vitruvian.settings import Range, Settings, Share, check_choice, typed
@@ -42,6 +50,8 @@ class Description:
     threshold: float = 0.0
     """Images that have less show none of the classes."""
     threshold_on: ThresholdOn = "probability"
+    cascade: CascadeConfig | None = None
+    """A cheaper pass that is made first."""
 
     @classmethod
     def of(cls, model: Model) -> Description:
@@ -54,6 +64,7 @@ class Description:
             score_function=model.score_function,
             threshold=model.threshold,
             threshold_on=model.threshold_on,
+            cascade=model.cascade,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -68,6 +79,7 @@ class Description:
             "score_function": self.score_function,
             "threshold": self.threshold,
             "threshold_on": self.threshold_on,
+            **({} if self.cascade is None else {"cascade": self.cascade.to_json()}),
         }
 
     @classmethod
@@ -92,6 +104,7 @@ class Description:
             threshold_on = data.get("threshold_on", "probability")
             check_choice("threshold_on", threshold_on, get_args(ThresholdOn))
             threshold = typed("threshold", THRESHOLDS[threshold_on], data.get("threshold", 0.0))
+            cascade = typed("cascade", CascadeConfig | None, data.get("cascade"))
         except (ConfigError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{where}: {error}") from error
         labels = data.get("labels")
@@ -108,6 +121,7 @@ class Description:
             score_function=score_function,
             threshold=threshold,
             threshold_on=threshold_on,
+            cascade=cascade,
         )
 
 

@@ -86,6 +86,8 @@ def open_model(
             description = replace(
                 description, temperature=1.0, score_function="softmax", threshold=0.0, threshold_on="probability"
             )
+        if not own_head or config.image_size != description.config.image_size:
+            description = replace(description, cascade=None)  # its threshold was fitted to other answers
         description = replace(description, config=config, preprocess=view, labels=names)
         if hints.preprocess is not None:
             description = replace(description, preprocess=hints.preprocess)
@@ -187,4 +189,5 @@ def assemble(model: Model, state: Tensors, description: Description) -> Model:
     model.preprocess, model.labels, model.origin = description.preprocess, description.labels, description.origin
     model.temperature, model.score_function = description.temperature, description.score_function
     model.threshold, model.threshold_on = description.threshold, description.threshold_on
+    model.cascade = description.cascade
     return model.eval()

@@ -1,0 +1,156 @@
+"""Fewer tokens, fitted on images without labels: similarity thresholds of token merging, and cascades.
+
+What a cheaper pass costs in accuracy is estimated from the whole model's probabilities: where their answers differ, the
+probability of its own answer less that of the other. Where the probabilities are calibrated, that is the expected loss
+of top-1, and it varies less than a count of right answers over as many labeled images.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vitruvian.config import BATCH, CascadeConfig, ViTConfig
+from vitruvian.cost import multiply_adds
+from vitruvian.data.sources import open_dataset
+from vitruvian.errors import ConfigError, DataError
+from vitruvian.evaluation.measuring.evaluate import chosen_split
+from vitruvian.evaluation.measuring.inference import Unreadable, check_readable, images_of, vectors
+from vitruvian.model.build import Model
+from vitruvian.model.merge import fit_thresholds
+from vitruvian.model.vit import ViT
+from vitruvian.predict import Classifier, first_of, probabilities_of, reduced
+from vitruvian.progress import Track, untracked
+from vitruvian.settings import Size, as_size, check_range
+from vitruvian.weights.load import load, with_config, with_merging
+
+MOST_IMAGES = 256
+"""Images that thresholds of token merging are fitted on; they are in memory together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FittedCascade:
+    """A cascade and what it does to the images that it was fitted on; percent of them where it says so."""
+
+    cascade: CascadeConfig
+    images: int
+    again: float
+    """Percent of the images that the whole model answers."""
+    cost: float
+    """Multiply-adds of an image relative to the whole model."""
+    expected_loss: float
+    """Points of top-1, by the whole model's probabilities."""
+    disagreement: float
+    """Percent of the images with another answer than the whole model's."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.images:,} images: the first pass answers {100 - self.again:.1f}% of them, those above "
+            f"{self.cascade.threshold:.3f}; {self.cost:.2f} of the multiply-adds, "
+            f"expected loss {self.expected_loss:.2f} points, {self.disagreement:.1f}% other answers"
+        )
+
+
+def fit_cascade(
+    model: Model | str | Path,
+    data: object,
+    *,
+    image_size: int | Size | None = None,
+    tome_r: int | tuple[int, ...] = 0,
+    max_loss: float = 0.5,
+    split: str | None = None,
+    batch: int = BATCH,
+    track: Track = untracked,
+) -> FittedCascade:
+    """The cascade whose first pass sees smaller images, or merges tokens, and answers as often as `max_loss` allows.
+
+    `max_loss` is in points of top-1, as the whole model's probabilities expect it; labels are not needed. A cascade
+    that saves nothing is refused. `model.cascade = fit_cascade(model, data, ...).cascade` puts it to use.
+    """
+    check_range("max_loss", max_loss, 0.0, 100.0)
+    whole = load(model) if isinstance(model, str | Path) else model
+    if not isinstance(whole.config, ViTConfig):
+        raise ConfigError("a cascade is for Vision Transformers; this model has no tokens")
+    cascade = CascadeConfig(image_size=None if image_size is None else as_size(image_size), tome_r=tome_r)
+    size = cascade.image_size or whole.preprocess.image_size
+    first = first_of(whole, cascade)
+    assert isinstance(first.config, ViTConfig)
+    relative = multiply_adds(first.config, size) / multiply_adds(whole.config, whole.preprocess.image_size)
+    if relative >= 1:
+        raise ConfigError("the first pass costs as much as the whole model: set image_size= or tome_r=")
+    certainty, losses = compared(whole, cascade, data, split=split, batch=batch, track=track)
+    order = np.argsort(-certainty, kind="stable")
+    spent = np.cumsum(losses[order])
+    answered = int(np.searchsorted(spent, max_loss / 100 * len(order), side="right"))
+    threshold = float(certainty[order[answered]]) if answered < len(order) else 0.0
+    sure = certainty > threshold
+    again = 1 - sure.mean()
+    if relative + again >= 1:
+        raise ConfigError(
+            f"within max_loss={max_loss:g} the whole model answers {again:.0%} of the images, and the first pass costs "
+            f"{relative:.2f} of it: this cascade saves nothing"
+        )
+    return FittedCascade(
+        cascade=cascade.replace(threshold=threshold),
+        images=len(order),
+        again=100 * float(again),
+        cost=float(relative + again),
+        expected_loss=100 * float(losses[sure].sum() / len(order)),
+        disagreement=100 * float((losses[sure] > 0).sum() / len(order)),
+    )
+
+
+def compared(
+    whole: Model, cascade: CascadeConfig, data: object, *, split: str | None, batch: int, track: Track
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """For each image the first pass's probability of its answer, and what that answer is expected to lose."""
+    plain = with_config(whole, whole.config)
+    plain.cascade = None
+    full, first = Classifier(plain), Classifier(first_of(whole, cascade))
+
+    def both(pixels: torch.Tensor) -> torch.Tensor:
+        wanted = probabilities_of(whole, full.logits(pixels)).double()
+        certainty, answer = probabilities_of(whole, first.logits(reduced(pixels, cascade))).double().max(dim=1)
+        return torch.stack([certainty, wanted.amax(dim=1) - wanted.gather(1, answer[:, None])[:, 0]], dim=1)
+
+    opened = open_dataset(data)
+    source = opened.splits[chosen_split(opened, split)]
+    unreadable: Unreadable = {}
+    images = track(images_of(source, np.arange(len(source)), unreadable), len(source))
+    found = [rows for _, rows in vectors(full, both, images, unreadable=unreadable, batch=batch)]
+    check_readable(source, unreadable, len(source))
+    if not found:
+        raise DataError(f"{source.name}: no image to fit a cascade on")
+    certainty, losses = torch.cat(found).T.numpy()
+    return certainty, losses
+
+
+def fit_merging(
+    model: Model | str | Path, data: object, r: int | tuple[int, ...], *, split: str | None = None
+) -> Model:
+    """The model with similarity thresholds: `r` tokens merge in each layer on average over these images.
+
+    Images whose patches are more alike merge more. At most 256 images are used, spread over the data.
+    """
+    whole = load(model) if isinstance(model, str | Path) else model
+    merging = with_merging(whole, r)
+    assert isinstance(merging, ViT)
+    opened = open_dataset(data)
+    source = opened.splits[chosen_split(opened, split)]
+    unreadable: Unreadable = {}
+    chosen = np.unique(np.linspace(0, len(source) - 1, min(MOST_IMAGES, len(source))).astype(np.int64))
+    classifier = Classifier(merging)
+    images = images_of(source, chosen, unreadable)
+    pixels = [each for _, each in vectors(classifier, lambda views: views, images, unreadable=unreadable, batch=16)]
+    check_readable(source, unreadable, len(chosen))
+    with torch.inference_mode():
+        thresholds = fit_thresholds(merging, torch.cat(pixels), merging.config.tome_counts)
+    return with_merging(whole, thresholds=thresholds)

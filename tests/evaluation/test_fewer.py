@@ -1,0 +1,132 @@
+"""Cascades and fitted merging: the laws of both, what is saved, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitruvian as vt
+from vitruvian.config import CascadeConfig
+from vitruvian.errors import ConfigError
+from vitruvian.evaluation.measuring.fewer import fit_cascade, fit_merging
+from vitruvian.predict import first_of, probabilities_of, reduced
+
+TINY = vt.ViTConfig(image_size=32, patch_size=4, layers=2, width=16, mlp_width=32, heads=2, classes=5)
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = vt.build(TINY).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.4)
+    model.preprocess = vt.Preprocess(image_size=32)
+    return model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Images of two classes, which no label space knows."""
+    root, rng = tmp_path_factory.mktemp("calibration"), np.random.default_rng(0)
+    for number in range(24):
+        (root / "ab"[number % 2]).mkdir(exist_ok=True)
+        levels = rng.integers(0, 256, (4 + number % 5, 6, 3), np.uint8)
+        Image.fromarray(levels).resize((40, 36)).save(root / "ab"[number % 2] / f"{number}.png")
+    return root
+
+
+def with_cascade(model, **settings):
+    changed = vt.with_merging(model)
+    changed.cascade = CascadeConfig(**settings)
+    return changed
+
+
+PIXELS = torch.randn(9, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def test_at_threshold_1_a_cascade_is_the_whole_model_and_at_0_its_first_pass(model):
+    whole = vt.Classifier(model).logits(PIXELS)
+    settings = {"image_size": 16, "tome_r": 3}
+    torch.testing.assert_close(vt.Classifier(with_cascade(model, threshold=1.0, **settings)).logits(PIXELS), whole)
+    cascade = CascadeConfig(threshold=0.0, **settings)
+    first = vt.Classifier(first_of(model, cascade)).logits(reduced(PIXELS, cascade))
+    found = vt.Classifier(with_cascade(model, threshold=0.0, **settings)).logits(PIXELS)
+    assert torch.equal(found, first)
+    assert not torch.equal(found, whole)
+
+
+def test_each_image_has_the_answer_of_the_pass_that_its_certainty_asks_for(model):
+    first = vt.Classifier(vt.with_merging(model, 12)).logits(PIXELS)
+    certainty = probabilities_of(model, first).amax(1)
+    threshold = float(certainty.median())
+    whole = vt.Classifier(model).logits(PIXELS)
+    found = vt.Classifier(with_cascade(model, threshold=threshold, tome_r=12)).logits(PIXELS)
+    wanted = torch.where((certainty > threshold)[:, None], first, whole)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)  # batches of another size
+    alone = torch.cat(
+        [vt.Classifier(with_cascade(model, threshold=threshold, tome_r=12)).logits(each[None]) for each in PIXELS]
+    )
+    torch.testing.assert_close(alone, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_a_cascade_is_saved_and_loaded_as_one_folder(model, tmp_path):
+    cascade = with_cascade(model, threshold=0.4, image_size=(16, 16), tome_r=(2, 1))
+    vt.save(cascade, tmp_path / "cascade")
+    again = vt.load(tmp_path / "cascade")
+    assert again.cascade == cascade.cascade
+    assert torch.equal(vt.Classifier(again).logits(PIXELS), vt.Classifier(cascade).logits(PIXELS))
+    assert vt.load(tmp_path / "cascade", image_size=64).cascade is None  # fitted to other answers
+    assert vt.load(tmp_path / "cascade", classes=3).cascade is None
+
+
+def test_a_fitted_cascade_keeps_within_the_expected_loss_on_its_images(model, folder):
+    found = [fit_cascade(model, folder, tome_r=12, max_loss=loss) for loss in (100.0, 2.0)]
+    assert found[0].again == 0
+    assert found[0].cascade.threshold == 0
+    assert found[1].expected_loss <= 2.0
+    assert found[1].images == 24
+    assert found[1].again >= found[0].again
+    with pytest.raises(ConfigError, match="the first pass costs as much as the whole model"):
+        fit_cascade(model, folder)
+
+
+def test_a_cascade_that_saves_nothing_is_refused(model, folder):
+    with pytest.raises(ConfigError, match="this cascade saves nothing"):
+        fit_cascade(model, folder, image_size=8, max_loss=0.0)
+
+
+def test_fitted_thresholds_merge_as_many_tokens_as_asked_on_average(model, folder):
+    fitted = fit_merging(model, folder, (10, 6))
+    thresholds = fitted.config.tome_thresholds
+    assert len(thresholds) == 2
+    images = [model.preprocess(path) for path in sorted(folder.glob("*/*.png"))]
+    left = []
+
+    def count(block, given, tokens):
+        left.append(given[0].shape[1])
+
+    hook = fitted.blocks[1].norm1.register_forward_hook(count)
+    with torch.no_grad():
+        for image in images:
+            fitted(image[None])
+    hook.remove()
+    assert np.mean(left) == pytest.approx(65 - 10, abs=0.5)
+    assert len(set(left)) > 1  # each image its own number
+
+
+def test_the_commands_write_models_that_predict_uses(model, folder, tmp_path, capsys):
+    from typer.testing import CliRunner
+
+    from vitruvian.cli import app
+
+    vt.save(model, tmp_path / "whole")
+    for arguments in (["cascade", "--tome-r", "12", "--max-loss", "50"], ["tome", "--tome-r", "8"]):
+        command, *options = arguments
+        ran = CliRunner().invoke(
+            app, [command, str(tmp_path / "whole"), str(tmp_path / command), "--calibrate", str(folder), *options]
+        )
+        assert ran.exit_code == 0, ran.output
+        assert "wrote" in ran.output
+    assert vt.load(tmp_path / "cascade").cascade.tome_r == 12
+    assert len(vt.load(tmp_path / "tome").config.tome_thresholds) == 2
