@@ -44,18 +44,18 @@ def test_the_version_is_the_packages(vit):
 
 OPTIONS = {
     "predict": "--model -m --labels --template --top --json --out --shard --on --split --piece --max-unreadable "
-    "--batch-size --heads --image-size --device --engine --tome-r",
-    "embed": "--model -m --out --shard --on --split --dtype --piece --max-unreadable --batch-size --heads "
-    "--image-size --device",
+    "--workers --batch-size --heads --image-size --device --engine --tome-r",
+    "embed": "--model -m --out --shard --on --split --dtype --piece --max-unreadable --workers "
+    "--batch-size --heads --image-size --device",
     "merge": "--out --json",
-    "similar": "--in --top --model -m --exact --json --out",
+    "similar": "--in --text --top --model -m --exact --json --out",
     "models": "--json",
     "convert": "--to --labels --template --heads --image-size --patch-size --classes --half --config --json",
     "train": "--recipe --model -m --from --out --epochs --lr --batch-size --seed --workers --set --resume --plan "
     "--cluster --recipes",
     "finetune": "--from --out --recipe --task --quick --lrs --seeds --steps --image-size --epochs --lr "
     "--batch-size --seed --workers --set --data-root --json",
-    "probe": "--model -m --only --shots --neighbors --json --out --batch-size --heads --image-size --device",
+    "probe": "--model -m --vectors --only --shots --neighbors --json --out --batch-size --heads --image-size --device",
     "evaluate": "--model -m --split --real --wordnet-ids --mappings --calibrated --template --flip --seed --json "
     "--out --batch-size --heads --image-size --device --engine --tome-r",
     "explain": "--model -m --out --map --class --top --layer --head --patch --deletion --figures --count --json "
@@ -65,7 +65,7 @@ OPTIONS = {
     "study data-size": "--sizes --steps --recipes --out --set --plan --json",
     "study compute": "--steps --images --recipes --out --set --plan --json",
     "tasks": "--data-root --json",
-    "doctor": "--out --json --workers",
+    "doctor": "--out --json --workers --vectors --review --apply",
     "pack": "--side --format --quality --shard-mb --workers",
     "export": "--to --batch-size --image-size --dynamic-size --heads --json",
     "cascade": "--calibrate --image-size --tome-r --max-loss --split --heads --json",
@@ -105,7 +105,7 @@ def test_every_command_and_option_has_help(vit, command):
     [
         (["predikt"], "No such command 'predikt'. Did you mean 'predict'?"),
         (["predict"], "Missing"),
-        (["probe", "digits"], "Missing option '--model'"),
+        (["probe", "digits"], "give DATA and --model, or --vectors"),
         (["predict", "a.jpg", "--model", "m", "--top", "0"], "Invalid value for '--top'"),
         (["predict", "a.jpg", "--model", "m", "--top", "-3"], "Invalid value for '--top'"),
         (["predict", "a.jpg", "--model", "m", "--batch-size", "0"], "Invalid value for '--batch-size'"),

@@ -31,6 +31,10 @@ Result = TypeVar("Result")
 ATTEMPTS = 4
 FIRST_WAIT_SECONDS = 0.5
 """Doubled after each failed attempt."""
+CONNECT_SECONDS = 5
+"""To reach an S3 endpoint; the libraries' own 60 s, each tried 25 times, would take half an hour to say what is wrong."""
+READ_SECONDS = 30
+"""Without a byte from an endpoint that was reached."""
 
 PIECE_BYTES = 2**22
 
@@ -42,7 +46,9 @@ def file_system(url: str) -> tuple[Any, str]:
     """The file system a URL belongs to, and the path in it."""
     fsspec = require("fsspec.core", "remote")
     try:
-        system, path = fsspec.url_to_fs(url)
+        system, path = fsspec.url_to_fs(url, **options_for(url))
+        if url.startswith("s3://"):
+            system.retries = 1  # `attempted` tries again
         return system, str(path)
     except ImportError as error:
         package = PACKAGES.get(url.partition("://")[0])
@@ -50,6 +56,15 @@ def file_system(url: str) -> tuple[Any, str]:
         raise MissingExtraError(f"{url}: {hint}") from error
     except ValueError as error:
         raise DataError(f"{url}: {str(error).splitlines()[0]}") from error
+
+
+def options_for(url: str) -> dict[str, Any]:
+    """Time-outs for S3, unless fsspec's configuration has others."""
+    if not url.startswith("s3://"):
+        return {}
+    times = {"connect_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS, "retries": {"max_attempts": 0}}
+    own = require("fsspec.config", "remote").conf.get("s3", {}).get("config_kwargs", {})
+    return {"config_kwargs": {**times, **own}}
 
 
 def attempted(what: str, action: Callable[[], Result]) -> Result:
@@ -63,7 +78,8 @@ def attempted(what: str, action: Callable[[], Result]) -> Result:
             final = isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError)
             if final or attempt == ATTEMPTS - 1:
                 reason = (str(error) or type(error).__name__).splitlines()[0]
-                raise DataError(f"{what}: cannot be read: {type(error).__name__}: {reason}") from error
+                tried = f" ({ATTEMPTS} attempts)" if not final else ""
+                raise DataError(f"{what}: cannot be read: {type(error).__name__}: {reason}{tried}") from error
             time.sleep(FIRST_WAIT_SECONDS * 2**attempt)
     raise AssertionError("the loop returns or raises")
 

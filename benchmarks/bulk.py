@@ -1,0 +1,174 @@
+"""`vit embed` over a million entries: its rate beside the bare model's, its memory, and ten kills.
+
+python benchmarks/bulk.py data FOLDER --cifar CIFAR_TEST_SHEET [--entries 1000000]
+python benchmarks/bulk.py rate FOLDER [--rounds 4] [--seconds 20]
+python benchmarks/bulk.py kill FOLDER [--kills 10] [--seed 0]
+
+`data` writes 10,000 images of 32 x 32 from a sheet of 100 x 100, a manifest that repeats them, and a tiny ViT. `rate`
+compares the model in the package on pixels that are ready with the whole job on files, in turns, with one thread for
+tensors. `kill` runs the job with the tiny ViT by two shares at a time: once unbroken, once with SIGKILL at random times
+until `kills` are done, and compares the merged files byte for byte. Prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+import vitruvian as vt
+from vitruvian.bulk.run import Work
+from vitruvian.config import ViTConfig
+from vitruvian.predict import Encoder
+
+PIECE = 4096
+MODEL = Path(vt.__file__).parent / "box"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["data", "rate", "kill"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--cifar", type=Path)
+    parser.add_argument("--entries", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--every", type=float, default=8.0, help="seconds between two kills, on average")
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    if asked.what == "data":
+        make_data(asked.folder, asked.cifar, asked.entries)
+    elif asked.what == "rate":
+        print(json.dumps(rates(asked.folder, asked.rounds, asked.seconds)))
+    else:
+        print(json.dumps(killed(asked.folder, asked.kills, asked.every, random.Random(asked.seed))))
+
+
+def make_data(folder: Path, sheet: Path, entries: int) -> None:
+    pixels = np.asarray(Image.open(sheet).convert("RGB"))
+    names = []
+    for number in range(10_000):
+        row, column = divmod(number, 100)
+        path = folder / "images" / f"{number % 10}" / f"{number:05}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[row * 32 : row * 32 + 32, column * 32 : column * 32 + 32]).save(path)
+        names.append(f"{path.relative_to(folder)},{number % 10}\n")
+    with open(folder / "manifest.csv", "w") as file:
+        file.write("path,label\n")
+        file.writelines(names[number % 10_000] for number in range(entries))
+    torch.manual_seed(0)
+    shape = ViTConfig(image_size=32, patch_size=16, width=32, layers=1, heads=1, classes=10)
+    vt.save(vt.build(shape), folder / "tiny")
+
+
+def rates(folder: Path, rounds: int, seconds: float) -> dict[str, object]:
+    """Images a second of the bare model and of the job, in turns; a turn of the job is as many whole parts."""
+    torch.set_num_threads(1)
+    encoder = Encoder(MODEL)
+    pixels = torch.randn(16, 3, 32, 32)
+    bare, whole = [], []
+    out = folder / "rate"
+    shutil.rmtree(out, ignore_errors=True)
+    work = Work(
+        task="embed",
+        data=folder / "manifest.csv",
+        model=encoder,
+        out=out,
+        split=None,
+        result={"dtype": "float16"},
+        piece=512,
+        batch=16,
+        max_unreadable=0.25,
+        workers=0,
+    )
+    job = work.job()
+    identity, part = job.begin(), 0
+    for turn in range(rounds + 1):
+        begun, count = time.perf_counter(), 0
+        while time.perf_counter() - begun < seconds / 2:
+            encoder.features(pixels)
+            count += 16
+        bare.append(count / (time.perf_counter() - begun))
+        many = max(1, round(bare[-1] * seconds / 2 / 512))
+        begun = time.perf_counter()
+        count = sum(job.work(range(part, part + many), identity))
+        part += many
+        whole.append(count / (time.perf_counter() - begun))
+        if not turn:  # to warm up
+            bare.clear()
+            whole.clear()
+    ratios = [one / other for one, other in zip(whole, bare)]
+    return {
+        "bare": statistics.median(bare),
+        "job": statistics.median(whole),
+        "ratio": statistics.median(ratios),
+        "ratios": [round(ratio, 3) for ratio in ratios],
+    }
+
+
+def start(folder: Path, out: Path, share: int) -> subprocess.Popen[bytes]:
+    words = ["embed", folder / "manifest.csv", "--model", folder / "tiny", "--out", out, "--shard", f"{share}/2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "vitruvian", *map(str, words), "--batch-size", "128"]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def finish(folder: Path, out: Path, memory: list[float], kills: int, waits: Iterator[float]) -> float:
+    """Seconds until both shares are done; so many SIGKILLs at random times on the way."""
+    begun = time.monotonic()
+    running = {share: start(folder, out, share) for share in (1, 2)}
+    due = begun + next(waits)
+    while running:
+        time.sleep(0.1)
+        for share, process in list(running.items()):
+            code = process.poll()
+            if code is None:
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                memory.append(int(status.partition("VmHWM:")[2].split()[0] if "VmHWM" in status else 0) / 1024)
+                if kills and time.monotonic() > due:
+                    process.kill()
+                    process.wait()
+                    kills -= 1
+                    due = time.monotonic() + next(waits)
+                    running[share] = start(folder, out, share)
+            elif code:
+                raise SystemExit(f"a share ended with {code}")
+            else:
+                del running[share]
+    if kills:
+        raise SystemExit(f"{kills} kills were left when the job was done")
+    return time.monotonic() - begun
+
+
+def killed(folder: Path, kills: int, every: float, chance: random.Random) -> dict[str, object]:
+    found: dict[str, object] = {}
+    digests = []
+    waits = iter(lambda: chance.uniform(every / 2, 1.5 * every), None)
+    for name, count in (("unbroken", 0), ("killed", kills)):
+        out, memory = folder / name, [0.0]
+        shutil.rmtree(out, ignore_errors=True)
+        found[f"{name}_seconds"] = round(finish(folder, out, memory, count, waits), 1)
+        found[f"{name}_peak_mb"] = round(max(memory))
+        merged = vt.merge(out, folder / f"{name}.parquet")
+        found["images"], found["errors"] = merged.images, sum(merged.errors.values())
+        with open(folder / f"{name}.parquet", "rb") as file:
+            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return {**found, "kills": kills, "same_bytes": digests[0] == digests[1], "sha256": digests[0]}
+
+
+if __name__ == "__main__":
+    main()
