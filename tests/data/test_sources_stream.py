@@ -192,7 +192,7 @@ def test_a_passing_failure_is_tried_again(tmp_path, monkeypatch):
 
     assert remote.attempted("x", action) == 42
     failures[:] = [ConnectionError(f"lost {n}") for n in range(9)]
-    with pytest.raises(DataError, match=r"^x: cannot be read: ConnectionError: lost 5$"):
+    with pytest.raises(DataError, match=r"^x: cannot be read: ConnectionError: lost 5 \(4 attempts\)$"):
         remote.attempted("x", action)
 
 
