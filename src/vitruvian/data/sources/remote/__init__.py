@@ -32,7 +32,7 @@ ATTEMPTS = 4
 FIRST_WAIT_SECONDS = 0.5
 """Doubled after each failed attempt."""
 CONNECT_SECONDS = 5
-"""To reach an S3 endpoint; the libraries' own 60 s, each tried 25 times, would take half an hour to say what is wrong."""
+"""To reach an S3 endpoint; the libraries' own is 60 s, tried up to 25 times."""
 READ_SECONDS = 30
 """Without a byte from an endpoint that was reached."""
 
