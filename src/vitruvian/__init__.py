@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from vitruvian.data.preprocess import preprocess_image
     from vitruvian.engines.export import export
     from vitruvian.errors import Interrupted, VitruvianError
+    from vitruvian.evaluation.fast.optimize import optimize
+    from vitruvian.evaluation.fast.quantize import quantize
     from vitruvian.evaluation.measuring.evaluate import evaluate
     from vitruvian.evaluation.probes.probe import probe
     from vitruvian.explain import Explainer, MapSettings
@@ -40,6 +42,8 @@ _NAMES = {
     "data.preprocess": "preprocess_image",
     "engines.export": "export",
     "errors": "Interrupted VitruvianError",
+    "evaluation.fast.optimize": "optimize",
+    "evaluation.fast.quantize": "quantize",
     "evaluation.measuring.evaluate": "evaluate",
     "evaluation.probes.probe": "probe",
     "explain": "Explainer MapSettings",
@@ -88,9 +92,11 @@ __all__ = [
     "finetune",
     "load",
     "merge",
+    "optimize",
     "preprocess_image",
     "probe",
     "protocol_for",
+    "quantize",
     "ray",
     "read_recipe",
     "resume",

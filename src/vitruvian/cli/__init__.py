@@ -25,6 +25,7 @@ from vitruvian.cli.options import Command
 from vitruvian.cli.pack import pack
 from vitruvian.cli.predict import predict
 from vitruvian.cli.probe import probe
+from vitruvian.cli.quantize import optimize, quantize
 from vitruvian.cli.serve import serve
 from vitruvian.cli.similar import similar
 from vitruvian.cli.study import study
@@ -43,7 +44,7 @@ app = typer.Typer(
 )
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(predict, models, convert, train, finetune, probe, evaluate, explain),
-    *(tasks, doctor, pack, embed, merge, similar, export, cascade, tome, bench, serve, demo),
+    *(tasks, doctor, pack, embed, merge, similar, export, quantize, optimize, cascade, tome, bench, serve, demo),
 )
 for command in COMMANDS:
     app.command(cls=Command)(command)

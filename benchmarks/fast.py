@@ -1,0 +1,74 @@
+"""timm, our exact model and our fast one, interleaved in one run, and what the fast one loses.
+
+    vit optimize W fast --calibrate OTHER_IMAGES --max-loss 0.5
+    python benchmarks/fast.py --model W --fast fast [--data imagenet-val] [--batches 1,16] [--rounds 9]
+    python benchmarks/fast.py --size B --int8 [--batches 1,8]       # random weights: time only
+
+With --size, a model of random weights is quantized whole, on noise: what int8 gains in time, nothing about answers.
+Every round times each once on the same batch, in an order drawn anew; ratios are between medians of the same rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+
+import torch
+
+import vitruvian as vt
+from inference import interleaved, random_model
+from peers import Forward, declare_torchvision_operators, timm_model
+
+
+def random_int8(model: torch.nn.Module, folder: Path) -> Path:
+    """All dense layers in int8, with ranges of noise."""
+    from vitruvian.engines.export import export
+    from vitruvian.engines.int8 import WEIGHT_BITS, prepared, write_int8
+
+    noise = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    ready, ranges = prepared(model.eval(), [noise])
+    export(ready, folder / "float.onnx")
+    write_int8(folder / "float.onnx", folder / "int8.onnx", ready, ranges, bits=WEIGHT_BITS)
+    return folder / "int8.onnx"
+
+
+def compare(forwards: dict[str, Forward], batch: int, rounds: int) -> None:
+    pixels = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    medians = {name: statistics.median(s) for name, s in interleaved(forwards, pixels, rounds).items()}
+    for name, seconds in medians.items():
+        print(
+            f"batch {batch:3}  {name:12} {batch / seconds:8.1f} images/s  {medians['timm'] / seconds:5.2f} times timm"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="weights; the size of timm's model is --size")
+    parser.add_argument("--fast", help="what vit optimize or vit quantize wrote of them")
+    parser.add_argument("--size", default="Ti", choices=["Ti", "S", "B"])
+    parser.add_argument("--int8", action="store_true", help="quantize random weights")
+    parser.add_argument("--data", help="images with labels: top-1 of both")
+    parser.add_argument("--batches", default="1,16")
+    parser.add_argument("--rounds", type=int, default=9)
+    arguments = parser.parse_args()
+    declare_torchvision_operators()
+    model = vt.load(arguments.model) if arguments.model else random_model(arguments.size)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        timm = timm_model(model, arguments.size, folder).eval()
+        fast = random_int8(model, folder) if arguments.int8 else arguments.fast
+        forwards: dict[str, Forward] = {
+            "timm": timm,
+            "ours exact": vt.Classifier(model, engine="auto").logits,
+            "ours fast": vt.Classifier(fast).logits,
+        }
+        for batch in map(int, arguments.batches.split(",")):
+            compare(forwards, batch, arguments.rounds)
+    for each in (arguments.model, arguments.fast) if arguments.data else ():
+        print(f"{each}: top-1 {vt.evaluate(arguments.data, each).measures.top1:.2f}%")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""The fastest model within a loss, among engines, int8 and merged tokens, all measured on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitruvian.config import INNER_POSITIONS, ViTConfig
+from vitruvian.engines.choose import Way, forward_of
+from vitruvian.engines.export import Forward, check_model, export
+from vitruvian.engines.int8 import WEIGHT_BITS, check_runs
+from vitruvian.engines.sessions import FORMATS, check_engine, installed, open_session
+from vitruvian.errors import ConversionError, VitruvianError, require
+from vitruvian.evaluation.fast.loss import BATCH, FEWEST, Loss, Sample, loss_of, read_sample
+from vitruvian.evaluation.fast.page import frontier_page
+from vitruvian.evaluation.fast.quantize import CALIBRATION, EVALUATION, Plan, Timer, median_seconds, plan_of, workplace
+from vitruvian.files import json_bytes, staged
+from vitruvian.model.build import Model
+from vitruvian.model.vit import ViT
+from vitruvian.predict import Classifier
+from vitruvian.progress import tell
+from vitruvian.report.html import PAGE
+from vitruvian.settings import BatchSize, check_range, typed
+from vitruvian.text import table
+from vitruvian.weights.files import CARRIED
+from vitruvian.weights.load import with_merging
+from vitruvian.weights.save import save
+
+MERGED = (2, 4, 6, 8, 11, 14)
+"""Tokens that may merge in each layer: tried in turn until too much is lost."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """One way to run the model."""
+
+    engine: str
+    tome_r: int
+    """Tokens that merge in each layer."""
+    int8_layers: int
+    loss: Loss
+    path: str = ""
+    """The graph while the search goes on; empty for torch."""
+    seconds: float = 0.0
+    """A batch."""
+
+    @property
+    def name(self) -> str:
+        parts = [self.engine, f"int8 in {self.int8_layers} layers" if self.int8_layers else "float32"]
+        return ", ".join([*parts, f"{self.tome_r} tokens merged a layer"][: 3 if self.tome_r else 2])
+
+    def to_json(self) -> dict[str, Any]:
+        found = dataclasses.asdict(self) | {"name": self.name, "loss": self.loss.to_json()}
+        return {name: value for name, value in found.items() if name != "path"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimized:
+    """What was tried, the fastest first, and what was written."""
+
+    path: str
+    max_loss: float
+    batch: int
+    sample: str
+    chosen: Candidate
+    baseline: Candidate
+    """The model itself, in torch."""
+    candidates: tuple[Candidate, ...]
+
+    def speedup(self, candidate: Candidate) -> float:
+        return self.baseline.seconds / candidate.seconds
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "path": self.path,
+            "max_loss": self.max_loss,
+            "batch": self.batch,
+            "images": self.sample,
+            "chosen": self.chosen.name,
+            "speedup": self.speedup(self.chosen),
+            "candidates": [each.to_json() | {"speedup": self.speedup(each)} for each in self.candidates],
+        }
+
+    def rows(self) -> list[tuple[str, ...]]:
+        return [
+            (
+                each.name,
+                f"{self.batch / each.seconds:.1f}",
+                f"{self.speedup(each):.2f}",
+                f"{each.loss.points:.2f}",
+                f"{each.loss.agreement:.1f}",
+                "-" if each.loss.top1_after is None else f"{each.loss.top1_after:.2f}",
+                "written" if each is self.chosen else "" if each.loss.points <= self.max_loss else "loses too much",
+            )
+            for each in self.candidates
+        ]
+
+    def __str__(self) -> str:
+        heads = ("", ">images/s", ">times torch", ">points lost at most", ">same answers %", ">top-1", "")
+        return f"{table(heads, self.rows())}\n\n{self.chosen.name}: {self.chosen.loss}"
+
+
+def optimize(
+    model: Model | str | Path,
+    path: str | Path,
+    *,
+    calibrate: object,
+    max_loss: float = 0.5,
+    batch: int = BATCH,
+    images: int = EVALUATION,
+    heads: int | None = None,
+    timer: Timer = median_seconds,
+) -> Optimized:
+    """Write the fastest form of a model that loses at most `max_loss` points of top-1, as a folder `vit predict` takes.
+
+    Some images of `calibrate` fit ranges and scales; the others, `images` at most, measure the loss: by their labels
+    where these are the model's classes, and always by the probabilities of answers that change. The folder also has
+    the page report.html with all that was tried.
+    """
+    out = Path(path).expanduser()
+    if out.exists():
+        raise ConversionError(f"{out}: exists already; give another name or remove it")
+    check_range("max_loss", max_loss, 0, 100)
+    check_range("images", images, FEWEST)
+    typed("batch", BatchSize, batch)
+    check_engine("onnxruntime")  # what int8 is written with
+    classifier = Classifier(model, heads=heads)
+    check_model(classifier.model, "onnx", dynamic_size=False)
+    fitted, sample = divided(read_sample(classifier, calibrate, images=CALIBRATION + images, training=True))
+    with workplace() as folder:
+        search = Search(classifier.model, fitted, sample, folder, max_loss)
+        candidates = list(search.candidates())
+        pixels = sample.tensor(slice(batch))
+        forwards = {each.name: search.forward(each) for each in candidates}
+        tell(f"measuring {len(forwards)} ways to run the model, in turn ...")
+        seconds = timer(forwards, pixels)
+        timed = [dataclasses.replace(each, seconds=seconds[each.name]) for each in candidates]
+        ordered = sorted(timed, key=lambda each: each.seconds)
+        found = Optimized(
+            path=str(path),
+            max_loss=max_loss,
+            batch=batch,
+            sample=f"{len(sample.pixels):,} images of {sample.name} that nothing was fitted on",
+            chosen=next(each for each in ordered if each.loss.points <= max_loss),
+            baseline=timed[0],
+            candidates=tuple(ordered),
+        )
+        with staged(out) as place:
+            search.write(found.chosen, place)
+            numbers = found.to_json()
+            (place / "optimize.json").write_bytes(json_bytes(numbers))
+            made = frontier_page(f"{classifier.name}, faster", numbers, found.rows(), str(found.chosen.loss))
+            (place / PAGE).write_text(made, encoding="utf-8")
+    return found
+
+
+def divided(sample: Sample) -> tuple[Sample, Sample]:
+    """What is fitted on, and what the loss is measured on: at least as many."""
+    first = min(CALIBRATION, len(sample.pixels) // 2)
+    if len(sample.pixels) - first < FEWEST:
+        raise ConversionError(
+            f"{sample.name}: {len(sample.pixels)} images, of which half measure the loss; give {2 * FEWEST} or more"
+        )
+    return sample.part(slice(first)), sample.part(slice(first, None))
+
+
+class Search:
+    """The ways to run one model, with the loss of each."""
+
+    def __init__(self, model: Model, fitted: Sample, sample: Sample, folder: Path, max_loss: float) -> None:
+        self.model, self.fitted, self.sample = model.eval(), fitted, sample
+        self.folder, self.max_loss = folder, max_loss
+        self.before: Tensor = sample.logits(self.torch_forward(0), "float32")
+        self.plan: Plan | None = None
+
+    def candidates(self) -> Iterator[Candidate]:
+        """The model itself first; more merged tokens as long as the loss allows them."""
+        for r in self.merges():
+            loss = self.loss(self.torch_forward(r), f"{r} tokens merged") if r else self.loss_of(self.before)
+            yield Candidate(engine="torch", tome_r=r, int8_layers=0, loss=loss)
+            if loss.points > self.max_loss:  # also in every engine, and with int8
+                return
+            for engine in installed()[1:]:
+                try:
+                    yield Candidate(engine=engine, tome_r=r, int8_layers=0, loss=loss, path=self.exported(engine, r))
+                except VitruvianError as error:
+                    tell(f"note: {engine} is left out: {error}")
+            yield from self.int8(r)
+
+    def merges(self) -> tuple[int, ...]:
+        config = self.model.config
+        if not isinstance(config, ViTConfig):
+            return (0,)
+        inside = config.rope or config.positions in INNER_POSITIONS
+        return (0,) if inside or config.merges_tokens else (0, *MERGED)
+
+    def int8(self, r: int) -> Iterator[Candidate]:
+        """With as few layers left float as the loss allows; all that were tried."""
+        if not isinstance(self.model, ViT):
+            return
+        if self.plan is None:
+            self.plan = plan_of(self.model, self.fitted, self.folder, bits=WEIGHT_BITS)
+        ready = merging(self.plan.model, r)
+        assert isinstance(ready, ViT)
+        plan = dataclasses.replace(self.plan, model=ready, graph=self.folder / f"smooth{r}.onnx")
+        export(ready, plan.graph)
+        for kept in plan.steps():
+            path = plan.write(self.folder / f"int8_{r}_{kept}.onnx", kept)
+            loss = self.loss(open_session(path, "onnxruntime"), f"int8, {kept} layers float, {r} tokens merged")
+            layers = len(plan.ranges) - kept
+            yield Candidate(engine="onnxruntime", tome_r=r, int8_layers=layers, loss=loss, path=str(path))
+            if loss.points <= self.max_loss:
+                if "openvino" in installed():
+                    yield from self.in_openvino(r, layers, path)
+                return
+
+    def in_openvino(self, r: int, layers: int, path: Path) -> Iterator[Candidate]:
+        try:
+            check_runs(path, "openvino", (1, *self.sample.pixels.shape[1:]))
+        except ConversionError as error:
+            tell(f"note: {error}")
+            return
+        loss = self.loss(open_session(path, "openvino"), f"int8 in OpenVINO, {r} tokens merged")
+        yield Candidate(engine="openvino", tome_r=r, int8_layers=layers, loss=loss, path=str(path))
+
+    def loss(self, forward: Forward, label: str) -> Loss:
+        return self.loss_of(self.sample.logits(forward, label))
+
+    def loss_of(self, after: Tensor) -> Loss:
+        return loss_of(self.model, self.before, after, self.sample)
+
+    def exported(self, engine: str, r: int) -> str:
+        path = self.folder / (f"float{r}.onnx" if engine == "onnxruntime" else f"openvino{r}")
+        export(merging(self.model, r), path, to=FORMATS[engine])  # type: ignore[arg-type]
+        return str(path if engine == "onnxruntime" else path / "model.xml")
+
+    def torch_forward(self, r: int) -> Forward:
+        return forward_of(merging(self.model, r), Way("torch", split=True), self.model.preprocess.image_size)
+
+    def forward(self, candidate: Candidate) -> Forward:
+        """As `vit predict` runs what is written."""
+        if not candidate.path:
+            return self.torch_forward(candidate.tome_r)
+        return open_session(Path(candidate.path), candidate.engine)
+
+    def write(self, candidate: Candidate, folder: Path) -> None:
+        """A folder of weights, of ONNX, or of OpenVINO."""
+        if not candidate.path:
+            save(merging(self.model, candidate.tome_r), folder)
+            return
+        folder.mkdir()
+        made = Path(candidate.path)
+        if made.suffix == ".onnx" and candidate.engine == "openvino":
+            as_openvino(made, folder)
+        elif made.suffix == ".onnx":
+            shutil.copy(made, folder / "model.onnx")
+        else:
+            for part in made.parent.iterdir():
+                shutil.copy(part, folder / part.name)
+
+
+def merging(model: Model, r: int) -> Model:
+    """The model with `r` tokens merged in each layer; the same weights."""
+    return with_merging(model, r) if r else model
+
+
+def as_openvino(graph: Path, folder: Path) -> None:
+    """An ONNX file as OpenVINO's own, which it runs without being asked to."""
+    openvino = require("openvino", "openvino")
+    loaded = openvino.Core().read_model(graph)
+    carried = loaded.get_rt_info(["framework", CARRIED]).astype(str)
+    loaded.set_rt_info(carried, [CARRIED])
+    openvino.save_model(loaded, folder / "model.xml", compress_to_fp16=False)
