@@ -129,12 +129,13 @@ def test_a_model_is_measured_and_saved_for_larger_images_than_it_learns_from(tmp
     assert Classifier(run.folder).model.config.image_size == (measured, measured)
 
 
-def test_with_weights_a_recipe_regularizes_and_leaves_their_shape(tmp_path):
-    recipe = read_recipe("digits").replace(architecture={"layers": 5, "drop_path": 0.2})
+def test_with_weights_a_recipe_regularizes_and_merges_tokens_and_leaves_their_shape(tmp_path):
+    recipe = read_recipe("digits").replace(architecture={"layers": 5, "drop_path": 0.2, "tome_r": 1})
     settings = ["steps=1", "workers=0"]
     run = train("digits", recipe=recipe, weights=tiny_weights(tmp_path / "w"), out=tmp_path / "run", settings=settings)
-    assert run.recipe.architecture == {"drop_path": 0.2}
-    assert (run.model().config.layers, run.model().config.drop_path) == (1, 0.2)
+    assert run.recipe.architecture == {"drop_path": 0.2, "tome_r": 1}
+    config = run.model().config
+    assert (config.layers, config.drop_path, config.tome_r) == (1, 0.2, 1)
 
 
 def test_regularizers_of_a_vit_say_nothing_about_a_resnet(tmp_path):
