@@ -24,9 +24,11 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	@$(BIN)/python -c "import torch, vitruvian"
 	@touch $@
 
+# timm without its dependency torchvision, for which the one test that imports it has an empty module.
 $(VENV)/.dev: $(VENV)/.base
 	@echo "adding the packages for tests and checks ..."
 	@$(PIP) install -c constraints.txt -e '.[dev]' 2>&1 | { grep -v '^WARNING: Location' || true; }
+	@$(PIP) install -c constraints.txt --no-deps timm 2>&1 | { grep -v '^WARNING: Location' || true; }
 	@$(BIN)/python -c "import pytest, transformers, zensical"
 	@touch $@
 

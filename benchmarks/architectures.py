@@ -3,12 +3,13 @@
     python benchmarks/architectures.py table    # writes src/vitruvian/weights/families/timm.json
     python benchmarks/architectures.py scan     # loads random weights of every name and compares the logits
 
-It runs in the environment of the peers (`make bench` builds it). A model is made with two blocks and its own width.
+It needs timm, but not torchvision. A model is made with two blocks, its own heads and 8 channels for each.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 import warnings
@@ -20,12 +21,11 @@ import torch
 from torch import nn
 
 import vitruvian as vt
-from peers import declare_torchvision_operators
+from peers import make_torchvision_importable
+from vitruvian.weights.families.timm_variants import architectures
 
 MODULES = ("vision_transformer", "deit", "vision_transformer_hybrid", "eva", "beit", "naflexvit")
 TABLE = Path(vt.__file__).parent / "weights" / "families" / "timm.json"
-MAX_WIDTH = 1024
-"""Wider models have the same parts, and take minutes."""
 TOLERANCE = 2e-5
 """Relative to the largest answer: float32 sums in another order."""
 
@@ -36,8 +36,9 @@ ORDERS = {
     "EvaBlockPostNorm": "res_post_norm",
     "ParallelScalingBlock": "parallel",
     "ParallelThingsBlock": "pre_norm",
+    "DiffParallelScalingBlock": "parallel",
 }
-ATTENTIONS = ("Attention", "AttentionRope", "EvaAttention", "NoneType")
+ATTENTIONS = ("Attention", "AttentionRope", "EvaAttention", "DiffAttention", "NoneType")
 MLPS = ("Mlp", "GluMlp", "SwiGLU", "SwiGLUPacked", "NoneType")
 POOLS = {"token": "token", "avg": "mean", "map": "map"}
 STEMS = ("PatchEmbed", "HybridEmbed")
@@ -57,30 +58,52 @@ def settings_of(model: nn.Module) -> dict[str, Any]:
     for part, known in ((block, ORDERS), (attention, ATTENTIONS), (mlp, MLPS)):
         if type(part).__name__ not in known:
             raise OtherPartError(type(part).__name__)
-    stem = getattr(model, "patch_embed", None)
-    if type(stem).__name__ not in STEMS:
-        raise OtherPartError(type(stem).__name__ if stem is not None else type(model).__name__)
-    if type(stem).__name__ == "HybridEmbed":
-        names = [name for name, _ in stem.backbone.named_children()]
-        if names[:2] not in (["stem", "stages"], ["conv", "norm"]) or type(stem.backbone).__name__ == "FeatureListNet":
-            raise OtherPartError(f"stem {type(stem.backbone).__name__}")
+    check_stem(model)
     for name in ("gate", "shared_rel_pos_bias", "rel_pos_bias"):
         if getattr(attention, name, None) is not None or getattr(model, name, None) is not None:
             raise OtherPartError(name)
-    if getattr(attention, "num_kv_groups", 1) > 1:
-        raise OtherPartError("grouped-query attention")
-    positions = "none" if getattr(model, "pos_embed", None) is None else "learned"
+    embeds = getattr(model, "embeds", model)
+    positions = "none" if getattr(embeds, "pos_embed", None) is None else "learned"
+    if getattr(embeds, "pos_embed_y", None) is not None:
+        positions = "factorized"
     if getattr(attention, "relative_position_bias_table", None) is not None:
         positions = "relative_bias"
     settings = {"heads": (attention or block).num_heads, "block": ORDERS[type(block).__name__], "positions": positions}
-    return settings | norms_of(model) | activation_of(model, block, mlp) | pool_of(model) | rope_of(model, attention)
+    settings |= norms_of(model) | activation_of(model, block, mlp) | pool_of(model) | rope_of(model, attention)
+    if getattr(block, "gamma_1", None) is not None and block.gamma_2 is None:
+        settings["mlp_scale"] = False
+    return settings | flexible_positions(model)
+
+
+def check_stem(model: nn.Module) -> None:
+    if type(model).__name__ == "NaFlexVit":
+        if model.embeds.norm_input is not None or not model.embeds.channels_last:
+            raise OtherPartError("a norm or an order of pixels before the patch embedding")
+        return
+    stem = getattr(model, "patch_embed", None)
+    if type(stem).__name__ not in STEMS:
+        raise OtherPartError(type(stem).__name__ if stem is not None else type(model).__name__)
+    if type(stem).__name__ != "HybridEmbed":
+        return
+    names = [name for name, _ in stem.backbone.named_children()]
+    if names[:2] not in (["stem", "stages"], ["conv", "norm"], ["conv1", "bn1"], ["0", "1"]):
+        raise OtherPartError(f"stem {type(stem.backbone).__name__}")
+
+
+def flexible_positions(model: nn.Module) -> dict[str, Any]:
+    """How NaFlexVit's positions follow another grid."""
+    if type(model).__name__ != "NaFlexVit":
+        return {}
+    ways = {"bicubic": "bicubic_antialias", "bilinear": "bilinear_antialias"}
+    settings = {"position_resize": ways[model.embeds.pos_embed_interp_mode]}
+    return settings | ({"square_positions": True} if model.embeds.pos_embed_ar_preserving else {})
 
 
 def norms_of(model: nn.Module) -> dict[str, Any]:
     norms = {
         (type(module).__name__, module.eps)
         for name, module in model.named_modules()
-        if "norm" in name and hasattr(module, "eps") and "patch_embed.backbone" not in name
+        if "norm" in name and hasattr(module, "eps") and "patch_embed.backbone" not in name and "sub_norm" not in name
     }
     if len(norms) != 1:
         raise OtherPartError(f"norms {sorted(norms)}")
@@ -109,9 +132,7 @@ def activation_of(model: nn.Module, block: nn.Module, mlp: nn.Module | None) -> 
     gelus = found - {"SiLU"} if gated else found
     if len(gelus) > 1 or not gelus <= {"erf", "tanh", "quick"}:
         raise OtherPartError(f"activations {sorted(found)}")
-    attention = block.attns[0].attn if hasattr(block, "attns") else getattr(block, "attn", None)
-    proj = getattr(attention, "proj", None) or block.attn_out_proj
-    return {"gelu": next(iter(gelus), "erf"), "dense_bias": proj.bias is not None}
+    return {"gelu": next(iter(gelus), "erf")}
 
 
 def kind_of(activation: nn.Module) -> str:
@@ -125,6 +146,8 @@ def pool_of(model: nn.Module) -> dict[str, Any]:
         raise OtherPartError(f"pooling {model.global_pool!r}")
     settings: dict[str, Any] = {"pool": POOLS[model.global_pool]}
     included = getattr(model, "pool_include_prefix", False)
+    if included or type(model).__name__ == "Eva":
+        settings["pool_prefix"] = True
     if model.global_pool != "map":
         if included:
             raise OtherPartError("a mean of all tokens")
@@ -134,7 +157,7 @@ def pool_of(model: nn.Module) -> dict[str, Any]:
         raise OtherPartError("attention pooling of another shape")
     if not isinstance(pool.q_norm, nn.Identity) or isinstance(pool.q, nn.Identity):
         raise OtherPartError("attention pooling of another shape")
-    return settings | {"pool_heads": pool.num_heads, "pool_prefix": included or type(model).__name__ == "Eva"}
+    return settings | {"pool_heads": pool.num_heads}
 
 
 def rope_of(model: nn.Module, attention: nn.Module | None) -> dict[str, Any]:
@@ -164,12 +187,14 @@ def names() -> list[str]:
 
 
 def made(name: str, **options: Any) -> nn.Module:
+    """A model of two blocks."""
     import timm
 
     try:
         return timm.create_model(name, depth=2, **options)
-    except AssertionError:  # settings for each block
-        return timm.create_model(name, **options)
+    except AssertionError:  # heads of keys and values for each block
+        heads = options.get("num_heads") or architectures()[name]["heads"]
+        return timm.create_model(name, depth=2, num_kv_heads=(heads, heads // 2), **options)
 
 
 def write_table() -> None:
@@ -188,43 +213,63 @@ def write_table() -> None:
 
 
 def scan(only: str = "") -> None:
-    """Load every architecture's random weights as timm saves them for the hub, and compare logits."""
+    """Load every architecture's random weights as timm saves them for the hub, and compare logits.
+
+    `each-kind` takes one name of those whose settings differ in the number of heads alone.
+    """
     counts: Counter[str] = Counter()
-    for name in names():
-        if only not in name:
-            continue
+    for name in one_of_each_kind() if only == "each-kind" else [name for name in names() if only in name]:
         with tempfile.TemporaryDirectory() as folder:
-            verdict = compared(name, Path(folder))
+            verdict = compared(name, Path(folder)) if name in architectures() else "not in the table"
         counts[verdict.split(":")[0]] += 1
         print(f"{name}: {verdict}", flush=True)
     print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
 
 
+def one_of_each_kind() -> list[str]:
+    """A name of each kind, and all that the table has not."""
+    kinds: dict[str, str] = {}
+    for name in names():
+        settings = {key: value for key, value in architectures().get(name, {"new": name}).items() if key != "heads"}
+        kinds.setdefault(json.dumps(settings) + ("stem" if "_mci_" in name or "resnet" in name else ""), name)
+    return list(kinds.values())
+
+
+def tiny(name: str) -> dict[str, Any]:
+    """Settings of a small version: its own heads, of 8 channels; 4x4 patches of 8x8 pixels where nothing is before."""
+    if "_mci_" in name:  # the stem gives the width
+        return {"img_size": 64}
+    options = {"embed_dim": 8 * architectures()[name]["heads"]}
+    if re.search(r"resnet\d|_r\d*_s", name):
+        return options | {"img_size": 64}
+    return options | ({} if "naflex" in name else {"img_size": 32, "patch_size": 8})
+
+
+@torch.no_grad()
 def compared(name: str, folder: Path) -> str:
     from timm.models import save_for_hf
 
-    with torch.device("meta"):
-        if made(name).embed_dim > MAX_WIDTH:
-            return "left out"
     torch.manual_seed(0)
-    model = made(name).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    save_for_hf(model, folder, model_args={"depth": len(model.blocks)})
-    pixels = torch.randn(2, *model.default_cfg["input_size"]) if "naflex" not in name else torch.randn(2, 3, 256, 256)
+    options = tiny(name)
+    model = made(name, **options).eval()
+    for tensor in model.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.add_(0.05 * torch.rand_like(tensor) if tensor.dim() == 1 else 0.05 * torch.randn_like(tensor))
+    save_for_hf(model, folder, model_args=options | {"depth": 2})
     try:
         ours = vt.load(folder)
     except vt.VitruvianError as error:
         return f"refused: {str(error).removeprefix(f'{folder}: ')[:150]}"
-    with torch.no_grad():
-        wanted = model(pixels)
-        found = ours(pixels)
-    error = float((found - wanted).abs().max() / wanted.abs().max()) if found.shape == wanted.shape else float("inf")
-    return f"agrees: {error:.1e}" if error < TOLERANCE else f"SILENTLY WRONG: {error:.1e}"
+    errors = []
+    for side in (options.get("img_size", 256), *((64,) if "naflex" in name else ())):
+        pixels = torch.randn(2, 3, side, side)
+        wanted, found = model(pixels), ours(pixels)
+        same = found.shape == wanted.shape
+        errors.append(float((found - wanted).abs().max() / wanted.abs().max()) if same else float("inf"))
+    return f"agrees: {max(errors):.1e}" if max(errors) < TOLERANCE else f"SILENTLY WRONG: {max(errors):.1e}"
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    declare_torchvision_operators()
+    make_torchvision_importable()
     write_table() if sys.argv[1:] == ["table"] else scan(*sys.argv[2:])

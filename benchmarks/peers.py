@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +30,26 @@ def declare_torchvision_operators() -> None:
     for name in names:
         library.define(f"{name}(Tensor x) -> Tensor")
     globals()["_keep"] = library  # the declarations live as long as this object
+
+
+class _Anything(types.ModuleType):
+    """A module that has every name; timm's transforms mention torchvision's, its models use none."""
+
+    __path__: ClassVar[list[str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {"__module__": self.__name__, "__class_getitem__": classmethod(lambda cls, item: cls)})
+
+
+def make_torchvision_importable() -> None:
+    """For timm, which imports it for its transforms: the installed one, or an empty one in its place."""
+    if importlib.util.find_spec("torchvision") is not None:
+        declare_torchvision_operators()
+        return
+    for name in ("", ".transforms", ".transforms.functional", ".transforms.v2", ".ops", ".ops.misc", ".datasets"):
+        sys.modules[f"torchvision{name}"] = _Anything(f"torchvision{name}")
 
 
 def timm_model(ours: vt.ViT, size: str, folder: Path) -> nn.Module:

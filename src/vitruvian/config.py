@@ -208,6 +208,8 @@ class ViTConfig(Settings):
     dense_bias: bool = True
     """Of attention's output layer and of the MLP."""
     layer_scale: bool = False
+    mlp_scale: bool = True
+    """LayerScale acts on the MLP's branch, too (not in Sapiens 2)."""
     pool_heads: Annotated[int, Range(0, 4096)] = 0
     """Heads of the MAP head; 0 for as many as elsewhere."""
     pool_mlp_width: Annotated[int, Range(0, 262_144)] = 0

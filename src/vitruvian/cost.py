@@ -103,7 +103,8 @@ def _block_parameters(config: ViTConfig, tokens: int) -> int:
     D, M, K = config.width, config.mlp_width, config.head_width
     A = K * config.heads
     branches = 1 if config.block == "parallel" else 2  # that have a norm and a scale of their own
-    count = branches * (_norm(config, D) + D * config.layer_scale) + config.attention_norm * _norm(config, A)
+    scales = config.layer_scale * (branches if config.mlp_scale else 1)
+    count = branches * _norm(config, D) + scales * D + config.attention_norm * _norm(config, A)
     differential = config.attention == "differential"
     count += (K + 1) * differential + 2 * config.qk_norm * _norm(config, K // 2 if differential else K)
     count += config.mlp_norm * _norm(config, M)

@@ -174,6 +174,12 @@ class TestTimm:
         pixels = expected("timm_deit_distilled")[0][0]
         assert torch.allclose(model(pixels), both.head(both.features(pixels)), atol=1e-6)
 
+    def test_a_distilled_model_without_its_heads_is_refused(self, tmp_path):
+        tensors = timm_tensors("timm_deit_distilled")
+        save_file({n: t for n, t in tensors.items() if not n.startswith("head")}, tmp_path / "w.safetensors")
+        with pytest.raises(CheckpointError, match="keep the heads, and load it with classes=0"):
+            load(tmp_path / "w.safetensors", heads=4)
+
     @pytest.mark.parametrize(
         ("name", "reason"),
         [

@@ -6,7 +6,7 @@ import pytest
 import torch
 from checkpoints import TOLERANCE
 
-from vitruvian.errors import CheckpointError
+from vitruvian.errors import CheckpointError, ConversionError
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save
 
@@ -98,6 +98,30 @@ def test_answers_are_those_of_transformers(architecture, tmp_path):
         assert float((model(pixels) - wanted).abs().max()) < TOLERANCE * max(1.0, float(wanted.abs().max()))
     save(model, tmp_path / "native")
     torch.testing.assert_close(load(tmp_path / "native")(pixels), model(pixels), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "architecture", ["CLIPVisionModel", "CLIPVisionModelWithProjection", "SiglipVisionModel", "DINOv3ViTModel"]
+)
+def test_transformers_reads_what_is_written_as_its_own(architecture, tmp_path):
+    peer, answer, _ = made(architecture, tmp_path / "theirs")
+    model = load(tmp_path / "theirs")
+    save(model, tmp_path / "ours", "huggingface")
+    again, seen = getattr(transformers, architecture).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not seen["missing_keys"]
+    assert not seen["unexpected_keys"]
+    pixels = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(answer(again.eval(), pixels), answer(peer, pixels), atol=TOLERANCE, rtol=TOLERANCE)
+    assert load(tmp_path / "ours").config == model.config
+    assert load(tmp_path / "ours", family="huggingface").config == model.config
+
+
+def test_what_a_kind_of_transformers_has_not_is_named(tmp_path):
+    made("CLIPVisionModel", tmp_path / "theirs")
+    model = load(tmp_path / "theirs", classes=3)
+    with pytest.raises(ConversionError, match="CLIP of transformers has classes=0, this model 3"):
+        save(model, tmp_path / "ours", "huggingface")
 
 
 @torch.no_grad()

@@ -186,7 +186,7 @@ class Block(nn.Module):
         self.norm2 = norm_layer(config, D)
         self.mlp = Mlp(config, config.mlp_width)
         self.scale1 = nn.Parameter(torch.empty(D)) if config.layer_scale else None
-        self.scale2 = nn.Parameter(torch.empty(D)) if config.layer_scale else None
+        self.scale2 = nn.Parameter(torch.empty(D)) if config.layer_scale and config.mlp_scale else None
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(

@@ -75,7 +75,7 @@ def read_shape(native: Tensors, facts: Facts) -> dict[str, Any]:
     pre_logits, head = shape_of(native, "pre_logits.weight"), shape_of(native, "head.weight")
     fc1, fc2 = shape_of(native, "blocks.0.mlp.fc1.weight"), shape_of(native, "blocks.0.mlp.fc2.weight")
     mlp_width = fc2[1] if len(fc2) == 2 else fc1[0] if fc1 else 1
-    root = shape_of(native, "embed.stem.root.weight")
+    root = shape_of(native, "embed.stem.root.weight") or shape_of(native, "embed.stem.root.0.conv.weight")
     pool_mlp = shape_of(native, "attn_pool.mlp.fc1.weight")
     reads = pre_logits[1] if len(pre_logits) == 2 else head[1] if len(head) == 2 else width
     distilled = "embed.distillation_token" in native
@@ -103,6 +103,8 @@ def read_shape(native: Tensors, facts: Facts) -> dict[str, Any]:
         "attention_norm": "blocks.0.attention.norm.weight" in native,
         "mlp_norm": "blocks.0.mlp.norm.weight" in native,
         "pool_mlp_width": pool_mlp[0] if pool_mlp and pool_mlp[0] != mlp_width else 0,
+        "dense_bias": any(name.endswith(".attention.out.bias") for name in native),
+        "attention": "differential" if "blocks.0.attention.subtracted" in native else "softmax",
         "stem": stem,
     }
 
@@ -124,7 +126,11 @@ def patch_shape(native: Tensors) -> tuple[int, int, int]:
 
 
 def infer_stem(native: Tensors, facts: Facts) -> StemConfig | None:
-    root = shape_of(native, "embed.stem.root.weight")
+    root, deep = shape_of(native, "embed.stem.root.weight"), shape_of(native, "embed.stem.root.0.conv.weight")
+    if deep:
+        last = shape_of(native, "embed.stem.root.2.conv.weight")
+        stages = count_units(native, "embed.stem.stages.")
+        return StemConfig(stages=stages, width=(last or deep)[0], style="resnet_d" if last else "mobile_clip")
     if not root:
         return None
     stages = count_units(native, "embed.stem.stages.")

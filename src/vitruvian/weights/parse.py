@@ -58,7 +58,7 @@ def parse_checkpoint(checkpoint: Checkpoint, hints: LoadHints) -> tuple[str, Des
     tensors = family.to_table_names(checkpoint.tensors)
     if len(tensors) < len(checkpoint.tensors):
         raise CheckpointError("some arrays are there twice, under an earlier and a later name")
-    tensors = family.join_arrays(tensors)
+    tensors = family.join_arrays(tensors, checkpoint)
     reading = family.table.read(tensors)
     reading = replace(reading, native=lone_token(reading.native))
     carried = None if hints.family else family.carried(checkpoint)

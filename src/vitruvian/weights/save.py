@@ -26,7 +26,7 @@ from vitruvian.weights.description import Description, fingerprint
 from vitruvian.weights.families.family import Family
 from vitruvian.weights.families.huggingface import HuggingFace
 from vitruvian.weights.families.huggingface_json import preprocess_of, preprocessor_json
-from vitruvian.weights.families.positions import join_positions
+from vitruvian.weights.families.positions import FLAT, join_positions
 from vitruvian.weights.families.registry import check_writer, writer
 from vitruvian.weights.families.rules import Tensors
 from vitruvian.weights.files import CARRIED, Checkpoint
@@ -85,6 +85,8 @@ def foreign_tensors(member: Family, state: Tensors, config: ModelConfig) -> Tens
     """A model's tensors under a family's names and in its layouts."""
     if isinstance(config, ViTConfig):
         state = join_positions(state, config, member.prefix_rows(config))
+        if config.positions in ("none", "relative_bias") and not any(row.native == FLAT for row in member.table.rows):
+            del state[FLAT]
     return member.from_table_names(member.table.write(member.rename_parameters(state, config), config), config)
 
 

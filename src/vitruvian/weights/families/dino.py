@@ -8,7 +8,8 @@ from vitruvian.config import DINO_NUMERICS, IMAGENET_MEAN, IMAGENET_STD, ModelCo
 from vitruvian.settings import Size
 from vitruvian.weights.families.family import Facts, Family, scaled_crop
 from vitruvian.weights.families.rules import Table, Tensors, pair
-from vitruvian.weights.families.timm import BLOCK_ROWS, TOKEN_ROWS, Timm
+from vitruvian.weights.families.timm import Timm
+from vitruvian.weights.families.timm_rows import BLOCK_ROWS, TOKEN_ROWS
 from vitruvian.weights.files import Checkpoint
 
 

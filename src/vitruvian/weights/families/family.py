@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from vitruvian.config import ConvStyle, ModelConfig, Numerics, Preprocess, ViTConfig
+from vitruvian.config import REGULARIZERS, ConvStyle, ModelConfig, Numerics, Preprocess, ViTConfig
 from vitruvian.labels import imagenet_labels
 from vitruvian.settings import Size
 from vitruvian.weights.families.rules import Table, Tensors, rename
@@ -65,7 +66,7 @@ class Family(ABC):
         bare = {name.removeprefix(prefix).removeprefix(outer): tensor for name, tensor in tensors.items()}
         return rename(bare, self.renames)
 
-    def join_arrays(self, tensors: Tensors) -> Tensors:
+    def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
         """The arrays under the names of the table, those that some models keep in pieces put together."""
         return tensors
 
@@ -133,17 +134,37 @@ def vit_obstacles(config: ModelConfig, family: str, *, inner_norms: bool = False
         "no rotary positions": config.rope,
         "no norm after the pooling of two tokens": config.norm_after_pool and config.distillation,
         "only blocks of the paper's order": config.block != "pre_norm",
+        "no differential attention": config.attention != "softmax",
+        "no LayerScale of attention alone": config.layer_scale and not config.mlp_scale,
         "only LayerNorms, one of them after the last block": config.norm != "layer" or not config.final_norm,
         "no norms before the blocks, or inside attention and MLP": norms and not inner_norms,
         "a bias in the patch embedding": not config.patch_bias and not config.pre_norm,
         "biases in every dense layer": not config.dense_bias,
         "no attention of another width": config.attention_width,
         "no projection of features": config.projection,
-        "no stem of plain convolutions": config.stem and config.stem.is_plain,
+        "no stem with BatchNorm": config.stem and config.stem.has_batch_norm,
         "no features of unit length (a head of words)": config.unit_features,
         "a MAP head of the blocks' shape alone": config.pool_heads or config.pool_mlp_width or config.pool_prefix,
     }
     yield from (f"{family} has {what}" for what, present in parts.items() if present)
+
+
+FREE = frozenset(
+    {"image_size", "patch_size", "channels", "layers", "width", "mlp_width", "heads", "numerics", *REGULARIZERS}
+)
+"""Settings that every kind of a family of its own may have as it likes."""
+
+
+def kind_obstacles(config: ModelConfig, kind: str, *, free: tuple[str, ...] = (), **fixed: Any) -> Iterator[str]:
+    """Obstacles of a kind that is one shape: what is neither free nor as `fixed`, or else the paper's, says."""
+    if not isinstance(config, ViTConfig):
+        yield f"{kind} is a Vision Transformer, this is a ResNet"
+        return
+    paper = ViTConfig()
+    for setting in dataclasses.fields(config):
+        wanted, found = fixed.get(setting.name, getattr(paper, setting.name)), getattr(config, setting.name)
+        if setting.name not in FREE and setting.name not in free and found != wanted:
+            yield f"{kind} has {setting.name}={wanted!r}, this model {found!r}"
 
 
 def plain_obstacles(config: ModelConfig, family: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""BEiT, data2vec, DINOv2 and DINOv3 as Hugging Face transformers keeps them."""
+"""BEiT, data2vec and DINOv2 as Hugging Face transformers keeps them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from typing import Any, ClassVar
 
 import torch
 
-from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, ModelConfig, Numerics, Preprocess, RopeConfig, ViTConfig
+from vitruvian.config import ModelConfig, Preprocess, ViTConfig
 from vitruvian.errors import CheckpointError
 from vitruvian.weights.families.dino import imagenet_view
 from vitruvian.weights.families.family import Facts
 from vitruvian.weights.families.huggingface import ATTENTION, LAYER, MEMORY_MLP, MEMORY_NAMES, ROWS, HuggingFace
-from vitruvian.weights.families.rules import STACKED, Row, Table, Tensors, pair, rename
+from vitruvian.weights.families.rules import Row, Table, Tensors, pair, rename
 from vitruvian.weights.files import Checkpoint
 
 BIAS = "relative_position_bias.relative_position_bias_table"
 SHARED_BIAS = f"encoder.{BIAS}"
+
+
+def add_key_bias(tensors: Tensors, attention: str) -> None:
+    """Zeros for the key's bias where query and value have one."""
+    query = tensors.get(f"{attention}.query.bias")
+    if query is not None:
+        tensors.setdefault(f"{attention}.key.bias", torch.zeros_like(query))
 
 
 class HuggingFaceBeit(HuggingFace):
@@ -47,7 +54,7 @@ class HuggingFaceBeit(HuggingFace):
         stated = self.config_of(checkpoint).get("model_type") in self.model_types
         return super().claims(checkpoint) and (stated or any(BIAS in name for name in checkpoint.tensors))
 
-    def join_arrays(self, tensors: Tensors) -> Tensors:
+    def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
         """Keys have no bias; a table that all layers share is added to each; indices of older files are computed."""
         found = {name: tensor for name, tensor in tensors.items() if not name.endswith("relative_position_index")}
         shared = found.pop(SHARED_BIAS, None)
@@ -83,84 +90,6 @@ class HuggingFaceBeit(HuggingFace):
 
     def architecture(self, config: ViTConfig) -> str:
         return "BeitModel"
-
-
-class HuggingFaceDinoV3(HuggingFace):
-    """model_type `dinov3_vit`: rotary positions in shares of the image, registers, LayerScale."""
-
-    name = "huggingface"
-    model_types = ("dinov3_vit",)
-    norm_eps = 1e-5
-    default_heads = 6
-    anchor = "embeddings.patch_embeddings.weight"
-    prefixes = ("", "model.", "dinov3_vit.")
-    ignored: ClassVar[dict[str, str]] = {"embeddings.mask_token": "token of masked training"}
-    table = Table(
-        rows=(
-            *pair("embed.patch", "embeddings.patch_embeddings"),
-            Row("embed.class_token", ("embeddings.cls_token",)),
-            Row("embed.registers", ("embeddings.register_tokens",)),
-            *pair("blocks.{i}.norm1", "layer.{i}.norm1"),
-            *pair(
-                "blocks.{i}.attention.qkv",
-                *(f"layer.{{i}}.attention.attention.{part}" for part in ("query", "key", "value")),
-                kind=STACKED,
-            ),
-            *pair("blocks.{i}.attention.out", "layer.{i}.attention.output.dense"),
-            Row("blocks.{i}.scale1", ("layer.{i}.layer_scale1.lambda1",)),
-            *pair("blocks.{i}.norm2", "layer.{i}.norm2"),
-            *pair("blocks.{i}.mlp.fc1", "layer.{i}.mlp.up_proj"),
-            *pair("blocks.{i}.mlp.fc2", "layer.{i}.mlp.down_proj"),
-            Row("blocks.{i}.scale2", ("layer.{i}.layer_scale2.lambda1",)),
-            *pair("norm", "norm"),
-        ),
-        block=r"layer\.(\d+)\.",
-    )
-
-    def join_arrays(self, tensors: Tensors) -> Tensors:
-        """Keys have no bias; gate and value are one layer; no registers are no array."""
-        found = dict(tensors)
-        registers = found.get("embeddings.register_tokens")
-        if registers is not None and registers.numel() == 0:
-            del found["embeddings.register_tokens"]
-        for layer in sorted({name.split(".")[1] for name in found if name.startswith("layer.")}):
-            add_key_bias(found, f"layer.{layer}.attention.attention")
-            for kind in ("weight", "bias"):
-                gate = found.pop(f"layer.{layer}.mlp.gate_proj.{kind}", None)
-                value = found.get(f"layer.{layer}.mlp.up_proj.{kind}")
-                if gate is not None and value is not None and gate.shape == value.shape:
-                    found[f"layer.{layer}.mlp.up_proj.{kind}"] = torch.cat([gate, value])
-        return found
-
-    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
-        settings = self.config_of(checkpoint)
-        if not settings:
-            raise CheckpointError("DINOv3 weights without config.json, which states heads and rotary positions")
-        theta = settings.get("rope_theta", 100.0)
-        if not isinstance(theta, int | float) or isinstance(theta, bool):
-            raise CheckpointError(f"config.json: rope_theta={theta!r} is not a number")
-        rope = RopeConfig(kind="normalized", temperature=float(theta), half=True)
-        return replace(super().facts(checkpoint, tensors), settings={"rope": rope, "positions": "none"})
-
-    def numerics_of(self, settings: dict[str, Any]) -> Numerics:
-        if not settings.get("use_gated_mlp"):
-            return super().numerics_of(settings)
-        if settings.get("hidden_act", "gelu") not in ("silu", "swish"):
-            raise CheckpointError(f"config.json: a gated MLP of {settings.get('hidden_act')!r}, only silu is known")
-        return super().numerics_of(settings | {"hidden_act": "gelu"})
-
-    def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
-        return Preprocess(image_size=config.image_size, mean=IMAGENET_MEAN, std=IMAGENET_STD)
-
-    def architecture(self, config: ViTConfig) -> str:
-        return "DINOv3ViTModel"
-
-
-def add_key_bias(tensors: Tensors, attention: str) -> None:
-    """Zeros for the key's bias where query and value have one."""
-    query = tensors.get(f"{attention}.query.bias")
-    if query is not None:
-        tensors.setdefault(f"{attention}.key.bias", torch.zeros_like(query))
 
 
 class HuggingFaceDinoV2(HuggingFace):

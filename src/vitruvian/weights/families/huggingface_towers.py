@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from vitruvian.config import CLIP_MEAN, CLIP_STD, ModelConfig, Numerics, Preprocess, ViTConfig
 from vitruvian.errors import CheckpointError
-from vitruvian.weights.families.family import Facts
+from vitruvian.weights.families.family import Facts, kind_obstacles
 from vitruvian.weights.families.huggingface import HuggingFace
+from vitruvian.weights.families.huggingface_json import number
 from vitruvian.weights.families.positions import FLAT
 from vitruvian.weights.families.rules import STACKED, TOKEN, Row, Table, Tensors, pair
+from vitruvian.weights.families.timm_pieces import as_kernel
 from vitruvian.weights.files import Checkpoint
 
 LAYER = "encoder.layers.{i}"
@@ -60,7 +62,7 @@ class HuggingFaceTower(HuggingFace):
         block=r"encoder\.layers\.(\d+)\.",
     )
 
-    def join_arrays(self, tensors: Tensors) -> Tensors:
+    def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
         """Query apart from key and value in SigLIP's pooling; SigLIP 2 keeps the patch embedding as a matrix."""
         found = dict(tensors)
         for kind in ("weight", "bias"):
@@ -71,9 +73,8 @@ class HuggingFaceTower(HuggingFace):
                     joined[:width],
                     joined[width:],
                 )
-        patch = found[self.anchor]
-        if patch.dim() == 2:
-            found[self.anchor] = as_kernel(patch)
+        channels = number(self.config_of(checkpoint), "num_channels", 3) or 3
+        found[self.anchor] = as_kernel(found[self.anchor], channels)
         return found
 
     def config_of(self, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -111,13 +112,32 @@ class HuggingFaceTower(HuggingFace):
         view = Preprocess(image_size=size, fit="crop", interpolation="bicubic", mean=CLIP_MEAN, std=CLIP_STD)
         return view.replace(floor_crop=True)
 
+    def model_type(self, config: ViTConfig) -> str:
+        return "siglip_vision_model" if config.pool == "map" else "clip_vision_model"
+
     def architecture(self, config: ViTConfig) -> str:
-        return "CLIPVisionModel"
+        if config.pool == "map":
+            return "SiglipVisionModel"
+        return "CLIPVisionModelWithProjection" if config.representation_size else "CLIPVisionModel"
 
+    def obstacles(self, config: ModelConfig) -> Iterator[str]:
+        if isinstance(config, ViTConfig) and config.pool == "map":
+            yield from kind_obstacles(config, "SigLIP of transformers", pool="map", class_token=False, classes=0)
+            return
+        clip: dict[str, Any] = {"pre_norm": True, "patch_bias": False, "classes": 0}
+        if isinstance(config, ViTConfig) and config.representation_size:
+            clip["projection"] = True
+        yield from kind_obstacles(config, "CLIP of transformers", free=("representation_size",), **clip)
 
-def as_kernel(matrix: Tensor) -> Tensor:
-    """A patch embedding (D, P P 3), colors of a pixel side by side, as a convolution's (D, 3, P, P)."""
-    side = round((matrix.shape[1] / 3) ** 0.5)
-    if side * side * 3 != matrix.shape[1]:
-        raise CheckpointError(f"the patch embedding has shape {tuple(matrix.shape)}, not that of square RGB patches")
-    return torch.movedim(matrix.reshape(-1, side, side, 3), 3, 1)
+    def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
+        found = dict(tensors)
+        for kind in ("weight", "bias"):
+            query = found.pop(f"head.attention.query.{kind}", None)
+            if query is not None:
+                joined = torch.cat([query, found.pop(f"head.attention.key_value.{kind}")])
+                found[f"head.attention.in_proj_{kind}"] = joined
+        return {name if name.startswith("visual_p") else f"vision_model.{name}": t for name, t in found.items()}
+
+    def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
+        settings = super().config_json(config, labels) | {"intermediate_size": config.mlp_width}
+        return settings | ({"projection_dim": config.representation_size} if config.representation_size else {})

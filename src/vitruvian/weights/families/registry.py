@@ -9,21 +9,22 @@ from vitruvian.weights.families.dino import Dino, DinoV2
 from vitruvian.weights.families.family import Family
 from vitruvian.weights.families.google import BigVision, Google
 from vitruvian.weights.families.huggingface import HuggingFaceViT
-from vitruvian.weights.families.huggingface_kinds import HuggingFaceBeit, HuggingFaceDinoV2, HuggingFaceDinoV3
+from vitruvian.weights.families.huggingface_dinov3 import HuggingFaceDinoV3
+from vitruvian.weights.families.huggingface_kinds import HuggingFaceBeit, HuggingFaceDinoV2
 from vitruvian.weights.families.huggingface_towers import HuggingFaceTower
 from vitruvian.weights.families.openclip import OpenClip, OpenClipTimm
 from vitruvian.weights.families.timm import Timm
 from vitruvian.weights.families.torchvision import Torchvision
 from vitruvian.weights.files import Checkpoint
 
-VIT, DINOV2 = HuggingFaceViT(), HuggingFaceDinoV2()
+VIT, DINOV2, DINOV3, TOWER = HuggingFaceViT(), HuggingFaceDinoV2(), HuggingFaceDinoV3(), HuggingFaceTower()
 
 READERS: dict[str, tuple[Family, ...]] = {
     # the first that claims a checkpoint has it: a family stands before one whose names include its own
     "google": (Google(), Bit()),
     "big_vision": (BigVision(),),
     "torchvision": (Torchvision(),),
-    "huggingface": (HuggingFaceBeit(), VIT, DINOV2, HuggingFaceDinoV3(), HuggingFaceTower()),
+    "huggingface": (HuggingFaceBeit(), VIT, DINOV2, DINOV3, TOWER),
     "open_clip": (OpenClip(), OpenClipTimm()),
     "dino": (DinoV2(), Dino()),
     "timm": (Timm(), TimmBit()),
@@ -64,6 +65,10 @@ def writer(family: str, config: ModelConfig) -> Family:
     if isinstance(config, ResNetConfig):
         return members[-1] if family in ("google", "timm") else members[0]
     if family == "huggingface":
+        if config.rope is not None:
+            return DINOV3
+        if config.pre_norm or config.pool == "map":
+            return TOWER
         like_dinov2 = config.layer_scale or config.mlp == "swiglu" or config.pool == "token_mean"
         return DINOV2 if like_dinov2 else VIT
     return members[0]

@@ -18,59 +18,22 @@ from vitruvian.config import (
 from vitruvian.errors import CheckpointError
 from vitruvian.settings import Size, as_size
 from vitruvian.weights.families.family import Facts, Family, vit_obstacles
-from vitruvian.weights.families.positions import FLAT
-from vitruvian.weights.families.rules import Row, Table, Tensors, pair, rename
-from vitruvian.weights.families.timm_variants import branches_in, in_one_piece, stated_settings
+from vitruvian.weights.families.rules import Table, Tensors, pair, rename
+from vitruvian.weights.families.timm_pieces import branches_in, in_one_piece
+from vitruvian.weights.families.timm_rows import (
+    BATCH_STEM_NAMES,
+    BATCH_STEM_ROWS,
+    BLOCK_ROWS,
+    FACTOR_ROWS,
+    POOL_ROWS,
+    STEM_ROWS,
+    TOKEN_ROWS,
+)
+from vitruvian.weights.families.timm_variants import stated_settings
 from vitruvian.weights.files import Checkpoint
 
-UNIT, NATIVE_UNIT = "patch_embed.backbone.stages.{s}.blocks.{u}", "embed.stem.stages.{s}.{u}"
-
-BLOCK_ROWS = (
-    *pair("blocks.{i}.norm1", "blocks.{i}.norm1"),
-    *pair("blocks.{i}.attention.qkv", "blocks.{i}.attn.qkv"),
-    *pair("blocks.{i}.attention.q_norm", "blocks.{i}.attn.q_norm"),
-    *pair("blocks.{i}.attention.k_norm", "blocks.{i}.attn.k_norm"),
-    *pair("blocks.{i}.attention.norm", "blocks.{i}.attn.norm"),
-    Row("blocks.{i}.attention.position.table", ("blocks.{i}.attn.relative_position_bias_table",)),
-    Row("blocks.{i}.attention.position.frequencies", ("blocks.{i}.attn.rope_freqs",)),
-    *pair("blocks.{i}.attention.out", "blocks.{i}.attn.proj"),
-    Row("blocks.{i}.scale1", ("blocks.{i}.ls1.gamma",)),
-    *pair("blocks.{i}.norm2", "blocks.{i}.norm2"),
-    *pair("blocks.{i}.mlp.fc1", "blocks.{i}.mlp.fc1"),
-    *pair("blocks.{i}.mlp.norm", "blocks.{i}.mlp.norm"),
-    *pair("blocks.{i}.mlp.fc2", "blocks.{i}.mlp.fc2"),
-    Row("blocks.{i}.scale2", ("blocks.{i}.ls2.gamma",)),
-)
-
-TOKEN_ROWS = (
-    *pair("embed.patch", "patch_embed.proj"),
-    *pair("embed.patch_norm", "patch_embed.norm"),
-    *pair("embed.norm", "norm_pre"),
-    Row("embed.class_token", ("cls_token",)),
-    Row("embed.distillation_token", ("dist_token",)),
-    Row("embed.registers", ("reg_token",)),
-    Row(FLAT, ("pos_embed",)),
-    *pair("norm", "norm"),
-)
-
-STEM_ROWS = (
-    Row("embed.stem.root.weight", ("patch_embed.backbone.stem.conv.weight",)),
-    *pair("embed.stem.root_norm", "patch_embed.backbone.stem.norm"),
-    *(Row(f"{NATIVE_UNIT}.conv{n}.weight", (f"{UNIT}.conv{n}.weight",)) for n in (1, 2, 3)),
-    *(row for n in (1, 2, 3) for row in pair(f"{NATIVE_UNIT}.norm{n}", f"{UNIT}.norm{n}")),
-    Row(f"{NATIVE_UNIT}.shortcut.weight", (f"{UNIT}.downsample.conv.weight",)),
-    *pair(f"{NATIVE_UNIT}.shortcut_norm", f"{UNIT}.downsample.norm"),
-)
-
-POOL_ROWS = (
-    Row("attn_pool.probe", ("attn_pool.latent",)),
-    *pair("attn_pool.query", "attn_pool.q"),
-    *pair("attn_pool.key_value", "attn_pool.kv"),
-    *pair("attn_pool.out", "attn_pool.proj"),
-    *pair("attn_pool.norm", "attn_pool.norm"),
-    *pair("attn_pool.mlp.fc1", "attn_pool.mlp.fc1"),
-    *pair("attn_pool.mlp.fc2", "attn_pool.mlp.fc2"),
-)
+ANCHORS = ("patch_embed.proj.weight", "patch_embed.backbone.2.conv.weight", "embeds.proj.weight")
+"""The patch embedding: of most models, behind MobileCLIP's stem, of NaFlexVit."""
 
 
 class Timm(Family):
@@ -91,6 +54,7 @@ class Timm(Family):
     renames: ClassVar[tuple[tuple[str, str], ...]] = (
         (r"^(blocks\.\d+)\.gamma_([12])", r"\1.ls\2.gamma"),  # DeiT-III as Facebook wrote it
         (r"^patch_embed\.backbone\.(conv|norm)\.", r"patch_embed.backbone.stem.\1."),  # a stem without stages
+        *BATCH_STEM_NAMES,
     )
     suffixes: ClassVar[tuple[str, ...]] = (".safetensors", ".pth", ".pt", ".bin")
     refused: ClassVar[dict[str, str]] = {
@@ -103,6 +67,10 @@ class Timm(Family):
         "rope_freqs": "rotary positions",
         "in_proj.": "parallel blocks",
         ".attns.": "parallel branches",
+        "subtracted": "differential attention",
+        "patch_embed.root.": "a stem with BatchNorm",
+        ".attn.q_proj.": "queries, keys and values in arrays of their own",
+        "embeds.": "the embedding of NaFlexVit",
     }
     table = Table(
         rows=(
@@ -113,10 +81,15 @@ class Timm(Family):
             *pair("head", "head"),
             *pair("distillation_head", "head_dist"),
             *STEM_ROWS,
+            *BATCH_STEM_ROWS,
+            *FACTOR_ROWS,
         ),
         block=r"blocks\.(\d+)\.",
-        unit=r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.",
+        unit=r"patch_embed\.backbone\.stages\.(\d+)\.(?:blocks|units)\.(\d+)\.",
     )
+
+    def prefix(self, tensors: Tensors) -> str | None:
+        return next((p for p in self.prefixes if any(p + anchor in tensors for anchor in ANCHORS)), None)
 
     def to_table_names(self, tensors: Tensors) -> Tensors:
         renamed = super().to_table_names(tensors)
@@ -126,15 +99,30 @@ class Timm(Family):
             renamed = rename(renamed, [(r"^fc_norm\.", "norm.")])
         return renamed
 
-    def join_arrays(self, tensors: Tensors) -> Tensors:
-        return in_one_piece(tensors)
+    def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
+        settings = self.settings_of(checkpoint) or {}
+        size = published(checkpoint).get("input_size")
+        channels = self.arguments(checkpoint).get("in_chans") or (size[0] if isinstance(size, list) and size else 3)
+        return in_one_piece(tensors, settings | {"channels": channels})
+
+    def arguments(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        found = self.config_of(checkpoint).get("model_args")
+        return found if isinstance(found, dict) else {}
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
+        if "dist_token" in tensors and "head.weight" not in tensors:
+            raise CheckpointError(
+                "a distilled model without its heads, whose features timm takes from the mean of two tokens; "
+                "keep the heads, and load it with classes=0 for the features of the class token"
+            )
         after_pool = any(name.endswith("fc_norm.weight") for name in checkpoint.tensors)
         cfg = published(checkpoint)
-        labels, size = cfg.get("label_names"), cfg.get("input_size")
+        labels, size = (
+            cfg.get("label_names"),
+            self.arguments(checkpoint).get("img_size") or cfg.get("input_size", [])[1:],
+        )
         settings = self.settings_of(checkpoint) or {}
-        numbers = {"gelu": settings.pop("gelu", "erf"), "norm_eps": settings.pop("norm_eps", 1e-6)}
+        numbers = {name: settings.pop(name) for name in NUMBERS if name in settings}
         settings.pop("norm_after_pool", None)  # the arrays' names tell it
         if "heads" in settings:
             settings["heads"] *= branches_in(checkpoint.tensors)
@@ -142,7 +130,7 @@ class Timm(Family):
             numerics=self.numerics.replace(**numbers),
             heads=settings.pop("heads", None),
             settings=settings,
-            image_size=as_size(size[1:]) if isinstance(size, list) else None,
+            image_size=naflex_size(tensors, checkpoint) or (as_size(size) if size else None),
             norm_after_pool=after_pool,
             stem_style="timm",
             labels=tuple(map(str, labels)) if isinstance(labels, list) else None,
@@ -160,7 +148,10 @@ class Timm(Family):
     def stated_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
         assert isinstance(config, ViTConfig)
         cfg = published(checkpoint)
-        return published_view(cfg, config.image_size) if cfg else None
+        size = cfg.get("input_size")
+        flexible = any(name.endswith("embeds.proj.weight") for name in checkpoint.tensors)  # positions of another grid
+        at = as_size(size[1:]) if flexible and isinstance(size, list) else config.image_size
+        return published_view(cfg, at) if cfg else None
 
     def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
         assert isinstance(config, ViTConfig)
@@ -198,6 +189,19 @@ class Timm(Family):
         assert isinstance(config, ViTConfig)
         stem = config.stem and config.stem.replace(style="timm")
         return config.replace(numerics=self.numerics, stem=stem)
+
+
+NUMBERS = ("gelu", "norm_eps", "position_resize", "square_positions")
+
+
+def naflex_size(tensors: Tensors, checkpoint: Checkpoint) -> Size | None:
+    """Where NaFlexVit's positions state their grid, the image that has it."""
+    side = tensors["patch_embed.proj.weight"].shape[-1]
+    for name, tensor in checkpoint.tensors.items():
+        if name.endswith("embeds.pos_embed") and tensor.dim() == 4:
+            return tensor.shape[1] * side, tensor.shape[2] * side
+    rows, columns = tensors.get("pos_embed_y"), tensors.get("pos_embed_x")
+    return None if rows is None or columns is None else (len(rows) * side, len(columns) * side)
 
 
 def published(checkpoint: Checkpoint) -> dict[str, Any]:
