@@ -32,6 +32,15 @@ def declare_torchvision_operators() -> None:
     globals()["_keep"] = library  # the declarations live as long as this object
 
 
+class _Named(type):
+    """A class whose constants are their names."""
+
+    def __getattr__(cls, name: str) -> str:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return name
+
+
 class _Anything(types.ModuleType):
     """A module that has every name; timm's transforms mention torchvision's, its models use none."""
 
@@ -40,7 +49,7 @@ class _Anything(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return type(name, (), {"__module__": self.__name__, "__class_getitem__": classmethod(lambda cls, item: cls)})
+        return _Named(name, (), {})
 
 
 def make_torchvision_importable() -> None:
@@ -49,7 +58,10 @@ def make_torchvision_importable() -> None:
         declare_torchvision_operators()
         return
     for name in ("", ".transforms", ".transforms.functional", ".transforms.v2", ".ops", ".ops.misc", ".datasets"):
-        sys.modules[f"torchvision{name}"] = _Anything(f"torchvision{name}")
+        module = sys.modules[f"torchvision{name}"] = _Anything(f"torchvision{name}")
+        parent, _, child = module.__name__.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], child, module)
 
 
 def timm_model(ours: vt.ViT, size: str, folder: Path) -> nn.Module:
