@@ -1,9 +1,11 @@
 """Nearest neighbors through an index: usearch and faiss on the same vectors, beside comparing all.
 
+python benchmarks/similar.py vectors/ [--top 10]
 python benchmarks/similar.py VECTORS.npy [--queries 200] [--top 10] [--only usearch,faiss-hnsw,faiss-ivf]
 
-VECTORS.npy is (n, D) of any float type; its last rows are the queries. Prints one line of JSON each: seconds to build,
-megabytes of the index on the disk, recall of the true neighbors, queries a second one at a time, times exact.
+Of a folder of `vit embed`: the share of the nearest images of the split `train` that have the label of the query, over
+all of `test`. VECTORS.npy is (n, D) of any float type; its last rows are the queries. One line of JSON each: seconds to
+build, megabytes of the index on the disk, recall of the true neighbors, queries a second one at a time, times exact.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.bulk.similar import CANDIDATES, LINKS, best, normalized
+from vitruvian.bulk.store import open_store
 
 BLOCK = 4096
 Found = Callable[[NDArray[Any], int], NDArray[Any]]
@@ -34,6 +37,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=None)
     parser.add_argument("--only", default="usearch,faiss-hnsw,faiss-ivf")
     asked = parser.parse_args()
+    if asked.vectors.is_dir():
+        print(json.dumps(precision(asked.vectors, asked.top)))
+        return
     stored = np.load(asked.vectors, mmap_mode="r")[: asked.count]
     known, queries = normalized(stored[: -asked.queries]), normalized(stored[-asked.queries :])
     blocks = [
@@ -58,6 +64,16 @@ def main() -> None:
             line = {"kind": name, "setting": setting, "build_seconds": built, "index_mb": size / 2**20}
             line |= {"recall": float(recall), "per_second": rate, "times_exact": rate / exact_rate}
             print(json.dumps(line), flush=True)
+
+
+def precision(folder: Path, top: int) -> dict[str, object]:
+    store = open_store(folder)
+    splits, labels = np.array(store.splits), np.array(store.labels)
+    known, asked = np.flatnonzero(splits == "train"), np.flatnonzero(splits == "test")
+    units = normalized(store.values)
+    near = np.argsort(-(units[asked] @ units[known].T), axis=1, kind="stable")[:, :top]
+    right = labels[known[near]] == labels[asked][:, None]
+    return {"queries": len(asked), "among": len(known), "top": top, "precision": float(right.mean())}
 
 
 def timed(found: Found, queries: NDArray[Any], top: int) -> tuple[float, list[NDArray[Any]]]:
