@@ -1,5 +1,6 @@
 """Vectors of `vit embed` used again: the numbers of a probe that computes them, and better doubts of the doctor."""
 
+import json
 import shutil
 
 import numpy as np
@@ -8,6 +9,7 @@ from PIL import Image
 
 from vitruvian.bulk import embed, predict
 from vitruvian.bulk.store import open_store, probe_vectors
+from vitruvian.cli import main
 from vitruvian.data.doctor import diagnose
 from vitruvian.data.doctor.copies import ALIKE
 from vitruvian.errors import DataError
@@ -79,3 +81,26 @@ def test_labels_that_vectors_contradict_are_found_where_edges_and_colors_say_not
     units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     assert found["alike"].count == (np.triu(units @ units.T, 1) >= ALIKE).sum()
     assert diagnose(tmp_path / "images").findings[-3].text.startswith("single labels were not judged")
+
+
+def test_the_commands_take_vectors(images, vectors, tmp_path, monkeypatch, capsys):
+    def vit(*words):
+        monkeypatch.setattr("sys.argv", ["vit", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return end.value.code or 0, capsys.readouterr()
+
+    code, said = vit("probe", "--vectors", vectors, "--only", "fewshot", "--shots", "2", "--json")
+    assert code == 0
+    assert json.loads(said.out)["classes"] == 2
+    code, said = vit("probe", images, "--model", "m", "--vectors", vectors)
+    assert code == 2
+    assert "--vectors stands for DATA and --model" in said.err
+    words = ["doctor", images, "--vectors", vectors, "--review", tmp_path / "review.html", "--workers", 0, "--json"]
+    code, said = vit(*words)
+    assert code == 1  # one image cannot be read
+    assert "alike" in {finding["check"] for finding in json.loads(said.out)["findings"]}
+    assert (tmp_path / "review.html").exists()
+    code, said = vit("doctor", images, "--apply", tmp_path / "c.json")
+    assert code == 2
+    assert "--apply needs --out corrected.csv" in said.err
