@@ -10,7 +10,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver
 from typing import NamedTuple
 
@@ -91,7 +91,7 @@ class Forked:
         while (code := self.poll()) is None:
             if time.monotonic() > end:
                 os.kill(self.pid, signal.SIGKILL)
-                os.waitpid(self.pid, 0)
+                self.ended = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
                 pytest.fail(f"hangs: {seconds} s")
             time.sleep(0.003)
         for stream in self.streams[len(self.texts) :]:
@@ -127,10 +127,16 @@ def vit(*words: object) -> Ran:
     return Forked(*words).wait()
 
 
-def ranks(*words: object, count: int = 2) -> list[Forked]:
-    """`vit` with these words in as many processes as torchrun would begin, connected as it would connect them."""
+def ranks(*words: object, count: int = 2, each: Sequence[Sequence[object]] = ()) -> list[Forked]:
+    """`vit` with these words in as many processes as torchrun would begin, connected as it would connect them.
+
+    `each`: further words for each of them.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count), "TORCHELASTIC_RUN_ID": "x"}
-    return [Forked(*words, env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(count)]
+    return [
+        Forked(*words, *own, env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank, own in enumerate(each or [()] * count)
+    ]

@@ -1,5 +1,6 @@
 """Remote shards through fsspec's local and memory file systems."""
 
+import json
 import pickle
 import shutil
 import sys
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 from making import decoded_view, level_of, make_shard, make_shards
 
-from vitruvian.data.loader import Loader
+from vitruvian.data.loader import Loader, Maker
+from vitruvian.data.sampling import Plan
 from vitruvian.data.sources import hold_out, open_dataset, remote
 from vitruvian.data.sources.remote import stream
 from vitruvian.data.sources.remote.stream import StreamSource
@@ -83,6 +85,29 @@ def test_a_shard_is_fetched_once_for_all_readers(shards, monkeypatch):
     copy = pickle.loads(pickle.dumps(train))
     assert train.read(0) == copy.read(0)
     assert len(fetched) == 1
+
+
+def test_shards_are_announced_a_round_before_they_are_read_also_from_one_epoch_to_the_next(tmp_path, monkeypatch):
+    for number in range(8):
+        make_shard(tmp_path / f"train-{number}.tar", range(40))
+    (tmp_path / "classes.txt").write_text("even\nodd\n")
+    (tmp_path / "sizes.json").write_text(json.dumps({f"train-{number}.tar": 40 for number in range(8)}))
+    monkeypatch.setattr(stream, "MAX_LANES", 4)
+    train = open_dataset(f"file://{tmp_path}").train
+    plan = Plan(source=train, batch_size=4, seed=0, training=True, drop_last=True)
+    maker, announced = Maker(plan, decoded_view), []
+    assert (train.blocks.lanes, plan.steps, maker.look_ahead) == (4, 80, 40)
+    monkeypatch.setattr(train, "announce", lambda indices: announced.append({int(i) // 40 for i in indices}))
+    monkeypatch.setattr(Maker, "_add", lambda *_: None)
+    first = {}
+    for place in range(2 * plan.steps):
+        maker(divmod(place, plan.steps))
+        needed, later = announced[-2:]
+        for shard in later:
+            first.setdefault(((place + 40) // plan.steps, shard), place)
+        for shard in needed:
+            first.setdefault((0, shard), 0 if place == 0 else place)
+            assert place - first[place // plan.steps, shard] >= min(place, 40)
 
 
 def test_a_shard_that_changed_is_fetched_again(tmp_path):

@@ -1,18 +1,21 @@
 """Two processes (with gloo) learn what one learns, and can take over from each other."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
 import time
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
-from runs import TINY, changes, command, lines, weights
+from runs import TINY, changes, command, identical, lines, weights
 from test_resume import STEM, StopAt
 
-from forked import ranks
-from vitruvian.training import Interrupted, resume, train
+from forked import Forked, ranks
+from vitruvian.training import Interrupted, distributed, resume, train
 
 pytestmark = pytest.mark.slow
 
@@ -30,9 +33,9 @@ def curve(run, split="train"):
     return [line["loss"] for line in lines(run) if line["split"] == split]
 
 
-def in_two(*words):
-    """`vit train` with these words in two processes."""
-    for process in ranks("train", *words):
+def in_two(*words, count=2):
+    """`vit train` with these words in two processes, or more."""
+    for process in ranks("train", *words, count=count):
         ended = process.wait()
         assert ended.code == 0, ended.err
 
@@ -43,15 +46,16 @@ def alone(tmp_path_factory):
     return train("digits", out=tmp_path_factory.mktemp("alone") / "run", settings=settings, progress=False).folder
 
 
-@pytest.fixture(scope="module", params=["ddp", "fsdp"])
+@pytest.fixture(scope="module", params=["ddp", "fsdp", "hsdp"])
 def together(request, tmp_path_factory):
-    settings = changes(*SETTINGS, "checkpoint_steps=6", "eval_batch_size=50", f"parallel={request.param}")
+    """Two processes; with `hsdp` two copies of the model, each in two parts."""
+    settings = ["checkpoint_steps=6", "eval_batch_size=50", f"parallel={request.param}", "shard_size=2"]
     run = tmp_path_factory.mktemp(request.param) / "run"
-    in_two("digits", "--out", run, *settings)
+    in_two("digits", "--out", run, *changes(*SETTINGS, *settings), count=4 if request.param == "hsdp" else 2)
     return run
 
 
-def test_two_processes_with_half_the_batch_each_learn_what_one_learns(together, alone):
+def test_processes_with_parts_of_the_batch_learn_what_one_learns(together, alone):
     # Float32 gradients summed in another order differ in the last bits; twelve steps of Adam make that a little more.
     assert curve(together) == pytest.approx(curve(alone), rel=2e-4)
     assert curve(together, "val") == pytest.approx(curve(alone, "val"), rel=2e-4)
@@ -85,6 +89,55 @@ def rewind(finished, run, *, step):
         if path.name > f"step-{step:08d}":
             shutil.rmtree(path)
     assert json.loads((run / "checkpoints" / f"step-{step:08d}" / "position.json").read_text())["step"] == step
+
+
+def test_as_many_processes_go_on_to_the_same_bits(tmp_path, together):
+    rewind(together, tmp_path / "run", step=6)
+    in_two("--resume", tmp_path / "run", count=4 if "hsdp" in str(together) else 2)
+    assert identical(weights(tmp_path / "run"), weights(together))
+    assert lines(tmp_path / "run") == lines(together)
+
+
+def last_lines(processes):
+    ended = [process.wait() for process in processes]
+    assert {each.code for each in ended} == {1}, ended
+    return [each.err.splitlines()[-1] for each in ended]
+
+
+def test_processes_with_different_settings_are_refused(tmp_path):
+    words = [("digits", "--out", tmp_path / "run", *changes(f"lr={lr}")) for lr in (0.001, 0.002)]
+    for said in last_lines(ranks("train", each=words)):
+        assert "has lr=0.002, process 0 on " in said
+        assert said.endswith("has 0.001; start every machine with the same command, data and version")
+    assert not (tmp_path / "run").exists()
+
+
+def test_machines_that_do_not_share_the_folder_of_the_run_are_named(tmp_path, monkeypatch):
+    seen = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: os.environ.get("RANK") != "1" and seen(path))
+    words = ("digits", "--out", tmp_path / "run", *changes())
+    assert "process 1 on " in (said := last_lines(ranks("train", *words))[0])
+    assert "does not see what process 0 has written there; the folder of a run must be on a file system" in said
+
+
+def test_a_meeting_point_that_cannot_be_reached_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(distributed, "TIMEOUT", timedelta(seconds=1))
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9", "WORLD_SIZE": "2", "RANK": "1"}
+    said = Forked("train", "digits", "--out", tmp_path / "run", *changes(), env=env).wait().err.splitlines()[-1]
+    assert said.startswith("error: process 1 of 2 cannot reach the others through 127.0.0.1:9: ")
+    assert said.endswith("all of them must be started, and that address must be reachable from every machine")
+
+
+def test_a_batch_that_the_processes_do_not_divide_says_what_they_do(tmp_path):
+    words = ("digits", "--out", tmp_path / "run", *changes("batch_size=31"))
+    for said in last_lines(ranks("train", *words)):
+        assert "batch_size=31 is not divisible by the 2 processes; take 30 or 32, or another number of" in said
+
+
+def test_groups_that_do_not_divide_the_processes_are_refused(tmp_path):
+    words = ("digits", "--out", tmp_path / "run", *changes("parallel=hsdp", "shard_size=3"))
+    for said in last_lines(ranks("train", *words)):
+        assert said.endswith("2 processes are not divisible by shard_size=3")
 
 
 def has_begun(run):

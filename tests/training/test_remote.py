@@ -10,8 +10,9 @@ import pytest
 from runs import TINY, changes, identical, lines, weights
 
 from forked import Forked, vit
-from vitruvian.data.pack import PackSettings, pack
+from vitruvian.data.sources import remote
 from vitruvian.data.sources.remote import stream
+from vitruvian.errors import DataError
 from vitruvian.training import train
 
 pytest.importorskip("fsspec")
@@ -33,43 +34,12 @@ class Server(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory):
-    """The digits in three shards to train on, and one to test with."""
-    folder = tmp_path_factory.mktemp("shards")
-    pack("digits", folder, PackSettings(shard_mb=1))
-    assert len(list(folder.glob("train/*.tar"))) == 3
-    return folder
-
-
-@pytest.fixture(scope="module")
 def site(shards):
     """The shards behind an HTTP server, and the names of those that were fetched."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Server, directory=shards)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}", Server.fetched
         server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def bucket(shards):
-    """The shards in a bucket behind an S3 API."""
-    pytest.importorskip("s3fs")
-    moto, boto3 = pytest.importorskip("moto.server"), pytest.importorskip("boto3")
-    server = moto.ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            patch.setenv(name, "testing")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        client = boto3.client("s3")
-        client.create_bucket(Bucket="digits")
-        for path in shards.rglob("*"):
-            if path.is_file():
-                client.upload_file(str(path), "digits", f"v1/{path.relative_to(shards)}")
-        yield "s3://digits/v1"
-    server.stop()
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +72,39 @@ def test_data_larger_than_the_disk_is_trained_on_and_reported(site, tmp_path, mo
     run = train(site[0], recipe=recipe, out=tmp_path / "run", settings=[*SETTINGS, "image_size=8"])
     assert (run.folder / "model" / "model.safetensors").exists()
     assert "report.html" in os.listdir(run.folder)
+
+
+class Refusing(http.server.BaseHTTPRequestHandler):
+    """403 for everything, as an object store refuses."""
+
+    def do_GET(self):
+        answer = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+        self.send_response(403)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(answer)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("url", ["s3://digits/v1", "{}/v1/", "{}/v1/train-000.tar"])
+def test_a_server_that_refuses_is_one_line_at_once(tmp_path, monkeypatch, url):
+    pytest.importorskip("s3fs")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = f"http://127.0.0.1:{server.server_port}"
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "testing")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", place)
+        monkeypatch.setattr(remote, "ATTEMPTS", 1)  # nothing is tried again
+        with pytest.raises(DataError, match=r"access denied \(403\): .*; check the credentials"):
+            train(url.format(place), recipe="digits", out=tmp_path / "run", settings=SETTINGS)
+        server.shutdown()
+    assert not (tmp_path / "run").exists()
 
 
 def killed_and_resumed(url, folder, settings):

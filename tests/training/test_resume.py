@@ -5,6 +5,7 @@ import random
 import resource
 import shutil
 import signal
+import threading
 import time
 from dataclasses import replace
 from functools import partial
@@ -12,11 +13,12 @@ from pathlib import Path
 
 import pytest
 from runs import TINY, changes, identical, lines, weights
+from safetensors.torch import load_file
 
 from forked import Forked
 from vitruvian.data.sources import open_dataset
 from vitruvian.errors import TrainingError
-from vitruvian.training import Interrupted, Listener, Run, resume, train
+from vitruvian.training import Interrupted, Listener, Run, checkpoint, resume, train
 from vitruvian.training.checkpoint import Checkpoints
 from vitruvian.training.distributed import Processes
 
@@ -141,23 +143,48 @@ def test_the_command_exits_with_the_usual_code_and_says_how_to_continue(tmp_path
     assert len(Checkpoints(tmp_path / "run" / "checkpoints", Processes()).all()) == 1
 
 
-def test_a_process_killed_while_it_writes_a_checkpoint_leaves_the_last_one_whole(tmp_path, monkeypatch):
-    expected = whole(tmp_path, "checkpoint_steps=4")
+@pytest.mark.parametrize("async_checkpoint", ["true", "false"])
+def test_a_process_killed_while_it_writes_a_checkpoint_leaves_the_last_one_whole(tmp_path, async_checkpoint):
+    settings = ("checkpoint_steps=4", f"async_checkpoint={async_checkpoint}")
+    expected = whole(tmp_path, *settings)
 
     replace = os.replace
 
     def killed_at_the_second(source, target):
         if Path(target).name == "step-00000008":
-            raise SystemExit("killed")
+            os.kill(os.getpid(), signal.SIGKILL)
         replace(source, target)
 
-    monkeypatch.setattr("vitruvian.training.checkpoint.os.replace", killed_at_the_second)
-    with pytest.raises(SystemExit):
-        train("digits", out=tmp_path / "run", settings=[*TINY, "checkpoint_steps=4"])
-    monkeypatch.undo()
+    def deadly():
+        checkpoint.os.replace = killed_at_the_second
+
+    ended = Forked("train", "digits", "--out", tmp_path / "run", *changes(*settings), first=deadly).wait()
+    assert ended.code == -signal.SIGKILL
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert names == [".step-00000008.tmp", "step-00000004"]
     assert identical(weights(resume(tmp_path / "run").folder), weights(expected.folder))
+
+
+def test_steps_go_on_while_a_checkpoint_is_written_and_it_holds_the_step_it_is_named_after(tmp_path, monkeypatch):
+    settings = ("checkpoint_steps=4", "keep_checkpoints=9")
+    expected = whole(tmp_path, *settings, "async_checkpoint=false")
+    written, later = checkpoint.save_file, threading.Event()
+
+    def slow(tensors, path):
+        if "step-00000004" in str(path):
+            assert later.wait(60)
+        written(tensors, path)
+
+    class Later(Listener):
+        def stepped(self, step):
+            if step == 7:  # only reached if the write at step 4 has not stopped the steps
+                later.set()
+
+    monkeypatch.setattr(checkpoint, "save_file", slow)
+    run = train("digits", out=tmp_path / "run", settings=[*TINY, *settings], listeners=[Later()])
+    assert identical(weights(run.folder), weights(expected.folder))
+    found = [each.checkpoints / "step-00000004" / "state.safetensors" for each in (run, expected)]
+    assert identical(*map(load_file, found))
 
 
 def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays_whole(tmp_path):
@@ -178,8 +205,6 @@ def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays_whole(tmp_path):
 
 
 def test_no_space_for_a_checkpoint_names_the_one_that_is_whole(tmp_path, monkeypatch):
-    from vitruvian.training import checkpoint
-
     written = checkpoint.save_file
 
     def full(tensors, path):
@@ -208,6 +233,20 @@ def test_a_new_run_is_refused_where_there_is_one(tmp_path):
         train("digits", out=run.folder, settings=TINY)
 
 
+def test_one_command_begins_a_run_and_continues_it(tmp_path):
+    expected = whole(tmp_path)
+    words = {"out": tmp_path / "run", "auto_resume": True}
+    with pytest.raises(Interrupted):
+        train("digits", settings=TINY, listeners=[StopAt(5)], **words)
+    with pytest.raises(TrainingError, match=r"run: lr=.* when the run began, not 0\.5; start with the same"):
+        train("digits", settings=[*TINY, "lr=0.5"], **words)
+    run = train("digits", settings=[*TINY, "checkpoint_steps=2"], **words)
+    assert identical(weights(run.folder), weights(expected.folder))
+    assert train("digits", settings=TINY, **words) == run
+    with pytest.raises(TrainingError, match="auto_resume needs out="):
+        train("digits", settings=TINY, auto_resume=True)
+
+
 def test_a_finished_run_is_left_alone(tmp_path):
     run = whole(tmp_path)
     before = (run.folder / "metrics.jsonl").read_bytes()
@@ -227,7 +266,7 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path):
 def test_a_run_goes_on_with_other_workers_but_not_with_another_rate(tmp_path):
     with pytest.raises(Interrupted):
         train("digits", out=tmp_path / "run", settings=TINY, listeners=[StopAt(2)])
-    with pytest.raises(TrainingError, match=r"'lr=1' cannot be set for a run that goes on, only checkpoint_seconds"):
+    with pytest.raises(TrainingError, match=r"'lr=1' cannot be set for a run that goes on, only async_checkpoint"):
         resume(tmp_path / "run", settings=["lr=1"])
     assert resume(tmp_path / "run", settings=["checkpoint_steps=3"]).finished
 

@@ -41,6 +41,9 @@ def train(
     workers: Workers = None,
     settings: Changes = None,
     resume: Annotated[str | None, typer.Option(metavar="RUN", help="Continue this run.")] = None,
+    auto_resume: Annotated[
+        bool, typer.Option("--auto-resume", help="Continue the run in --out if there is one, else begin it.")
+    ] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Say what would run, how long and in how much memory.")] = False,
     cluster: Annotated[
         str | None,
@@ -74,6 +77,8 @@ def train(
         raise typer.BadParameter("give DATA to train on, or --resume RUN")
     if resume is not None and (recipe or model or weights or out or plan):
         raise typer.BadParameter("--resume takes everything but --workers and some --set from the run")
+    if auto_resume and out is None:
+        raise typer.BadParameter("--auto-resume needs --out RUN, where a run begins or goes on")
     from vitruvian import training
     from vitruvian.training.journal import TensorBoard
     from vitruvian.training.plan import plan as plan_of
@@ -88,7 +93,14 @@ def train(
         run = training.resume(resume, settings=changes, listeners=listeners)
     else:
         run = training.train(
-            data, recipe=recipe, model=model, weights=weights, out=out, settings=changes, listeners=listeners
+            data,
+            recipe=recipe,
+            model=model,
+            weights=weights,
+            out=out,
+            settings=changes,
+            listeners=listeners,
+            auto_resume=auto_resume,
         )
     if speaks():
         show(run)

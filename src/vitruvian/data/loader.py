@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -35,7 +36,7 @@ MAX_REPLACEMENTS = 100
 """Unreadable images in a row that end a run."""
 
 LOOK_AHEAD = 16
-"""Batches by which a slow source learns beforehand what is read."""
+"""Batches by which a slow source learns beforehand what is read, at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +113,28 @@ class Maker:
         return rows
 
     def _announce(self, epoch: int, number: int, samples: IndexArray) -> None:
-        if self.plan.source.blocks is not None:
-            self.plan.source.announce(samples)
-            if number + LOOK_AHEAD < self.plan.steps:
-                self.plan.source.announce(self.plan.batch(epoch, number + LOOK_AHEAD)[0])
+        """Tell a slow source what this batch reads, and what a later one does, perhaps of the next epoch."""
+        plan, steps = self.plan, self.plan.steps
+        if plan.source.blocks is None:
+            return
+        plan.source.announce(samples)
+        later = number + self.look_ahead
+        if later < steps:
+            plan.source.announce(plan.batch(epoch, later)[0])
+        elif plan.training and plan.balanced is None:  # whose orders of two epochs are costly to have at once
+            plan.source.announce(plan.batch(epoch + 1, later - steps)[0])
+
+    @cached_property
+    def look_ahead(self) -> int:
+        """Batches in which the blocks that are read together are used up: then the next ones must be there.
+
+        Blocks of one size end together, so that the time of a few batches would not do to fetch all of the next.
+        """
+        blocks = self.plan.source.blocks
+        assert blocks is not None
+        together = blocks.lanes if self.plan.training else 1
+        batches = -(-together * int(blocks.sizes.max()) // self.plan.batch_size)
+        return min(max(LOOK_AHEAD, batches), self.plan.steps)
 
     def _add(self, rows: Rows, epoch: int, index: int, repetition: int) -> None:
         """Add a view of the sample or, while training, of the next one in the source that can be read."""

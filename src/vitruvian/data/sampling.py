@@ -49,7 +49,11 @@ class Plan:
         if not self.training and (self.drop_last or self.repeats > 1 or self.sampling != "uniform"):
             raise ConfigError("an evaluation takes each sample once: no drop_last, repeats or balanced sampling")
         if self.training and self.batch_size % self.world:
-            raise ConfigError(f"batch_size={self.batch_size} is not divisible by the {self.world} processes")
+            less = self.batch_size // self.world * self.world
+            raise ConfigError(
+                f"batch_size={self.batch_size} is not divisible by the {self.world} processes; take "
+                f"{f'{less} or ' if less else ''}{less + self.world}, or another number of processes"
+            )
         if not self.steps:
             raise ConfigError(
                 f"batch_size={self.batch_size} is more than the {len(self.source)} samples of {self.source.name}; "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 
@@ -40,16 +42,53 @@ UNFINISHED = ".tmp"
 
 
 class Checkpoints:
-    """The checkpoints in a folder, `step-00000100` and so on."""
+    """The checkpoints in a folder, `step-00000100` and so on; one is written at a time."""
 
     def __init__(self, folder: Path, processes: Processes, *, keep: int = 2) -> None:
         self.folder, self.processes, self.keep = folder, processes, keep
+        self._thread: threading.Thread | None = None
+        self._begun: Path | None = None
+        """What is being written, until `settle` has told how it ended."""
+        self._problem = ""
+        # A copy from a GPU goes to pinned memory, which is worth keeping.
+        self._stager = BlockingAsyncStager(cache_staged_state_dict=processes.device.type == "cuda")
 
-    def write(self, step: int, tensors: dict[str, Tensor], position: dict[str, Any]) -> Path:
-        """Save the state after so many steps, then remove the oldest; one of this step is as good as a new one."""
+    def write(self, step: int, tensors: dict[str, Tensor], position: dict[str, Any], *, wait: bool = True) -> None:
+        """Save the state after so many steps, then remove the oldest; one of this step is as good as a new one.
+
+        Without `wait` the tensors are copied and written in a thread, and `settle` tells whether that went well.
+        """
+        self.settle()
         final = self.folder / f"step-{step:08d}"
         if self.processes.broadcast(final.exists()):
-            return final
+            return
+        self._begun, self._problem = final, ""
+        if wait:
+            self._write(final, tensors, position)
+            self.settle()
+            return
+        copies = self._stager.stage(dict(tensors))
+        # A daemon, so that a process that ends without this checkpoint need not wait for it.
+        self._thread = threading.Thread(target=self._write, args=(final, copies, position), daemon=True)
+        self._thread.start()
+
+    def settle(self) -> None:
+        """Wait for a write that has begun; TrainingError, in all processes, where it failed in one."""
+        if self._begun is None:
+            return
+        self.close()
+        final, self._begun = self._begun, None
+        for problem in self.processes.all_gather(self._problem):
+            if problem:
+                raise TrainingError(f"{final}: cannot be written: {problem}; {self._rest()}")
+
+    def close(self, seconds: float | None = None) -> None:
+        """Wait for a write that has begun, at most so long, and without a word on how it ended."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+            self._thread = None
+
+    def _write(self, final: Path, tensors: dict[str, Tensor], position: dict[str, Any]) -> None:
         staged = self.folder / f".{final.name}{UNFINISHED}"
         try:
             self._stage(staged, tensors, position)
@@ -58,23 +97,19 @@ class Checkpoints:
                 sync(self.folder)
                 for old in self.all()[: -self.keep]:
                     shutil.rmtree(old, ignore_errors=True)
-        except (OSError, SafetensorError, CheckpointException) as error:
+        except BaseException as error:  # for `settle`, as a thread has nobody to tell
+            self._problem = cause(error)
             if self.processes.is_main:
                 shutil.rmtree(staged, ignore_errors=True)
-            raise TrainingError(f"{final}: cannot be written: {cause(error)}; {self._rest()}") from error
-        self.processes.barrier()
-        return final
 
     def _stage(self, staged: Path, tensors: dict[str, Tensor], position: dict[str, Any]) -> None:
-        if self.processes.is_main:
-            shutil.rmtree(staged, ignore_errors=True)
-            staged.mkdir(parents=True)
-        self.processes.barrier()
         if not self.processes.is_distributed:
+            staged.mkdir(parents=True)
             own = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
             save_file(own, staged / "state.safetensors")
         else:
-            save_parts(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(staged), save_distributed=True))
+            writer = HuggingFaceStorageWriter(str(staged), save_distributed=True)
+            save_parts(dict(tensors), storage_writer=writer, process_group=self.processes.background)
         if self.processes.is_main:
             write_json(staged / POSITION, position)
             write_digests(staged)

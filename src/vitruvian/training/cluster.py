@@ -94,6 +94,8 @@ class ClusterPlan:
     read_bytes: int
     paper_days: int | None
     """TPUv3-core-days that the paper gives."""
+    result: str
+    """What the recipe should reach."""
 
     @property
     def seconds(self) -> float:
@@ -149,6 +151,7 @@ def cluster_plan(
         activation_bytes=activation_bytes(config, -(-chosen.batch_size // (devices * chosen.grad_accum_steps))),
         read_bytes=steps * chosen.batch_size * IMAGE_BYTES,
         paper_days=PAPER_DAYS.get((name, chosen.model, round(chosen.epochs))),
+        result=chosen.result,
     )
 
 
@@ -203,5 +206,8 @@ def cluster_lines(plan: ClusterPlan) -> list[str]:
         f"{size(round(plan.read_bytes / plan.seconds))} a second"
     )
     if plan.paper_days is not None:
-        facts["the paper"] = f"{plan.paper_days:,} TPUv3-core-days, which is {plan.paper_utilization:.0%} of their peak"
+        facts["the paper"] = (
+            f"{plan.paper_days:,} TPUv3-core-days (Table 2), {plan.paper_utilization:.0%} of their peak of "
+            f"{ACCELERATORS[TPU].flops / 1e12:,.4g} TFLOPS each; {plan.result} (Table 5)"
+        )
     return fact_lines(facts)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -17,9 +19,10 @@ from vitruvian.errors import ConfigError, TrainingError, VitruvianError
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.settings import environment_number
+from vitruvian.text import brief, one_line
 
 if TYPE_CHECKING:
-    from vitruvian.training.recipe import Parallel
+    from vitruvian.training.recipe import Recipe
 
 TIMEOUT = timedelta(minutes=10)
 """How long a process waits for the others before the job ends."""
@@ -36,6 +39,8 @@ class Processes:
     rank: int = 0
     world_size: int = 1
     device: torch.device = CPU
+    background: dist.ProcessGroup | None = None
+    """The same processes, connected once more: for threads, as messages of two threads must not mix."""
 
     @property
     def is_main(self) -> bool:
@@ -66,12 +71,13 @@ class Processes:
         dist.all_reduce(box, op=dist.ReduceOp.MAX)
         return int(box.item())
 
-    def all_gather(self, entries: dict[str, str]) -> dict[str, str]:
+    def all_gather(self, value: Result) -> list[Result]:
+        """What each process says, in each of them."""
         if not self.is_distributed:
-            return entries
-        found: list[dict[str, str]] = [{} for _ in range(self.world_size)]
-        dist.all_gather_object(found, entries)
-        return {key: value for part in found for key, value in part.items()}
+            return [value]
+        found: list[Any] = [None] * self.world_size
+        dist.all_gather_object(found, value)
+        return found
 
     def on_main(self, work: Callable[[], Result]) -> Result:
         """What the main process gets from this work, in each of them; where it fails, all fail."""
@@ -92,9 +98,31 @@ class Processes:
         if self.is_distributed:
             dist.barrier()
 
+    def check_same(self, facts: dict[str, Any]) -> None:
+        """Refuse to go on, in all processes, where one of them has other facts than the first."""
+        told = self.all_gather((socket.gethostname(), facts))
+        first_host, first = told[0]
+        for rank, (host, found) in enumerate(told):
+            for name in (name for name in first if found[name] != first[name]):
+                mine, others = (brief(v) if isinstance(v, list) else repr(v) for v in (first[name], found[name]))
+                raise TrainingError(
+                    f"process {rank} on {host} has {name}={others}, process 0 on {first_host} has {mine}; start every "
+                    "machine with the same command, data and version"
+                )
+
+    def check_sees(self, path: Path) -> None:
+        """Refuse to go on, in all processes, where one of them does not see what the main process has written."""
+        for rank, (host, there) in enumerate(self.all_gather((socket.gethostname(), path.exists()))):
+            if not there:
+                raise TrainingError(
+                    f"{path.parent.absolute()}: process {rank} on {host} does not see what process 0 has written "
+                    "there; the folder of a run must be on a file system that all machines share"
+                )
+
 
 _left: list[object] = []
 """Groups that were left. Kept, because taking gloo's connections apart while the other end does may wait for ever."""
+_background: dist.ProcessGroup | None = None
 
 
 @contextmanager
@@ -104,14 +132,23 @@ def process_group(device: str) -> Iterator[Processes]:
     Inside another such context the connection is that one's. An error of the connection, which is how the death of
     another process shows, becomes a TrainingError.
     """
+    global _background
     world, rank = environment_number("WORLD_SIZE", 1), environment_number("RANK", 0)
     chosen = chosen_device(device)
     if world == 1 or dist.is_initialized():
-        yield Processes(rank=rank if world > 1 else 0, world_size=world, device=chosen)
+        yield Processes(rank=rank if world > 1 else 0, world_size=world, device=chosen, background=_background)
         return
-    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=TIMEOUT)
     try:
-        yield Processes(rank=rank, world_size=world, device=chosen)
+        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=TIMEOUT)
+    except (RuntimeError, ValueError) as error:
+        place = ":".join(os.environ.get(name, f"${name}") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        raise TrainingError(
+            f"process {rank} of {world} cannot reach the others through {place}: {one_line(error)}; all of them must "
+            "be started, and that address must be reachable from every machine"
+        ) from error
+    try:
+        _background = dist.new_group(backend="gloo", timeout=TIMEOUT)
+        yield Processes(rank=rank, world_size=world, device=chosen, background=_background)
     except (RuntimeError, dist.DistError) as error:
         words = ("gloo", "nccl", "connection", "timed out", "peer")
         if isinstance(error, dist.DistError) or any(word in str(error).lower() for word in words):
@@ -121,7 +158,8 @@ def process_group(device: str) -> Iterator[Processes]:
             ) from error
         raise
     finally:
-        _left.append(dist.group.WORLD)
+        _left.extend((dist.group.WORLD, _background))
+        _background = None
         dist.destroy_process_group()
 
 
@@ -143,22 +181,36 @@ def chosen_device(name: str) -> torch.device:
     return device
 
 
-def fully_shard(model: Model, processes: Processes, parallel: Parallel) -> None:
-    """Spread the parameters over the processes (`fsdp`), block by block; before the optimizer is made."""
-    if not processes.is_distributed or parallel != "fsdp":
+def fully_shard(model: Model, processes: Processes, recipe: Recipe) -> None:
+    """Spread the parameters over the processes (`fsdp`, `hsdp`), block by block; before the optimizer is made."""
+    if not processes.is_distributed or recipe.parallel == "ddp":
         return
     from torch.distributed import fsdp
     from torch.distributed.device_mesh import init_device_mesh
 
-    mesh = init_device_mesh(processes.device.type, (processes.world_size,))
+    groups = shard_groups(recipe, processes.world_size)
+    names = ("replicate", "shard")[-len(groups) :]
+    mesh = init_device_mesh(processes.device.type, groups, mesh_dim_names=names)
     for part in model.blocks if isinstance(model, ViT) else model.stages:
         fsdp.fully_shard(part, mesh=mesh)
     fsdp.fully_shard(model, mesh=mesh)
 
 
-def wrap_ddp(model: Model, processes: Processes, parallel: Parallel) -> nn.Module:
+def shard_groups(recipe: Recipe, world: int) -> tuple[int, ...]:
+    """The shape of the mesh: all processes (`fsdp`), or groups, each with a whole model, and their size (`hsdp`)."""
+    if recipe.parallel != "hsdp":
+        return (world,)
+    size = recipe.shard_size or environment_number("LOCAL_WORLD_SIZE", world)
+    if world % size:
+        raise ConfigError(
+            f"parallel='hsdp' needs groups of one size: {world} processes are not divisible by shard_size={size}"
+        )
+    return world // size, size
+
+
+def wrap_ddp(model: Model, processes: Processes, recipe: Recipe) -> nn.Module:
     """What to call in training: with `ddp` a wrapper that averages gradients, else the model itself."""
-    if not processes.is_distributed or parallel == "fsdp":
+    if not processes.is_distributed or recipe.parallel != "ddp":
         return model
     ids = [processes.device.index] if processes.device.type == "cuda" else None
     return nn.parallel.DistributedDataParallel(model, device_ids=ids)

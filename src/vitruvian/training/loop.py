@@ -78,7 +78,7 @@ class Loop:
             position.step += 1
             position.unreadable.update(batch.unreadable)
             self.after_step(stop)
-        self.checkpoint()
+        self.checkpoint(wait=True)
 
     def finished(self) -> bool:
         """Whether the run has ended early."""
@@ -95,7 +95,7 @@ class Loop:
             self.evaluate(stop)
         asked, due = self.agreement(stop)
         if due or asked:
-            self.checkpoint()
+            self.checkpoint(wait=bool(asked))
         if asked and step < self.steps:
             self.interrupt(asked)
 
@@ -171,7 +171,7 @@ class Loop:
                 self.record("val", **self.measures.scalars())
                 self.judge(self.measures)
         except EvaluationCut:
-            self.checkpoint()
+            self.checkpoint(wait=True)
             self.interrupt(stop.number)
         except NotFiniteError:  # no later step has a loss that could tell
             if self.processes.is_distributed and self.state.finite():
@@ -226,21 +226,28 @@ class Loop:
         best = Run(self.folder).best(self.position.best_step)
         read_tensors(best, live_tensors(self.state.model), self.processes)
 
-    def checkpoint(self) -> None:
-        """Keep all that is needed to go on from here, if it is worth keeping."""
+    def checkpoint(self, *, wait: bool) -> None:
+        """Keep all that is needed to go on from here, if it is worth keeping; `wait` until it is on the disk."""
         self.settle()
         if not self.state.finite():
             step = self.position.step
             self.stop_at(step - 1, f"the weights after step {step} are not finite numbers")
         self.state.describe(self.position)
-        self.position.unreadable = self.processes.all_gather(self.position.unreadable)
+        self.position.unreadable = self.all_unreadable()
         self.position.seconds = self.clock.total()
         if self.journal is not None:
             self.position.journal_bytes, self.position.journal_digest = self.journal.kept_bytes(), self.journal.digest()
-        self.checkpoints.write(self.position.step, self.state.tensors(), self.position.to_json())
+        self.checkpoints.settle()  # the one before: of what it needs, nothing is removed
         if self.processes.is_main:
             self.checkpoints.forget_worse(Run(self.folder).best(0).parent, self.position.best_step)
+        wait = wait or not self.recipe.async_checkpoint
+        self.checkpoints.write(self.position.step, self.state.tensors(), self.position.to_json(), wait=wait)
         self.clock.checkpointed()
+
+    def all_unreadable(self) -> dict[str, str]:
+        """The images that any process could not read."""
+        parts = self.processes.all_gather(self.position.unreadable)
+        return {key: why for part in parts for key, why in part.items()}
 
 
 def keeps_best(recipe: Recipe) -> bool:

@@ -29,7 +29,7 @@ from vitruvian.training.schedule import SCHEDULES
 
 AverageName = Literal["none", "ema", "polyak"]
 Precision = Literal["float32", "bfloat16", "float16"]
-Parallel = Literal["ddp", "fsdp"]
+Parallel = Literal["ddp", "fsdp", "hsdp"]
 Monitor = Literal["top1", "loss"]
 Validation = Literal["auto", "dev", "test"]
 HeadInit = Literal["zero", "least_squares", "probe"]
@@ -48,7 +48,16 @@ TABLES: dict[str, tuple[type[Settings], ...]] = {"architecture": (ViTConfig, Res
 """Tables of changes, and the settings that they may change."""
 DESCRIPTION = {"about", "command", "time", "result"}
 """Settings that tell of a recipe and change nothing."""
-HARMLESS = {"workers", "checkpoint_seconds", "checkpoint_steps", "keep_checkpoints", "parallel", "device", "compile"}
+LOCAL = {"workers", "device", "compile"}
+"""Settings that may differ from process to process."""
+HARMLESS = LOCAL | {
+    "checkpoint_seconds",
+    "checkpoint_steps",
+    "keep_checkpoints",
+    "async_checkpoint",
+    "parallel",
+    "shard_size",
+}
 """Settings that a continued run may change, because its weights do not depend on them (to within rounding)."""
 
 
@@ -204,10 +213,14 @@ class Recipe(Settings):
     checkpoint_steps: Steps = 0
     """Also every so many steps; 0 leaves it to the clock."""
     keep_checkpoints: Annotated[int, Range(1, 10**6)] = 2
+    async_checkpoint: bool = True
+    """Steps go on while a copy of the state is written, which takes its memory; False makes them wait."""
     workers: Workers = 2
     """Processes that read images; the result does not depend on them."""
     parallel: Parallel = "ddp"
-    """Under torchrun: copies of the model (`ddp`), or one in parts (`fsdp`)."""
+    """Under torchrun: copies of the model (`ddp`), one in parts (`fsdp`), or copies in parts (`hsdp`)."""
+    shard_size: Annotated[int, Range(0, 10**6)] = 0
+    """With `hsdp`: processes that hold a copy of the model together; 0 for those of one machine."""
     device: str = "auto"
 
     def check(self) -> None:

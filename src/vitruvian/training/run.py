@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -217,10 +218,13 @@ def new_folder(name: str) -> Path:
 
 
 @contextmanager
-def owned(folder: Path) -> Iterator[None]:
-    """A context in which no other process trains in the folder; refused while another does."""
+def owned(folder: Path, *, wait_seconds: float = 0) -> Iterator[None]:
+    """A context in which no other process trains in the folder; refused while another does for longer than that."""
     lock = Lock(folder / LOCK_FILE)
-    if not lock.acquire(wait=False):
+    end = time.monotonic() + wait_seconds
+    while not (mine := lock.acquire(wait=False)) and time.monotonic() < end:
+        time.sleep(0.1)
+    if not mine:
         raise TrainingError(f"{folder}: {lock.holder()} is training in it; wait for its end, or choose another out=")
     try:
         yield

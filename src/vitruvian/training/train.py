@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vitruvian import __version__
 from vitruvian.catalog import resolve
 from vitruvian.cost import parameters
 from vitruvian.data.view import Transform
@@ -27,17 +28,19 @@ from vitruvian.training.images import Images, fitting_batch_size, images_for
 from vitruvian.training.journal import Listener, ShownProgress, tell_all
 from vitruvian.training.loop import keeps_best
 from vitruvian.training.model import model_again, model_for
-from vitruvian.training.recipe import DESCRIPTION, HARMLESS, Recipe
+from vitruvian.training.recipe import DESCRIPTION, HARMLESS, LOCAL, Recipe
 from vitruvian.training.recipes import changed, keys_of
 from vitruvian.training.run import RESULT_FILE, Run, claimed, create, environment, lasting_path, owned
 from vitruvian.training.trainer import Trainer
 from vitruvian.training.whiten import whiten
 from vitruvian.weights.description import Description
-from vitruvian.weights.load import locate
+from vitruvian.weights.load import RUN_FILE, locate
 from vitruvian.weights.save import digests
 
 FEW_IMAGES = 50_000
 """Below which a model that starts from scratch lags far behind one that starts from weights."""
+LINGERING_SECONDS = 60
+"""How long processes that go on with a run wait for those before them to leave it."""
 PHOTO_PIXELS = 64
 """Side from which images are taken for photos."""
 
@@ -54,13 +57,15 @@ def train(
     view: Transform | None = None,
     train_view: Transform | None = None,
     progress: bool = True,
+    auto_resume: bool = False,
 ) -> Run:
     """Train on the images in `data` and give back the finished run.
 
     `data` is whatever `open_dataset` takes: a path, an address or a name, or an object such as a map-style
     `torch.utils.data.Dataset`. `recipe` is a name, a TOML file or a Recipe; without one it is chosen from the data.
     `model` is a name in the catalog, `weights` a file, folder or published name to start from. `settings` are changes
-    such as "epochs=20". The folder `out` must be new; without it, there is one in `runs/`.
+    such as "epochs=20". The folder `out` must be new; without it, there is one in `runs/`. With `auto_resume` it may
+    hold a run of the same recipe, which then goes on: the same call begins a run and continues it.
 
     `train_view` and `view` take the place of the recipe's training and evaluation views: callables that make a
     normalized float tensor (channels, rows, columns) of a PIL image. `listeners` hear each step, line of metrics and
@@ -68,7 +73,26 @@ def train(
     """
     ref, views = DataRef.of(data), Views(view, train_view)
     plan = chosen_recipe(ref, recipe, model=model, weights=weights, settings=settings)
-    return begin(ref, plan, out=out, views=views, listeners=with_progress(listeners, progress))
+    if not auto_resume:
+        return begin(ref, plan, out=out, views=views, listeners=with_progress(listeners, progress))
+    if out is None:
+        raise TrainingError("auto_resume needs out=, the folder in which a run is to begin or to go on")
+    with process_group(plan.device) as processes:
+        if not processes.on_main(lambda: (Path(out).expanduser() / RUN_FILE).is_file()):
+            return begin(ref, plan, out=out, views=views, listeners=with_progress(listeners, progress))
+        opened = Run.open(out)
+        check_recipe(
+            opened, lasting(plan), f"{opened.folder}: ", "start with the same settings, or choose another out="
+        )
+        return resume(
+            out,
+            data=ref.data,
+            settings=[change for change in settings if keys_of([change]) <= HARMLESS],
+            listeners=listeners,
+            view=view,
+            train_view=train_view,
+            progress=progress,
+        )
 
 
 def resume(
@@ -94,7 +118,7 @@ def resume(
     without_report = opened.finished and not (opened.folder / PAGE).is_file() and any(opened.checkpoints.glob("step-*"))
     if opened.finished and not changed_part and not without_report:
         return opened
-    check_recipe(opened)
+    check_recipe(opened, opened.recipe, f"{opened.folder / 'recipe.toml'}: ", "put it back, or start a new run")
     if opened.facts.get("teacher") != teacher_digests(opened.recipe):
         raise TrainingError(f"{opened.recipe.teacher}: the teacher has changed since the run began; put it back")
     for change in settings:
@@ -107,7 +131,10 @@ def resume(
     views.check_again(opened)
     heard = with_progress(listeners, progress)
     with process_group(plan.device) as processes, ExitStack() as stack:
-        processes.on_main(lambda: stack.enter_context(owned(opened.folder)))
+        processes.check_same(shared_settings(plan))
+        # Of a job that torchrun has started again, a process may still be about to end.
+        patience = LINGERING_SECONDS if "TORCHELASTIC_RUN_ID" in os.environ else 0
+        processes.on_main(lambda: stack.enter_context(owned(opened.folder, wait_seconds=patience)))
         plan, notes = fitting_workers(plan)
         if changed_part:
             processes.on_main(lambda: set_aside(opened))
@@ -127,17 +154,19 @@ def begin(
     listeners: Sequence[Listener] = (),
 ) -> Run:
     views.check_start(recipe)
-    if recipe.teacher:
-        recipe = recipe.replace(teacher=lasting_path(recipe.teacher))
+    recipe = lasting(recipe)
     with process_group(recipe.device) as processes, ExitStack() as stack:
+        processes.check_same(shared_settings(recipe))
         plan, notes = fitting_workers(recipe)
         plan, images = fitted(plan, images_for(data, plan), processes)
+        processes.check_same(sizes_of(images))
         images = replace(images, notes=(*images.notes, *views.notes(), *notes, *honest_notes(plan, images)))
         folder = Path(processes.on_main(lambda: str(stack.enter_context(claimed(out, data.short_name)))))
         start = starting_model(plan, images, processes=processes, listeners=listeners)
         trainer = Trainer.build(plan, images, processes, start, views=views)
         facts = {"data": data.name, "views": views.given(), **facts_of(images, trainer)}
         processes.on_main(lambda: create(folder, plan, facts) and None)
+        processes.check_sees(folder / RUN_FILE)
         return trainer.fit(folder, position=Position(), listeners=listeners)
 
 
@@ -194,15 +223,25 @@ def honest_notes(recipe: Recipe, images: Images) -> list[str]:
     return [f"from scratch, {count:,} images give a poor model; weights to start from do far better"]
 
 
-def check_recipe(run: Run) -> None:
-    """The settings in recipe.toml are those that the run began with, as far as its result depends on them."""
-    was, now = (json.loads(json.dumps(settings)) for settings in (run.facts.get("recipe"), run.recipe.to_json()))
+def lasting(recipe: Recipe) -> Recipe:
+    """The recipe as a run keeps it, with the whole path of a teacher."""
+    return recipe.replace(teacher=lasting_path(recipe.teacher)) if recipe.teacher else recipe
+
+
+def check_recipe(run: Run, recipe: Recipe, where: str, hint: str) -> None:
+    """The settings are those that the run began with, as far as its result depends on them."""
+    facts = run.facts
+    was, now = (json.loads(json.dumps(settings)) for settings in (facts.get("recipe"), recipe.to_json()))
     for key in now:
-        if key not in HARMLESS | DESCRIPTION and was.get(key) != now[key]:
-            raise TrainingError(
-                f"{run.folder / 'recipe.toml'}: {key}={was.get(key)} when the run began, not {now[key]}; put it back, "
-                "or start a new run"
-            )
+        fitted = key == "batch_size" and was.get(key) <= facts["training_images"] < now[key]
+        if key not in HARMLESS | DESCRIPTION and was.get(key) != now[key] and not fitted:
+            raise TrainingError(f"{where}{key}={was.get(key)} when the run began, not {now[key]}; {hint}")
+
+
+def shared_settings(recipe: Recipe) -> dict[str, Any]:
+    """What must be the same in all processes of a run."""
+    settings = {key: value for key, value in recipe.to_json().items() if key not in LOCAL | DESCRIPTION}
+    return {"vitruvian": __version__, **settings}
 
 
 def set_aside(run: Run) -> None:
@@ -237,13 +276,8 @@ def teacher_digests(recipe: Recipe) -> dict[str, str] | None:
 
 def check_same(facts: dict[str, Any], images: Images) -> None:
     """The data are those that the run began with, as far as their classes and numbers tell."""
-    found = {
-        "classes": list(images.classes),
-        "training images": len(images.train),
-        "validation images": len(images.validation),
-    }
     where = facts.get("data") or "data="
-    for name, now in found.items():
+    for name, now in sizes_of(images).items():
         was = facts.get(name.replace(" ", "_"))
         if was != now:
             was, now = (value if isinstance(value, list) else [value] for value in (was, now))
@@ -251,3 +285,11 @@ def check_same(facts: dict[str, Any], images: Images) -> None:
                 f"{where}: the data have changed since the run began, the {name} were {brief(was)} "
                 f"and are {brief(now)}; put them back, or start a new run"
             )
+
+
+def sizes_of(images: Images) -> dict[str, Any]:
+    return {
+        "classes": list(images.classes),
+        "training images": len(images.train),
+        "validation images": len(images.validation),
+    }

@@ -24,6 +24,9 @@ from vitruvian.training.report import Outcome, write_report
 from vitruvian.training.run import Run
 from vitruvian.training.step import Stepper
 
+CLOSING_SECONDS = 60
+"""How long a run that fails waits for a checkpoint that is being written."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trainer:
@@ -44,11 +47,11 @@ class Trainer:
         """The optimizer and the batches of a run around its model, by default that of the recipe."""
         model = (model or model_for(recipe, images.classes)).to(processes.device)
         batches = TrainingBatches(images.train, recipe, augment_of(recipe, model), processes, view=views.train_view)
-        fully_shard(model, processes, recipe.parallel)
+        fully_shard(model, processes, recipe)
         if recipe.compile:
             model.compile()
         optimizer = optimizer_for(model, recipe)
-        module = wrap_ddp(model, processes, recipe.parallel)  # which gives all processes the same weights
+        module = wrap_ddp(model, processes, recipe)  # which gives all processes the same weights
         stepper = Stepper(
             module,
             optimizer,
@@ -70,6 +73,7 @@ class Trainer:
         heard = listeners if processes.is_main else ()
         with ExitStack() as stack:
             stack.callback(self.batches.close)
+            stack.callback(checkpoints.close, CLOSING_SECONDS)
             view = self.views.view or self.model.preprocess
             validation = stack.enter_context(validation_loader(self.images.validation, self.recipe, view, processes))
             journal = None
@@ -92,7 +96,7 @@ class Trainer:
 
 def finish(loop: Loop, images: Images) -> None:
     """Write what is left when a run is over: the skipped images, the model, the report, and last its numbers."""
-    unreadable = loop.processes.all_gather(loop.position.unreadable)
+    unreadable = loop.all_unreadable()
     if loop.processes.is_main and unreadable:
         write_json(loop.folder / "unreadable.json", unreadable)
     step = loop.position.step

@@ -37,6 +37,8 @@ READ_SECONDS = 30
 """Without a byte from an endpoint that was reached."""
 
 PIECE_BYTES = 2**22
+REFUSED = (401, 403)
+"""Answers of a server that asks for other credentials."""
 
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "http": "'fsspec[http]'", "https": "'fsspec[http]'"}
 """What fsspec needs for a kind of URL; for others its own message says it."""
@@ -75,13 +77,26 @@ def attempted(what: str, action: Callable[[], Result]) -> Result:
         except VitruvianError:
             raise
         except Exception as error:  # each file system has its own errors
-            final = isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError)
+            if status := refusal(error):
+                raise DataError(
+                    f"{what}: access denied ({status}): {one_line(error)}; check the credentials, and that they may "
+                    "list and read there"
+                ) from error
+            final = isinstance(error, FileNotFoundError | IsADirectoryError)
             if final or attempt == ATTEMPTS - 1:
                 reason = (str(error) or type(error).__name__).splitlines()[0]
                 tried = f" ({ATTEMPTS} attempts)" if not final else ""
                 raise DataError(f"{what}: cannot be read: {type(error).__name__}: {reason}{tried}") from error
             time.sleep(FIRST_WAIT_SECONDS * 2**attempt)
     raise AssertionError("the loop returns or raises")
+
+
+def refusal(error: BaseException) -> int:
+    """The status with which a server asked for other credentials; 0 where it is another error."""
+    if isinstance(error, PermissionError):
+        return 403
+    statuses = [getattr(each, "status", 0) for each in (error, error.__cause__)]  # HTTP's may pass for a missing file
+    return next((status for status in statuses if status in REFUSED), 0)
 
 
 def remote_files(url: str, ending: str) -> list[str]:
