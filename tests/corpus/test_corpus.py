@@ -174,6 +174,8 @@ OPTIONS = {
     "quantize {good}/model {out}.onnx --calibrate {good}/data --evaluate {good}/data": "at least 32 are needed",
     "optimize {good}/model {good}/data --calibrate {good}/data": "exists already",
     "optimize {good}/model {out} --calibrate {empty}": "empty",
+    "tome {good}/model {out} --calibrate {good}/data --tome-r x": "neither a number of tokens",
+    "cascade {good}/model {out} --calibrate {good}/data": "costs as much as the whole model",
     "bench --model {good}/model --engine nowhere": "'nowhere' is not one of",
     "bench --model {empty}": "empty",
     "similar {good}/photo.png --in {good}/data": "no job.json in it",
