@@ -59,7 +59,7 @@ OPTIONS = {
     "evaluate": "--model -m --split --real --wordnet-ids --mappings --calibrated --template --flip --seed --json "
     "--out --batch-size --heads --image-size --device --engine --tome-r",
     "explain": "--model -m --out --map --class --top --layer --head --patch --deletion --figures --count --json "
-    "--heads --image-size --device --tome-r",
+    "--heads --image-size --device --engine --tome-r",
     "study table5": "--models --tasks --out --quick --recipe --seeds --set --data-root --json",
     "study vtab": "--models --out --quick --recipe --seeds --set --data-root --json",
     "study data-size": "--sizes --steps --recipes --out --set --plan --json",
@@ -73,7 +73,8 @@ OPTIONS = {
     "quantize": "--calibrate --evaluate --max-loss --engine --weight-bits --report --batch-size --heads --json",
     "optimize": "--calibrate --max-loss --images --batch-size --heads --json",
     "bench": "--model -m --engine --batches --rounds --image --plot --json --heads --image-size --tome-r",
-    "serve": "--model -m --host --port --batch-size --queue --max-mb --max-seconds --allow-host --image-size",
+    "serve": "--model -m --host --port --batch-size --queue --max-mb --max-seconds --allow-host --image-size "
+    "--engine",
     "demo": "--out --set",
 }
 
