@@ -119,6 +119,7 @@ def main() -> None:
                 command = [sys.executable, __file__, asked.weights, str(asked.images), "--count", str(asked.count)]
                 done = subprocess.run([*command, "--one", *way, name], check=True, stdout=subprocess.PIPE, text=True)
                 found[way].append(json.loads(done.stdout))
+                print(number, *way, f"{found[way][-1]['rate']:.1f} images/s", file=sys.stderr, flush=True)
     best = max(statistics.median(r["rate"] for r in found[way]) for way in ways if way[0] != "vitruvian")
     wanted = found[ways[0]][0]["answers"]
     for way, rounds in found.items():

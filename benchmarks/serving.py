@@ -91,8 +91,10 @@ def main() -> None:
         random.Random(number).shuffle(order)
         for engine, rates in alone.items():
             rates.append(forward(asked.model, engine, asked.seconds))
+            print(number, "forward", engine, rates[-1], file=sys.stderr, flush=True)
         for name in order:
             found[name].append(measured(servers[name], asked.clients, asked.seconds))
+            print(number, name, found[name][-1], file=sys.stderr, flush=True)
     for engine, rates in alone.items():
         print(json.dumps({"forward": statistics.median(rates), "engine": engine, "batch": BATCH}))
     for name, rounds in found.items():
