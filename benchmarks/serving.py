@@ -185,12 +185,12 @@ def load(port: int, clients: int, seconds: float) -> None:
     )
 
 
-def form() -> tuple[bytes, str]:
+def form(seed: int = 0) -> tuple[bytes, str]:
     """A JPEG of 256 x 256 pixels as a form."""
     import numpy as np
     from PIL import Image
 
-    small = Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8))
+    small = Image.fromarray(np.random.default_rng(seed).integers(0, 256, (16, 16, 3), dtype=np.uint8))
     file = io.BytesIO()
     small.resize((256, 256)).save(file, "JPEG", quality=90)
     mark = "benchmark-boundary"
