@@ -76,10 +76,10 @@ clean:
 # The peers live apart: timm imports torchvision, whose published builds expect another torch, so both
 # come without their dependencies and only benchmarks ever import them.
 .venv-peers/.ready: $(VENV)/.base benchmarks/peers.txt
-	@echo "setting up .venv-peers (timm, torchvision, transformers, vit-pytorch) ..."
+	@echo "setting up .venv-peers (timm, torchvision, transformers, vit-pytorch, litserve) ..."
 	@test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
 	@.venv-peers/bin/python -m pip -q install -c constraints.txt torch 2>&1 | { grep -v '^WARNING: Location' || true; }
-	@.venv-peers/bin/python -m pip -q install -c constraints.txt -e '.[onnx,openvino]' transformers vit-pytorch 2>&1 | { grep -v '^WARNING: Location' || true; }
+	@.venv-peers/bin/python -m pip -q install -c constraints.txt -e '.[onnx,openvino,serve]' transformers vit-pytorch 2>&1 | { grep -v '^WARNING: Location' || true; }
 	@.venv-peers/bin/python -m pip -q install --no-deps -r benchmarks/peers.txt 2>&1 | { grep -v '^WARNING: Location' || true; }
 	@touch $@
 
