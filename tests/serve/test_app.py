@@ -50,6 +50,7 @@ def test_answers_are_those_of_the_library(client, model):
 
 def test_an_engine_answers_and_every_batch_size_is_ready(client_of, model, tmp_path, monkeypatch):
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path))
+    Classifier(model, engine="openvino").prepare(torch.zeros(1, 3, 32, 32))  # torch warns while it exports
     client = client_of({"tiny": model}, engine="openvino", limits=Limits(batch=3))
     monkeypatch.setattr("vitruvian.engines.choose.open_session", None)  # no request waits for a graph
     assert client.get("/models").json()["models"][0]["engine"] == "openvino"
