@@ -14,8 +14,11 @@ def test_the_demo_trains_evaluates_predicts_and_names_the_report(vit, tmp_path, 
     assert code == 0
     assert re.search(r"% right: \d+ mistakes in 359 digits", out)
     assert len(re.findall(r"\d, \d+%", out)) == 6
+    assert "cat.jpg: " in out
     assert "\n  run/report.html\n" in out
     assert (tmp_path / "run" / "report.html").is_file()
+    assert "\n  run/demo.html\n" in out
+    assert (tmp_path / "run" / "demo.html").is_file()
 
 
 @pytest.mark.slow

@@ -1,0 +1,225 @@
+"""What a page tells to type runs, its commands and its Python, on tiny stand-ins for the files that it names."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from shutil import copytree, rmtree
+
+import httpx
+import pytest
+import torch
+from pages import PAGES, ROOT, Block, blocks, commands, is_shell
+from world import environment, make_world, names
+
+from forked import Forked, Ran, ranks
+
+TRIED = ("CONTRIBUTING.md", "docs/doctor.md", "docs/pack.md", "docs/tasks.md")
+"""Pages that run; the others are not tried yet, apart from docs/pytorch.md, which has a test of its own."""
+
+NOT_RUN = {
+    "pip": "installs packages",
+    "make": "sets up environments; the targets call what the tests call",
+    "docker": "needs a docker daemon",
+    "hf": "downloads",
+    "tensorboard": "serves until it is stopped",
+    "python": "a measurement of its own in benchmarks/",
+}
+"""Programs that are named and not run."""
+
+TESTED_ELSEWHERE = {
+    "--on ray": "tests/bulk/test_ray.py starts a cluster of processes",
+    "similar --text": "needs vectors of a CLIP",
+    "--calibrated": "needs more images, and a model that a temperature helps",
+}
+"""Commands with these words are left to other tests."""
+
+UNAVAILABLE = {
+    "torchvision": "its builds tie the environment to one build of torch",
+    "ray": "tests/bulk/test_ray.py starts a cluster of processes",
+}
+"""Blocks of Python that name these are compiled, not run."""
+
+STAND_INS = (
+    ("s3://bucket/", "bucket/"),
+    (" /data/", " data/"),
+    (" /shared/", " "),
+    ("seq 64", "seq 2"),
+    ("/64", "/2"),
+    ("epochs=90", "epochs=1"),
+)
+"""Places of other machines, and how many of them."""
+
+SMALLER_CODE = (
+    ("workers=4", "workers=0"),
+    ("batch_size=256", "batch_size=4"),
+    ("seeds=3", "seeds=1"),
+    ('"epochs=10"', '"epochs=1", "workers=0"'),
+    ('"epochs=20"', '"epochs=1", "workers=0"'),
+)
+"""The same in Python."""
+
+SMALL_MODEL = "--set architecture.layers=1 --set architecture.width=48 --set architecture.mlp_width=48 " + (
+    "--set architecture.heads=3 --set architecture.patch_size=16 --set image_size=32"
+)
+SMALLER = (
+    (r"(train(?!.*(--resume|--recipes|--cluster|--plan|epochs=)).*)", "--epochs 1"),
+    (r"(train(?!.*(--resume|--recipes|--cluster|--plan)).*)", "--workers 0"),
+    (r"(train(?!.*(--from|--resume|--recipes|--cluster|digits)).*(--model|paper).*)", SMALL_MODEL),
+    (r"(finetune .*)", "--steps 2 --seeds 2 --workers 0 --image-size 32"),
+    (r"(study (data-size|compute) .*)", "--steps 1"),
+    (r"(study data-size .*)", "--sizes 20"),
+    (r"(study (table5|vtab) .*)", "--set steps=1 --set image_size=32"),
+    (r"(explain .*--figures.*)", "--count 2"),
+    (r"(bench .*)", "--rounds 1 --batches 1"),
+    (r"((doctor|pack) .*)", "--workers 0"),
+    (r"(serve.*)", "--port 0"),
+)
+"""Words that are added to a command so that it takes as little time as it can; the last of two settings holds."""
+
+SHELL = r"""
+said() { printf '%s\0' "$@" $'\n' >> "$CALLS"; }
+sbatch() { SLURM_ARRAY_TASK_ID=1 SLURM_JOB_NODELIST=here bash -c "${@: -1}"; }
+srun() { "$@"; }
+scontrol() { echo localhost; }
+""" + "".join(f'{name}() {{ said {name} "$@"; }}\n' for name in ("vit", "torchrun", "curl", *NOT_RUN))
+"""Where a real shell has split and expanded a command, each program that it would start is written down."""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_world(tmp_path_factory.mktemp("world"))
+
+
+class Page:
+    """One page in a copy of the world: what it says is done in its order, and a service stays up to the end."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.root = root
+        self.names = names(root, name)
+        self.services: list[Forked] = []
+        self.address = ""
+
+    def calls(self, command: str) -> Iterator[list[str]]:
+        """The programs that a shell would start for a command, with their words."""
+        for far, near in STAND_INS:
+            command = command.replace(far, near)
+        command = re.sub(r"\[(--[^]]+)\]", r"\1", command).replace("auto|jpeg|pixels", "auto")  # a usage line
+        prelude, listed = self.root / "prelude.sh", self.root / "calls"
+        prelude.write_text(SHELL)
+        listed.unlink(missing_ok=True)
+        env = {**os.environ, "BASH_ENV": str(prelude), "CALLS": str(listed)}
+        shell = subprocess.run(["bash", "-euc", command], env=env, capture_output=True, text=True, timeout=60)
+        assert shell.returncode == 0, f"{command}: {shell.stderr}"
+        for call in listed.read_text().split("\0\n\0")[:-1]:
+            yield call.split("\0")
+
+    def do(self, command: str) -> Ran | None:
+        """Run a command; the last program's result."""
+        ran = None
+        for program, *words in self.calls(command):
+            if program == "curl":
+                assert self.address, "no service is running"
+                ran = self.curl(words)
+            elif program == "torchrun":
+                words = words[words.index("-m") + 2 :]
+                for process in ranks(*words, *added(words)):
+                    ran = passed(process.wait(), command)
+            elif program == "vit" and words[0] == "serve":
+                self.serve(words)
+            elif program == "vit" and not any(some in command for some in TESTED_ELSEWHERE):
+                make_room(words)
+                ran = passed(Forked(*words, *added(words)).wait(), command)
+            else:
+                assert program in NOT_RUN or program == "vit"
+        return ran
+
+    def serve(self, words: list[str]) -> None:
+        self.services.append(Forked(*words, *added(words)))
+        told = partial(self.services[-1].printed, 2)
+        self.services[-1].until(lambda: "serving http" in told())
+        self.address = re.search(r"serving (http\S+)", told())[1]
+
+    def curl(self, words: list[str]) -> Ran:
+        """A form as curl would send it."""
+        fields = [words[place + 1].split("=", 1) for place, word in enumerate(words) if word == "-F"]
+        files = [(name, Path(value[1:]).read_bytes()) for name, value in fields if value[0] == "@"]
+        data = {name: value for name, value in fields if value[0] != "@"}
+        answer = httpx.post(self.local(words[-1]), data=data, files=files, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return Ran(0, answer.text, "")
+
+    def local(self, text: str) -> str:
+        return text.replace("http://127.0.0.1:8000", self.address or "http://127.0.0.1:8000")
+
+    def run(self, block: Block) -> None:
+        if is_shell(block):
+            for command in commands(block):
+                ran = self.do(command)
+                if f"$ {command}" in block.text:
+                    assert ran.out.strip() == block.text.partition("\n")[2].strip(), ran
+        elif block.language == "python":
+            padding = "\n" * block.line  # so that a traceback names the page's line
+            text = self.local(block.text)
+            for large, small in SMALLER_CODE:
+                text = text.replace(large, small)
+            code = compile(padding + text, block.where, "exec")
+            if not any(f"import {name}" in block.text or f"{name}." in block.text for name in UNAVAILABLE):
+                exec(code, self.names)
+
+    def close(self) -> None:
+        for service in self.services:
+            assert service.kill(signal.SIGTERM).code in (0, 143)
+
+
+def added(words: list[str]) -> list[str]:
+    line = " ".join(words)
+    return [word for pattern, more in SMALLER if re.fullmatch(pattern, line) for word in more.split()]
+
+
+def make_room(words: list[str]) -> None:
+    """Take away the model that stands for a run which a page makes itself."""
+    out = Path(words[words.index("--out") + 1]) if words[0] == "train" and "--out" in words else None
+    if out and out.is_dir() and not (out / "run.json").is_file():
+        rmtree(out)
+
+
+def passed(ran: Ran, command: str) -> Ran:
+    assert ran.code == 0, f"{command}: exit {ran.code}\n{ran.out}\n{ran.err}"
+    assert "Traceback" not in ran.err, f"{command}: {ran.err}"
+    return ran
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if str(page.relative_to(ROOT)) in TRIED], ids=TRIED)
+def test_what_a_page_tells_to_type_works(page, base, tmp_path):
+    found = [block for block in blocks(page) if is_shell(block) or block.language == "python"]
+    if page.name == "CONTRIBUTING.md":  # its Python is that of test_extending.py and test_extending_data.py
+        found = [block for block in found if is_shell(block)]
+    if not found:
+        pytest.skip("nothing to type")
+    copytree(base, tmp_path, symlinks=True, dirs_exist_ok=True)
+
+    def all_of_it() -> None:
+        os.chdir(tmp_path)
+        compiler = torch.compile
+        torch.compile = lambda model: compiler(model, backend="eager")
+        here, wrong = Page(tmp_path, page.name), 0
+        for block in found:
+            try:
+                here.run(block)
+            except Exception:
+                wrong += 1
+                print(f"\n{block.where}:\n{traceback.format_exc(limit=-3)}", file=sys.stderr, flush=True)
+        here.close()
+        sys.exit(wrong)
+
+    ran = Forked(env=environment(tmp_path), work=all_of_it).wait(900)
+    assert ran.code == 0, ran.err
