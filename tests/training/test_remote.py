@@ -48,12 +48,13 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "cache"))
 
 
-def test_only_the_shards_that_are_used_are_fetched(site, tmp_path):
+def test_a_shard_is_fetched_once_when_it_is_used_or_soon_will_be(site, tmp_path):
     url, fetched = site
     fetched.clear()
     run = train(url, recipe="digits", out=tmp_path / "run", settings=SETTINGS)
     assert run.finished
-    assert len([name for name in fetched if name.startswith("train")]) == 2  # of three: four steps need no more
+    trained = [name for name in fetched if name.startswith("train")]
+    assert len(trained) == len(set(trained)) <= 3  # four steps need two, and the third is fetched ahead
     assert [name for name in fetched if name.startswith("test")] == ["test-000000.tar"]
 
 
