@@ -294,7 +294,7 @@ export class Panel {
 function described({ parameters, image_size: size, vit, classes, words, origin }) {
   const millions = parameters >= 1e6 ? `${(parameters / 1e6).toFixed(1)}M` : `${Math.round(parameters / 1e3)}k`;
   const shape = vit ? `${vit.layers} layers, ${vit.heads} heads, ${vit.grid[0]} × ${vit.grid[1]} patches of ${vit.patch} px` : "no attention";
-  return [`${millions} parameters`, shape, `${size[0]} × ${size[1]} px`, words ? "answers in your words" : classes ? `${classes} classes` : "no head", origin].filter(Boolean).join(" · ");
+  return [`${millions} parameters`, shape, `${size[0]} × ${size[1]} px`, words ? "answers in your words" : classes ? `${classes} classes` : "no head", origin.split("; not used")[0]].filter(Boolean).join(" · ");
 }
 
 function picture(base64) {
