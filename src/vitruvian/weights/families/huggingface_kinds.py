@@ -115,6 +115,11 @@ class HuggingFaceDinoV2(HuggingFace):
         block=r"encoder\.layer\.(\d+)\.",
     )
 
+    def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
+        """No registers are no array."""
+        name = "embeddings.register_tokens"
+        return {key: tensor for key, tensor in tensors.items() if key != name or tensor.numel()}
+
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         """transformers resamples positions with antialiasing in the model with registers alone."""
         facts = super().facts(checkpoint, tensors)

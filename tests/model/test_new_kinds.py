@@ -1,0 +1,50 @@
+"""Kinds beside the paper's: each learns in every parameter, gives feature maps and explains itself, or says why not."""
+
+import pytest
+import torch
+
+import vitruvian as vt
+from vitruvian.config import Numerics, StemConfig, ViTConfig
+from vitruvian.errors import ConfigError
+from vitruvian.explain.analysis import attention_distance
+from vitruvian.explain.attention import attention_map, attention_rollout, gradient_attention
+from vitruvian.model.build import build
+
+TINY = ViTConfig(image_size=32, patch_size=8, layers=2, width=16, mlp_width=24, heads=2, classes=3)
+KINDS = {
+    "differential": {"attention": "differential"},
+    "factorized": {"positions": "factorized", "numerics": Numerics(square_positions=True)},
+    "ResNet-D": {"stem": StemConfig(style="resnet_d", stages=(1, 1), width=8), "patch_size": 1},
+    "MobileCLIP": {"stem": StemConfig(style="mobile_clip", stages=(), width=8), "patch_size": 1},
+    "scale of attention alone": {"layer_scale": True, "mlp_scale": False},
+}
+
+
+@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
+def test_a_kind_learns_in_every_parameter_and_is_explained(changes):
+    model = build(TINY.replace(**changes))
+    torch.nn.init.normal_(model.head.weight)
+    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    model.train()(pixels).square().sum().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
+    assert gradient_attention(model, pixels).shape == attention_map(model, pixels).shape == (2, 4, 4)
+    assert model.eval().features(pixels).shape == (2, 16)
+
+
+def test_shares_of_differential_attention_are_refused():
+    model = build(TINY.replace(attention="differential"))
+    pixels = torch.zeros(1, 3, 32, 32)
+    with pytest.raises(ConfigError, match="attention rollout has no meaning for differential attention"):
+        attention_rollout(model, pixels)
+    with pytest.raises(ConfigError, match="attention distance has no meaning for differential attention"):
+        attention_distance(model, [pixels])
+
+
+@torch.no_grad()
+def test_square_positions_have_the_same_step_down_and_across(tmp_path):
+    """The upper left part of a square image's positions is what an oblong one of the same longer side has."""
+    model = build(TINY.replace(numerics=Numerics(position_resize="bicubic_antialias", square_positions=True)))
+    square, oblong = (model.embed.grid_positions(grid) for grid in ((6, 6), (6, 2)))
+    torch.testing.assert_close(oblong, square[:, :2])
+    vt.save(model, tmp_path / "m")
+    assert vt.load(tmp_path / "m").config == model.config
