@@ -215,11 +215,15 @@ def digest(array: Any) -> bytes:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest()
 
 
-def check_runs(path: Path, engine: str, shape: Sequence[int]) -> None:
-    """Run a graph once in its own process: a runtime may use instructions that a virtual machine lacks."""
+def check_runs(path: Path, engine: str, image: Sequence[int]) -> None:
+    """Run a graph in its own process, at several batches: a runtime may use instructions that a virtual machine lacks.
+
+    `image` is (channels, rows, columns).
+    """
     code = (
         "import sys, torch; from pathlib import Path; from vitruvian.engines.sessions import open_session; "
-        f"open_session(Path(sys.argv[1]), {engine!r})(torch.zeros({tuple(shape)!r}))"
+        f"run = open_session(Path(sys.argv[1]), {engine!r}); "
+        f"[run(torch.zeros(batch, *{tuple(image)!r})) for batch in (1, 2, 7, 16, 32)]"
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
     if done.returncode:

@@ -14,9 +14,9 @@ from torch import Tensor
 from vitruvian.config import INNER_POSITIONS, ViTConfig
 from vitruvian.engines.choose import Way, forward_of
 from vitruvian.engines.export import Forward, check_model, export
-from vitruvian.engines.int8 import WEIGHT_BITS, check_runs
+from vitruvian.engines.int8 import WEIGHT_BITS
 from vitruvian.engines.sessions import FORMATS, check_engine, installed, open_session
-from vitruvian.errors import ConversionError, VitruvianError, require
+from vitruvian.errors import ConversionError, VitruvianError
 from vitruvian.evaluation.fast.loss import BATCH, FEWEST, Loss, Sample, loss_of, read_sample
 from vitruvian.evaluation.fast.page import frontier_page
 from vitruvian.evaluation.fast.quantize import CALIBRATION, EVALUATION, Plan, Timer, median_seconds, plan_of, workplace
@@ -28,7 +28,6 @@ from vitruvian.progress import tell
 from vitruvian.report.html import PAGE
 from vitruvian.settings import BatchSize, check_range, typed
 from vitruvian.text import table
-from vitruvian.weights.files import CARRIED
 from vitruvian.weights.load import with_merging
 from vitruvian.weights.save import save
 
@@ -216,18 +215,7 @@ class Search:
             layers = len(plan.ranges) - kept
             yield Candidate(engine="onnxruntime", tome_r=r, int8_layers=layers, loss=loss, path=str(path))
             if loss.points <= self.max_loss:
-                if "openvino" in installed():
-                    yield from self.in_openvino(r, layers, path)
                 return
-
-    def in_openvino(self, r: int, layers: int, path: Path) -> Iterator[Candidate]:
-        try:
-            check_runs(path, "openvino", (1, *self.sample.pixels.shape[1:]))
-        except ConversionError as error:
-            tell(f"note: {error}")
-            return
-        loss = self.loss(open_session(path, "openvino"), f"int8 in OpenVINO, {r} tokens merged")
-        yield Candidate(engine="openvino", tome_r=r, int8_layers=layers, loss=loss, path=str(path))
 
     def loss(self, forward: Forward, label: str) -> Loss:
         return self.loss_of(self.sample.logits(forward, label))
@@ -256,9 +244,7 @@ class Search:
             return
         folder.mkdir()
         made = Path(candidate.path)
-        if made.suffix == ".onnx" and candidate.engine == "openvino":
-            as_openvino(made, folder)
-        elif made.suffix == ".onnx":
+        if made.suffix == ".onnx":
             shutil.copy(made, folder / "model.onnx")
         else:
             for part in made.parent.iterdir():
@@ -268,12 +254,3 @@ class Search:
 def merging(model: Model, r: int) -> Model:
     """The model with `r` tokens merged in each layer; the same weights."""
     return with_merging(model, r) if r else model
-
-
-def as_openvino(graph: Path, folder: Path) -> None:
-    """An ONNX file as OpenVINO's own, which it runs without being asked to."""
-    openvino = require("openvino", "openvino")
-    loaded = openvino.Core().read_model(graph)
-    carried = loaded.get_rt_info(["framework", CARRIED]).astype(str)
-    loaded.set_rt_info(carried, [CARRIED])
-    openvino.save_model(loaded, folder / "model.xml", compress_to_fp16=False)

@@ -126,7 +126,7 @@ def quantize(
         for kept in plan.steps():
             new = plan.write(folder / f"{kept}.onnx", kept)
             if not tried:
-                check_runs(new, engine, (1, *sample.pixels.shape[1:]))
+                check_runs(new, engine, sample.pixels.shape[1:])
             run = open_session(new, engine)
             loss = loss_of(classifier.model, before, sample.logits(run, f"int8, {kept} layers float"), sample)
             tried.append((kept, loss.points))
