@@ -8,7 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
+
+# Some virtual machines announce AMX and end a process that uses it; oneDNN then takes the kernels without it.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import torch  # noqa: E402
 
 
 @pytest.fixture(autouse=True, scope="session")
