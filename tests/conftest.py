@@ -12,7 +12,7 @@ import pytest
 # Some virtual machines announce AMX and end a process that uses it; oneDNN then takes the kernels without it.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
-import torch  # noqa: E402
+import torch
 
 
 @pytest.fixture(autouse=True, scope="session")
