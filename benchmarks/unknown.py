@@ -97,8 +97,10 @@ def unknown_images(imagenet: Path | None, folders: Iterable[Path]) -> dict[str, 
         "textures": [texture_image(rng) for _ in range(MOST)],
     }
     for folder in folders:
-        files = list(find_images([str(folder)]))[:MOST]
-        found[folder.name] = list(files) or numbers_read(open_dataset(str(folder)).test)
+        if any(folder.glob("*ubyte*")):
+            found[folder.name] = numbers_read(open_dataset(str(folder)).splits["test"])
+        else:
+            found[folder.name] = list(find_images([str(folder)]))[:MOST]
     if imagenet:
         known = {number for numbers in TEN.values() for number in numbers} | UNCLEAR
         found["other photos"] = [file for number in range(1000) if number not in known for file in of(imagenet, number)]
