@@ -73,8 +73,8 @@ It answers where no model is named and none can be downloaded.
   {flipped:.2f}% if each image and its mirror image are answered together (`--flip`).
 - Calibration error on the test images: {found.calibration.now.error:.2f}%.
 - Threshold: an image is "none of these" if its energy, log(sum(exp(logits))), is less than {threshold:g};
-  {ANSWERED:.0%} of the held-out images have more. A probability says which class is likelier than the others; the energy
-  says how much of any class there is.
+  {ANSWERED:.0%} of the held-out images have more. A probability says which class is likelier than the others; the
+  energy says how much of any class there is.
 
 Photos of the ten classes, whose middle is reduced to 32 x 32 pixels:
 

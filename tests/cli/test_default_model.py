@@ -9,6 +9,7 @@ from PIL import Image
 
 import vitruvian as vt
 from vitruvian.config import ViTConfig
+from vitruvian.cost import parameters
 from vitruvian.errors import CheckpointError, HubError
 from vitruvian.model.build import build
 from vitruvian.training.given import chosen_recipe
@@ -146,4 +147,5 @@ def test_the_model_in_the_package_is_small_and_has_a_card():
     assert "vit train" in (hub.BOX / "card.md").read_text()
     model = vt.load(hub.BOX)
     assert len(model.labels) == 10
-    assert model.threshold > 0
+    assert model.threshold_on == "energy"
+    assert parameters(model.config) == 3_624_874
