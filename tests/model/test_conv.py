@@ -96,7 +96,7 @@ def test_flipped_answers_are_the_mean_of_an_image_and_its_mirror_image(model):
 
 
 def test_no_other_family_has_such_a_stem(model, tmp_path):
-    with pytest.raises(ConversionError, match="timm has no stem of plain convolutions"):
+    with pytest.raises(ConversionError, match="timm has no stem with BatchNorm"):
         vt.save(model, tmp_path / "model.safetensors", family="timm")
 
 

@@ -57,7 +57,7 @@ def smallest(recipe):
     if recipe.architecture.get("representation_size"):
         shrunk["representation_size"] = 16
     if config.stem:
-        shrunk["stem"] = dataclasses.replace(config.stem, stages=config.stem.stages[:1] and (1,), width=32)
+        shrunk["stem"] = dataclasses.replace(config.stem, stages=config.stem.stages[:1] and (1,), width=32, widths=())
         shrunk["patch_size"] = 1
     small = config.replace(**shrunk, image_size=(224, 224))
     return recipe.replace(
