@@ -56,6 +56,12 @@ def test_the_model_in_the_package_answers_where_none_can_be_downloaded(vit, box,
     assert red.split()[0] == "red"
 
 
+def test_a_missing_package_is_named_where_it_is_why_nothing_was_downloaded(vit, box, images, monkeypatch):
+    monkeypatch.setattr(hub, "resolve_source", lambda name: hub.require("no_such_package", "hub"))
+    _, _, err = vit("predict", images[0])
+    assert "none could be downloaded (this needs the package 'no_such_package': pip install 'vitruvian[hub]'): " in err
+
+
 def test_json_and_explanations_tell_that_an_image_is_none_of_the_classes(vit, box, images, tmp_path):
     _, out, _ = vit("predict", *images, "--json")
     assert [json.loads(line).get("none_of_these", False) for line in out.splitlines()] == [True, False]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +29,7 @@ from vitruvian.evaluation.probes.features import features_of
 from vitruvian.evaluation.probes.linear import fit
 from vitruvian.evaluation.probes.store import FeatureStore
 from vitruvian.predict import Classifier, Encoder
+from vitruvian.training import train
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save
 
@@ -92,6 +94,17 @@ def test_the_split_is_test_then_val_then_what_there_is_or_the_one_named(tmp_path
     assert evaluate(tmp_path / "test", classifier, split="dev").split == "val"
     with pytest.raises(DataError, match="there is no split 'holdout', only train, val, test"):
         evaluate(tmp_path / "test", classifier, split="holdout")
+
+
+def test_images_that_the_model_was_trained_on_are_said(tmp_path):
+    photos = make_colors(tmp_path / "photos", {"train": 4}) / "train"
+    settings = ["epochs=1", "image_size=16", "workers=0"]
+    run = train(photos, model="ViT-Ti/16", out=tmp_path / "run", settings=settings, progress=False)
+    for model in (run.folder, run.folder / "model"):
+        (note,) = evaluate(photos, model).notes
+        assert note.startswith("the model was trained on 9 of these images; ")
+        assert note.endswith(str(run.folder / "report.html"))
+    assert not evaluate(shutil.copytree(photos, tmp_path / "others"), run.folder).notes
 
 
 def test_a_temperature_is_fitted_on_the_split_val_where_test_is_evaluated(tmp_path):

@@ -35,7 +35,7 @@ from vitruvian.report.html import (
     tiles,
 )
 from vitruvian.report.images import TINY_SIDE, embedded, gallery
-from vitruvian.text import duration
+from vitruvian.text import counted, duration
 from vitruvian.training.journal import Line
 from vitruvian.training.masked import ColorMeasures, Example, corruption_of, cut, levels_of, shown_color
 from vitruvian.training.objective import Measured
@@ -98,7 +98,8 @@ def progress(outcome: Outcome, lines: list[Line]) -> str:
     data = f"{len(outcome.train):,} training images of {len(outcome.train.classes):,} classes"
     if not lines:
         return f"{data}; no step is on record"
-    return f"{data}, {lines[-1]['step']:,} steps, {lines[-1]['epoch']:.4g} epochs"
+    epochs = lines[-1]["epoch"]
+    return f"{data}, {counted(lines[-1]['step'], 'step')}, {epochs:.4g} epoch{'' if epochs == 1 else 's'}"
 
 
 def numbers(outcome: Outcome, lines: list[Line]) -> dict[str, str]:

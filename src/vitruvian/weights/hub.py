@@ -65,7 +65,8 @@ def _default(unnamed: str, instead: str, *, give: str) -> str:
         box = read_object(BOX / "config.json", raises=CheckpointError)
         rows, columns = box["preprocess"]["image_size"]
         said = instead.format(labels=", ".join(box["labels"]), rows=rows, columns=columns)
-        tell(f"{unnamed} and none could be downloaded: {said}")
+        why = f" ({error})" if isinstance(error, MissingExtraError) else ""
+        tell(f"{unnamed} and none could be downloaded{why}: {said}")
         return str(BOX)
     tell(f"{unnamed}: using {DEFAULT}")
     return DEFAULT

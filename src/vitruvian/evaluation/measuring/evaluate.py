@@ -33,11 +33,13 @@ from vitruvian.evaluation.measuring.label_files import (
 )
 from vitruvian.evaluation.measuring.label_spaces import LabelSpace, label_space
 from vitruvian.evaluation.measuring.metrics import SHOWN_MISTAKES, Counts, Measures, Tally, ranks
+from vitruvian.files import read_object
 from vitruvian.model.build import Model
 from vitruvian.predict import Classifier, Encoder
 from vitruvian.progress import Track, untracked
 from vitruvian.settings import Seed, typed
 from vitruvian.tasks import file_beside
+from vitruvian.weights.load import RUN_FILE, locate
 from vitruvian.weights.save import save
 
 # n images, C classes of the label space
@@ -70,7 +72,7 @@ class Evaluation:
     left_out: int
     """Images of classes that the model does not have."""
     notes: tuple[str, ...]
-    """What the dataset left out or is strange."""
+    """What the dataset left out or is strange, and whether the model was trained on these images."""
     classifier: Classifier
     """What was evaluated; its view is the one that was used."""
     source: Source
@@ -163,7 +165,7 @@ def evaluate(
         calibration=calibration(answers, temperature, dev, "the split 'val'", seed=seed),
         unreadable=answers.unreadable,
         left_out=answers.left_out,
-        notes=opened.notes,
+        notes=(*opened.notes, *training_notes(classifier.name, opened, name)),
         classifier=classifier,
         source=opened.splits[name],
     )
@@ -207,6 +209,20 @@ def chosen_split(data: Dataset, wanted: str | None) -> str:
     if wanted is not None:
         return next(iter(data.only(wanted).splits))
     return next((name for name in SPLITS if name in data.splits), next(iter(data.splits)))
+
+
+def training_notes(model: str, data: Dataset, split: str) -> tuple[str, ...]:
+    """That the model was trained on images that are measured, where the folder of its run says so."""
+    facts = locate(model).parent / RUN_FILE if split == "train" and Path(model).is_dir() else None
+    if facts is None or not facts.is_file():
+        return ()
+    run = read_object(facts)
+    if run.get("data") != data.name:
+        return ()
+    return (
+        f"the model was trained on {run.get('training_images')} of these images; "
+        f"for its accuracy on those held out see {facts.parent / 'report.html'}",
+    )
 
 
 def measures_of(answers: Answers, space: LabelSpace, temperature: float) -> Measures:
