@@ -34,7 +34,7 @@ def runtimes(model: torch.nn.Module, pixels: torch.Tensor, folder: Path) -> dict
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(path, options)
     name = session.get_inputs()[0].name
-    # float32, as all others: where a processor has AMX, OpenVINO's default is bfloat16, whose logits are off by 1e-2
+    # float32, as all others: left to itself, OpenVINO may choose a shorter type where the processor has one
     settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
     compiled = openvino.Core().compile_model(path, "CPU", settings)
     request = compiled.create_infer_request()
