@@ -96,14 +96,15 @@ def test_the_split_is_test_then_val_then_what_there_is_or_the_one_named(tmp_path
         evaluate(tmp_path / "test", classifier, split="holdout")
 
 
-def test_images_that_the_model_was_trained_on_are_said(tmp_path):
+def test_images_that_the_model_was_trained_on_are_said(tmp_path, monkeypatch):
     photos = make_colors(tmp_path / "photos", {"train": 4}) / "train"
     settings = ["epochs=1", "image_size=16", "workers=0"]
     run = train(photos, model="ViT-Ti/16", out=tmp_path / "run", settings=settings, progress=False)
-    for model in (run.folder, run.folder / "model"):
-        (note,) = evaluate(photos, model).notes
+    monkeypatch.chdir(tmp_path)
+    for data, model in ((photos, run.folder), ("photos/train/", "run/model")):
+        (note,) = evaluate(data, model).notes
         assert note.startswith("the model was trained on 9 of these images; ")
-        assert note.endswith(str(run.folder / "report.html"))
+        assert note.endswith("run/report.html")
     assert not evaluate(shutil.copytree(photos, tmp_path / "others"), run.folder).notes
 
 

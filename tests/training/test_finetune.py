@@ -141,6 +141,8 @@ def test_a_whole_sweep_chooses_on_dev_and_averages_on_test(whole):
     assert len(Run(sweep.test[0].folder).metrics("val")) == 1  # the test split is measured once
     page = (sweep.folder / "report.html").read_text()
     assert all(trial.name in page for trial in sweep.trials)
+    assert f"<dt>lr</dt><dd>{sweep.chosen_lr}</dd>" in page
+    assert f"<dt>lrs</dt><dd>{', '.join(map(str, sweep.protocol.lrs))}</dd>" in page
 
 
 class Counting(Listener):

@@ -253,7 +253,8 @@ def sections(title: str, sweep: Sweep) -> Iterator[Html]:
         where = sweep.measured_on or "held-out images"
         note = f"Trained on everything else, and measured once, at the end, on {where}."
         yield section("Result", trial_table(sweep, sweep.test), note=note)
-    yield section("Settings", facts(sweep.protocol.recipe.shown()))
+    rates = {"lr": sweep.chosen_lr or "not chosen yet", "lrs": sweep.protocol.lrs}  # the recipe's may be replaced
+    yield section("Settings", facts(sweep.protocol.recipe.shown() | rates))
 
 
 def progress(sweep: Sweep) -> str:

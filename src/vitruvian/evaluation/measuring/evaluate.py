@@ -165,7 +165,7 @@ def evaluate(
         calibration=calibration(answers, temperature, dev, "the split 'val'", seed=seed),
         unreadable=answers.unreadable,
         left_out=answers.left_out,
-        notes=(*opened.notes, *training_notes(classifier.name, opened, name)),
+        notes=(*opened.notes, *training_notes(classifier.name, place, name)),
         classifier=classifier,
         source=opened.splits[name],
     )
@@ -211,13 +211,13 @@ def chosen_split(data: Dataset, wanted: str | None) -> str:
     return next((name for name in SPLITS if name in data.splits), next(iter(data.splits)))
 
 
-def training_notes(model: str, data: Dataset, split: str) -> tuple[str, ...]:
+def training_notes(model: str, data: str, split: str) -> tuple[str, ...]:
     """That the model was trained on images that are measured, where the folder of its run says so."""
-    facts = locate(model).parent / RUN_FILE if split == "train" and Path(model).is_dir() else None
+    facts = locate(model).parent / RUN_FILE if data and split == "train" and Path(model).expanduser().is_dir() else None
     if facts is None or not facts.is_file():
         return ()
     run = read_object(facts)
-    if run.get("data") != data.name:
+    if run.get("data") not in (data, str(Path(data).expanduser().resolve())):
         return ()
     return (
         f"the model was trained on {run.get('training_images')} of these images; "
