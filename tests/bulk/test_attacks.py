@@ -178,9 +178,9 @@ def test_a_bucket_without_rights_is_one_line_at_once(images, model, tmp_path, mo
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Forbidden) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         set_endpoint(monkeypatch, server.server_port)
-        with pytest.raises(DataError, match="s3://locked/vectors: cannot be read: PermissionError"):
+        with pytest.raises(DataError, match=r"s3://locked/vectors: access denied \(403\)"):
             embed(images, model, "s3://locked/vectors", piece=5, batch=2)
-        with pytest.raises(DataError, match=r"s3://locked/data.*: cannot be read: PermissionError"):
+        with pytest.raises(DataError, match=r"s3://locked/data.*: access denied \(403\)"):
             embed("s3://locked/data", model, tmp_path / "out", piece=5, batch=2)
         server.shutdown()
     assert waits == []

@@ -52,7 +52,7 @@ OPTIONS = {
     "models": "--json",
     "convert": "--to --labels --template --heads --image-size --patch-size --classes --half --config --json",
     "train": "--recipe --model -m --from --out --epochs --lr --batch-size --seed --workers --set --resume --plan "
-    "--cluster --recipes",
+    "--cluster --recipes --auto-resume",
     "finetune": "--from --out --recipe --task --quick --lrs --seeds --steps --image-size --epochs --lr "
     "--batch-size --seed --workers --set --data-root --json",
     "probe": "--model -m --vectors --only --shots --neighbors --json --out --batch-size --heads --image-size --device",

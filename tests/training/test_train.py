@@ -292,11 +292,6 @@ def test_wrong_options_are_one_line_and_leave_nothing_behind(tmp_path, options, 
     assert not (tmp_path / "run").exists()
 
 
-def test_images_of_ones_own_need_weights_or_a_recipe(tmp_path):
-    with pytest.raises(TrainingError, match=r"give weights=, .* or model= to train from scratch"):
-        train(folder_of(tmp_path / "images", cat=3, dog=3), out=tmp_path / "run")
-
-
 def test_images_of_ones_own_are_trained_from_scratch_with_an_honest_note(tmp_path):
     data = folder_of(tmp_path / "images", cat=4, dog=4)
     small = ["steps=1", "batch_size=2", "workers=0", "image_size=64", "architecture.layers=1"]

@@ -265,7 +265,7 @@ class TestExpression:
             ({"registers": 2}, "huggingface", "register tokens only with LayerScale"),
             ({"pool": "map"}, "google", r"google has no attention pooling \(MAP\)"),
             ({"pool": "map"}, "torchvision", r"torchvision has no attention pooling \(MAP\)"),
-            ({"pool": "map"}, "huggingface", r"huggingface has no attention pooling \(MAP\)"),
+            ({"pool": "map"}, "huggingface", r"SigLIP of transformers has classes=0, this model 3"),
             ({"pool": "map", "norm_after_pool": True}, "timm", "normalizes the tokens before attention pooling"),
             ({"pool": "mean"}, "google", "no class token where the mean of the patches is read"),
             ({"pool": "mean"}, "torchvision", "always reads a class token"),

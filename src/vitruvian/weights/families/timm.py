@@ -196,7 +196,10 @@ NUMBERS = ("gelu", "norm_eps", "position_resize", "square_positions")
 
 def naflex_size(tensors: Tensors, checkpoint: Checkpoint) -> Size | None:
     """Where NaFlexVit's positions state their grid, the image that has it."""
-    side = tensors["patch_embed.proj.weight"].shape[-1]
+    patch = tensors["patch_embed.proj.weight"]
+    if not patch.dim():  # a damaged file, which the reading of its shapes names
+        return None
+    side = patch.shape[-1]
     for name, tensor in checkpoint.tensors.items():
         if name.endswith("embeds.pos_embed") and tensor.dim() == 4:
             return tensor.shape[1] * side, tensor.shape[2] * side
