@@ -49,10 +49,12 @@ browser:
 	  || echo "chromium and chromedriver are not here (as root: apt-get install chromium chromium-driver)"
 
 test: $(VENV)/.dev browser
-	@$(PYTEST)
+	@$(PYTEST) -m "not openvino"
+	@$(BIN)/python -m pytest -n 0 -m openvino
 
 quick: $(VENV)/.dev
-	@$(PYTEST) -m "not slow"
+	@$(PYTEST) -m "not slow and not openvino"
+	@$(BIN)/python -m pytest -n 0 -m "openvino and not slow"
 
 check: $(VENV)/.dev
 	@$(BIN)/ruff check .

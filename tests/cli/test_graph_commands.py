@@ -9,6 +9,8 @@ from PIL import Image
 import vitruvian as vt
 from vitruvian.errors import CheckpointError, ConfigError
 
+pytestmark = pytest.mark.openvino
+
 
 @pytest.fixture(scope="module")
 def native(tmp_path_factory):

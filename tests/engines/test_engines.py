@@ -12,6 +12,8 @@ from vitruvian.engines import choose, sessions
 from vitruvian.engines.bench import bench, computed
 from vitruvian.errors import ConfigError, MissingExtraError
 
+pytestmark = pytest.mark.openvino
+
 TINY = vt.ViTConfig(image_size=16, patch_size=8, layers=1, width=16, mlp_width=16, heads=2, classes=3)
 
 

@@ -14,6 +14,8 @@ from vitruvian.engines.export import export
 from vitruvian.engines.graph import find_graph, open_graph
 from vitruvian.errors import CheckpointError, ConversionError
 
+pytestmark = pytest.mark.openvino
+
 TINY = vt.ViTConfig(image_size=16, patch_size=8, layers=2, width=16, mlp_width=16, heads=2, classes=3)
 
 

@@ -15,6 +15,8 @@ from vitruvian.errors import ConfigError, ConversionError, DataError, MissingExt
 from vitruvian.evaluation.fast.loss import Sample, loss_of
 from vitruvian.evaluation.fast.page import write_quantized
 
+pytestmark = pytest.mark.openvino
+
 TINY = vt.ViTConfig(image_size=16, patch_size=8, layers=2, width=16, mlp_width=32, heads=2, classes=3)
 LABELS = ("cat", "dog", "owl")
 

@@ -118,6 +118,7 @@ def test_the_deletion_check_scores_what_is_about_the_answer():
     assert list(explained.curves) == ["gradient", "rollout", "attention", "random"]
 
 
+@pytest.mark.openvino
 def test_an_engine_computes_the_same_answers_and_curves(tmp_path, monkeypatch):
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path))
     model, image = named(), make_image()

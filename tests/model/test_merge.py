@@ -260,6 +260,7 @@ def test_a_program_that_torch_exports_merges_the_same_tokens(pool):
         torch.testing.assert_close(program.module()(images(5)), model(images(5)), atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.openvino
 @pytest.mark.parametrize("to", ["onnx", "openvino"])
 def test_a_graph_merges_the_same_tokens(to, tmp_path):
     report = vt.export(tiny(tome_r=(8, 4), layers=2), tmp_path / ("model.onnx" if to == "onnx" else "model"), to=to)

@@ -48,6 +48,7 @@ def test_answers_are_those_of_the_library(client, model):
         assert [a["probability"] for a in each["answers"]] == pytest.approx([a.probability for a in expected], abs=1e-5)
 
 
+@pytest.mark.openvino
 def test_an_engine_answers_and_every_batch_size_is_ready(client_of, model, tmp_path, monkeypatch):
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path))
     Classifier(model, engine="openvino").prepare(torch.zeros(1, 3, 32, 32))  # torch warns while it exports
