@@ -121,6 +121,18 @@ def norms_of(model: nn.Module) -> dict[str, Any]:
     }
 
 
+def fixed_norm_of(name: str) -> dict[str, Any]:
+    """Where the norm is at every pooling, for an architecture that says so itself; else the mean has it behind it."""
+    found = {}
+    for pool in ("avg", "token", "map"):
+        try:
+            found[pool] = not isinstance(made(name, global_pool=pool).fc_norm, nn.Identity)
+        except (AssertionError, TypeError, ValueError, RuntimeError):  # a pooling that the model has not
+            continue
+    usual = all(after == (pool == "avg") for pool, after in found.items())
+    return {} if usual else {"fc_norm": found.get("avg", False)}
+
+
 def activation_of(model: nn.Module, block: nn.Module, mlp: nn.Module | None) -> dict[str, Any]:
     found = {kind_of(part) for part in (getattr(mlp, "act", None), getattr(block, "mlp_act", None)) if part is not None}
     pool = getattr(model, "attn_pool", None)
@@ -203,7 +215,7 @@ def write_table() -> None:
     for name in names():
         try:
             with torch.device("meta"):
-                settings = settings_of(made(name))
+                settings = settings_of(made(name)) | fixed_norm_of(name)
         except OtherPartError as part:
             settings = {"other": str(part)}
         groups[json.dumps(settings)].append(name)

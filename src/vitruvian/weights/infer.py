@@ -46,9 +46,6 @@ def infer_config(
         config = infer_resnet(native).replace(**facts.settings)
         return config.replace(image_size=facts.image_size or config.image_size)
     shape = read_shape(native, facts)
-    for name, stated in facts.stated.items():
-        if stated not in (None, shape[name]):
-            raise CheckpointError(f"the settings say {name}={stated}, the arrays have {shape[name]}")
     width, stem = shape["width"], shape["stem"]
     stride = shape["patch_size"] * (stem.stride if stem else 1)
     rows, columns = trained_grid(native, facts, stride=stride, grid=grid, image_size=image_size)
@@ -64,7 +61,11 @@ def infer_config(
         "norm_after_pool": facts.norm_after_pool,
         "numerics": facts.numerics,
     }
-    return ViTConfig(**settings | facts.settings)
+    settings |= facts.settings
+    for name, stated in facts.stated.items():
+        if stated not in (None, settings[name]):
+            raise CheckpointError(f"the settings say {name}={stated}, the arrays have {settings[name]}")
+    return ViTConfig(**settings)
 
 
 def read_shape(native: Tensors, facts: Facts) -> dict[str, Any]:

@@ -198,7 +198,8 @@ def check_names(model: Model, state: Tensors, *, family: Family | None = None, r
     surplus = [name for name in state if name not in expected]
     if family is not None and reading is not None:
         lacking = [FLAT if "positions" in name else name for name in lacking]  # still one array in the file
-        lacking = [name for name in family.table.foreign_names(lacking, model.config) if name not in reading.used]
+        there = {*reading.used, *reading.unused}
+        lacking = [name for name in family.table.foreign_names(lacking, model.config) if name not in there]
         surplus = family.table.foreign_names(surplus, model.config)
         surplus += [name for name in reading.unused if first_match(name, family.ignored) is None]
     missing = list(dict.fromkeys(lacking))

@@ -24,8 +24,8 @@ class Facts:
     layers: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings that arrays do not tell, from an architecture that the file states."""
-    stated: dict[str, int | None] = field(default_factory=dict)
-    """Settings that the arrays tell too."""
+    stated: dict[str, Any] = field(default_factory=dict)
+    """Settings that the arrays tell too, and must agree with; None where the file is silent."""
     image_size: Size | None = None
     norm_after_pool: bool = False
     fixed_positions: bool = False

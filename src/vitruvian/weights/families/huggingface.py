@@ -14,6 +14,7 @@ from vitruvian.weights.families.family import Facts, Family, vit_obstacles
 from vitruvian.weights.families.huggingface_json import (
     ACTIVATIONS,
     WRITTEN_ACTIVATIONS,
+    flag,
     generic_labels,
     image_size_of,
     labels_of,
@@ -94,10 +95,15 @@ class HuggingFace(Family):
             numerics=self.numerics_of(settings),
             heads=number(settings, "num_attention_heads", self.default_heads),
             layers=number(settings, "num_hidden_layers", DEFAULT_LAYERS),
-            stated={ours: number(settings, theirs) for theirs, ours in STATED.items()},
+            stated=self.stated(settings),
             image_size=image_size_of(settings),
             labels=labels_of(settings),
         )
+
+    def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """What `config.json` says of settings that the arrays tell too."""
+        numbers = {ours: number(settings, theirs) for theirs, ours in STATED.items()}
+        return numbers | {"qkv_bias": flag(settings, "qkv_bias")}
 
     def numerics_of(self, settings: dict[str, Any]) -> Numerics:
         activation = settings.get("hidden_act", "gelu")

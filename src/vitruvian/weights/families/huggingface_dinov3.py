@@ -12,7 +12,8 @@ from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, ModelConfig, Numerics,
 from vitruvian.errors import CheckpointError
 from vitruvian.weights.families.family import Facts, kind_obstacles
 from vitruvian.weights.families.huggingface import HuggingFace
-from vitruvian.weights.families.huggingface_kinds import add_key_bias
+from vitruvian.weights.families.huggingface_json import flag, number
+from vitruvian.weights.families.huggingface_kinds import add_absent_biases
 from vitruvian.weights.families.rules import STACKED, Row, Table, Tensors, pair, rename
 from vitruvian.weights.files import Checkpoint
 
@@ -50,19 +51,30 @@ class HuggingFaceDinoV3(HuggingFace):
     )
 
     def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
-        """Keys have no bias; gate and value are one layer; no registers are no array."""
+        """Not every dense layer has a bias; gate and value are one layer; no registers are no array."""
         found = dict(tensors)
         registers = found.get("embeddings.register_tokens")
         if registers is not None and registers.numel() == 0:
             del found["embeddings.register_tokens"]
+        self.check_biases(found, self.config_of(checkpoint))
         for layer in sorted({name.split(".")[1] for name in found if name.startswith("layer.")}):
-            add_key_bias(found, f"layer.{layer}.attention.attention")
+            attention, mlp = f"layer.{layer}.attention", f"layer.{layer}.mlp"
+            add_absent_biases(found, (f"{attention}.attention.{part}" for part in ("query", "key", "value")))
+            dense = (f"{attention}.output.dense", *(f"{mlp}.{part}_proj" for part in ("gate", "up", "down")))
+            add_absent_biases(found, dense)
             for kind in ("weight", "bias"):
-                gate = found.pop(f"layer.{layer}.mlp.gate_proj.{kind}", None)
-                value = found.get(f"layer.{layer}.mlp.up_proj.{kind}")
+                gate, value = found.pop(f"{mlp}.gate_proj.{kind}", None), found.get(f"{mlp}.up_proj.{kind}")
                 if gate is not None and value is not None and gate.shape == value.shape:
-                    found[f"layer.{layer}.mlp.up_proj.{kind}"] = torch.cat([gate, value])
+                    found[f"{mlp}.up_proj.{kind}"] = torch.cat([gate, value])
         return found
+
+    def check_biases(self, tensors: Tensors, settings: dict[str, Any]) -> None:
+        """Each dense layer says by itself whether it has a bias."""
+        layers = {part: f"attention.attention.{part}" for part in ("query", "key", "value")}
+        for part, layer in (layers | {"proj": "attention.output.dense", "mlp": "mlp.down_proj"}).items():
+            stated, found = flag(settings, f"{part}_bias"), f"layer.0.{layer}.bias" in tensors
+            if stated not in (None, found):
+                raise CheckpointError(f"the settings say {part}_bias={stated}, the arrays have {found}")
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         settings = self.config_of(checkpoint)
@@ -73,6 +85,18 @@ class HuggingFaceDinoV3(HuggingFace):
             raise CheckpointError(f"config.json: rope_theta={theta!r} is not a number")
         rope = RopeConfig(kind="normalized", temperature=float(theta), half=True)
         return replace(super().facts(checkpoint, tensors), settings={"rope": rope, "positions": "none"})
+
+    def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
+        gated = flag(settings, "use_gated_mlp")
+        biases = [flag(settings, f"{part}_bias") for part in ("query", "key", "value")]
+        dense = [flag(settings, f"{part}_bias") for part in ("proj", "mlp")]
+        return super().stated(settings) | {
+            "registers": number(settings, "num_register_tokens", least=0),
+            "mlp": None if gated is None else "swiglu" if gated else "gelu",
+            "qkv_bias": None if None in biases else any(biases),
+            "dense_bias": None if None in dense else any(dense),
+            "layer_scale": True,
+        }
 
     def numerics_of(self, settings: dict[str, Any]) -> Numerics:
         if not settings.get("use_gated_mlp"):

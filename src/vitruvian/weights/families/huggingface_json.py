@@ -22,15 +22,25 @@ RESAMPLING: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear
 """Pillow's numbers, which `resample` holds."""
 
 
-def number(settings: dict[str, Any], key: str, default: int | None = None) -> int | None:
+def number(settings: dict[str, Any], key: str, default: int | None = None, *, least: int = 1) -> int | None:
     """A positive whole number of a JSON file; `default` where the file leaves it out, None where there is no file."""
     if not settings:
         return None
     value = settings.get(key, default)
     if value is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if isinstance(value, list) and value and value[1:] == value[:-1]:  # both sides of a square
+        value = value[0]
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise CheckpointError(f"config.json: {key}={value!r} is not a positive whole number")
+    return value
+
+
+def flag(settings: dict[str, Any], key: str) -> bool | None:
+    """True or false of a JSON file; None where the file leaves it out."""
+    value = settings.get(key)
+    if not isinstance(value, bool | None):
+        raise CheckpointError(f"config.json: {key}={value!r} is neither true nor false")
     return value
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
-
-import torch
 
 from vitruvian.config import ModelConfig, Preprocess, ViTConfig
 from vitruvian.errors import CheckpointError
 from vitruvian.weights.families.dino import imagenet_view
 from vitruvian.weights.families.family import Facts
 from vitruvian.weights.families.huggingface import ATTENTION, LAYER, MEMORY_MLP, MEMORY_NAMES, ROWS, HuggingFace
+from vitruvian.weights.families.huggingface_json import flag, number
 from vitruvian.weights.families.rules import Row, Table, Tensors, pair, rename
 from vitruvian.weights.files import Checkpoint
 
@@ -20,11 +19,12 @@ BIAS = "relative_position_bias.relative_position_bias_table"
 SHARED_BIAS = f"encoder.{BIAS}"
 
 
-def add_key_bias(tensors: Tensors, attention: str) -> None:
-    """Zeros for the key's bias where query and value have one."""
-    query = tensors.get(f"{attention}.query.bias")
-    if query is not None:
-        tensors.setdefault(f"{attention}.key.bias", torch.zeros_like(query))
+def add_absent_biases(tensors: Tensors, layers: Iterable[str]) -> None:
+    """Zeros for those of these dense layers that have no bias where another has."""
+    weights = {f"{layer}.bias": tensors.get(f"{layer}.weight") for layer in layers}
+    if any(name in tensors for name in weights):
+        absent = {name: weight for name, weight in weights.items() if name not in tensors and weight is not None}
+        tensors.update({name: weight.new_zeros(len(weight)) for name, weight in absent.items() if weight.dim()})
 
 
 class HuggingFaceBeit(HuggingFace):
@@ -60,7 +60,7 @@ class HuggingFaceBeit(HuggingFace):
         shared = found.pop(SHARED_BIAS, None)
         for layer in sorted({name.split(".")[2] for name in found if name.startswith("encoder.layer.")}):
             attention = f"encoder.layer.{layer}.attention.attention"
-            add_key_bias(found, attention)
+            add_absent_biases(found, (f"{attention}.{part}" for part in ("query", "key", "value")))
             if shared is not None:
                 own = found.get(f"{attention}.{BIAS}")
                 if own is not None and own.shape != shared.shape:
@@ -70,20 +70,39 @@ class HuggingFaceBeit(HuggingFace):
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         facts = super().facts(checkpoint, tensors)
-        mean = self.config_of(checkpoint).get("use_mean_pooling", True)
+        mean = flag(self.config_of(checkpoint), "use_mean_pooling") is not False
+        normed = "layernorm.weight" in tensors
+        pooled = any(name.endswith("pooler.layernorm.weight") for name in checkpoint.tensors)
         relative = any(BIAS in name for name in tensors)
         placed = "embeddings.position_embeddings" in tensors
+        if relative and facts.image_size and facts.image_size[0] != facts.image_size[1]:
+            raise CheckpointError(
+                "relative biases of an image that is not square, whose table transformers reads as columns by rows"
+            )
         if relative and placed:
             raise CheckpointError("the model has both relative biases and absolute positions, which is not known here")
         return replace(
             facts,
-            norm_after_pool=bool(mean),
+            norm_after_pool=pooled if normed else mean,
+            stated=facts.stated | {"norm_after_pool": mean},
             settings={
                 "pool": "mean" if mean else "token",
                 "positions": "relative_bias" if relative else "learned" if placed else "none",
-                "final_norm": "layernorm.weight" in tensors,
+                "final_norm": normed,
             },
         )
+
+    def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """LayerScale is stated by its first value, where 0 is none; positions by a flag for each kind."""
+        scale = settings.get("layer_scale_init_value")
+        flags = [flag(settings, f"use_{part}relative_position_bias") for part in ("", "shared_")]
+        absolute = flag(settings, "use_absolute_position_embeddings")
+        silent = None in (*flags, absolute)
+        stated = {
+            "layer_scale": scale > 0 if isinstance(scale, int | float) else None,
+            "positions": None if silent else "relative_bias" if any(flags) else "learned" if absolute else "none",
+        }
+        return super().stated(settings) | stated
 
     def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
         return Preprocess(image_size=config.image_size, interpolation="bicubic")
@@ -126,6 +145,18 @@ class HuggingFaceDinoV2(HuggingFace):
         if "embeddings.register_tokens" not in tensors:
             return facts
         return replace(facts, numerics=facts.numerics.replace(position_resize="bicubic_antialias"))
+
+    def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The MLP's width is stated as a ratio of the model's."""
+        stated = super().stated(settings)
+        gated, ratio, width = flag(settings, "use_swiglu_ffn"), settings.get("mlp_ratio"), stated["width"]
+        known = isinstance(ratio, int | float) and width is not None and gated is not None
+        registered = settings.get("model_type") == "dinov2_with_registers"
+        return stated | {
+            "mlp": None if gated is None else "swiglu" if gated else "gelu",
+            "mlp_width": hidden_width(int(width * ratio), gated=bool(gated)) if known else None,
+            "registers": number(settings, "num_register_tokens", least=0) if registered else None,
+        }
 
     def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
         return imagenet_view((224, 224))
@@ -174,9 +205,10 @@ class HuggingFaceDinoV2(HuggingFace):
 def mlp_ratio(config: ViTConfig) -> int | None:
     """The whole number from which transformers computes the width of DINOv2's MLP; None if none gives it."""
     for ratio in range(1, 65):
-        hidden = config.width * ratio
-        if config.mlp == "swiglu":
-            hidden = (int(hidden * 2 / 3) + 7) // 8 * 8
-        if hidden == config.mlp_width:
+        if hidden_width(config.width * ratio, gated=config.mlp == "swiglu") == config.mlp_width:
             return ratio
     return None
+
+
+def hidden_width(hidden: int, *, gated: bool) -> int:
+    return (int(hidden * 2 / 3) + 7) // 8 * 8 if gated else hidden

@@ -6,6 +6,7 @@ from vitruvian.config import ModelConfig, ResNetConfig
 from vitruvian.errors import CheckpointError, UnknownNameError
 from vitruvian.weights.families.bit import Bit, TimmBit
 from vitruvian.weights.families.dino import Dino, DinoV2
+from vitruvian.weights.families.dinov3 import DinoV3
 from vitruvian.weights.families.family import Family
 from vitruvian.weights.families.google import BigVision, Google
 from vitruvian.weights.families.huggingface import HuggingFaceViT
@@ -26,7 +27,7 @@ READERS: dict[str, tuple[Family, ...]] = {
     "torchvision": (Torchvision(),),
     "huggingface": (HuggingFaceBeit(), VIT, DINOV2, DINOV3, TOWER),
     "open_clip": (OpenClip(), OpenClipTimm()),
-    "dino": (DinoV2(), Dino()),
+    "dino": (DinoV3(), DinoV2(), Dino()),
     "timm": (Timm(), TimmBit()),
 }
 """Foreign families by the name that `family=` takes; some have more than one sort of file."""

@@ -99,10 +99,9 @@ class Table:
         """Everything in `tensors` that a row knows, in our layout."""
         reading = Reading()
         for native, foreign, kind in self.entries(self.places_in(tensors)):
-            found = [name for name in foreign if name in tensors]
-            reading.used.update(found)
-            if len(found) < len(foreign):
+            if not all(name in tensors for name in foreign):
                 continue
+            reading.used.update(foreign)
             for name in foreign:
                 if kind.rank is not None and tensors[name].dim() != kind.rank:
                     shape = tuple(tensors[name].shape)

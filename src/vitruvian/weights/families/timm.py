@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar, get_args
 
+import torch
+
 from vitruvian.config import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -29,7 +31,7 @@ from vitruvian.weights.families.timm_rows import (
     STEM_ROWS,
     TOKEN_ROWS,
 )
-from vitruvian.weights.families.timm_variants import stated_settings
+from vitruvian.weights.families.timm_variants import stated_settings, stated_shape
 from vitruvian.weights.files import Checkpoint
 
 ANCHORS = ("patch_embed.proj.weight", "patch_embed.backbone.2.conv.weight", "embeds.proj.weight")
@@ -122,6 +124,7 @@ class Timm(Family):
             self.arguments(checkpoint).get("img_size") or cfg.get("input_size", [])[1:],
         )
         settings = self.settings_of(checkpoint) or {}
+        stated = self.stated(checkpoint, tensors, settings) if settings else {}
         numbers = {name: settings.pop(name) for name in NUMBERS if name in settings}
         settings.pop("norm_after_pool", None)  # the arrays' names tell it
         if "heads" in settings:
@@ -130,11 +133,24 @@ class Timm(Family):
             numerics=self.numerics.replace(**numbers),
             heads=settings.pop("heads", None),
             settings=settings,
+            stated=stated,
             image_size=naflex_size(tensors, checkpoint) or (as_size(size) if size else None),
             norm_after_pool=after_pool,
             stem_style="timm",
             labels=tuple(map(str, labels)) if isinstance(labels, list) else None,
         )
+
+    def stated(self, checkpoint: Checkpoint, tensors: Tensors, settings: dict[str, Any]) -> dict[str, Any]:
+        """What `config.json` says of settings that the arrays tell too, but for those that they have in other words."""
+        stated = stated_shape(self.config_of(checkpoint), settings, tensors["patch_embed.proj.weight"].shape[0])
+        fc1, fc2 = (tensors.get(f"blocks.0.mlp.fc{n}.weight", torch.empty(1, 1)).shape for n in (1, 2))
+        words = {
+            "patch_size": any(name.startswith(("patch_embed.backbone.", "patch_embed.root.")) for name in tensors),
+            "qkv_bias": branches_in(checkpoint.tensors) > 1,
+            "mlp_width": branches_in(checkpoint.tensors) > 1 or fc1[:1] != fc2[-1:],  # gated
+            "class_position": "cls_token" not in tensors or "pos_embed" not in tensors,
+        }
+        return {name: value for name, value in stated.items() if not words.get(name)}
 
     def settings_of(self, checkpoint: Checkpoint) -> dict[str, Any] | None:
         return stated_settings(self.config_of(checkpoint))

@@ -16,7 +16,10 @@ CHOICES: dict[str, tuple[str, dict[Any, Any]]] = {
     "global_pool": ("pool", {"token": "token", "avg": "mean", "map": "map"}),
     "act_layer": ("gelu", {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}),
     "attn_layer": ("attention", {"": "softmax", "attn": "softmax", "diff": "differential"}),
-    "pos_embed": ("positions", {"learn": "learned", "learned": "learned", "factorized": "factorized", "none": "none"}),
+    "pos_embed": (
+        "positions",
+        {"learn": "learned", "learned": "learned", "factorized": "factorized", "none": "none", "": "none"},
+    ),
     "pos_embed_interp_mode": ("position_resize", {way: f"{way}_antialias" for way in ("bicubic", "bilinear")}),
     "pos_embed_ar_preserving": ("square_positions", EITHER),
     "pool_include_prefix": ("pool_prefix", EITHER),
@@ -25,12 +28,35 @@ CHOICES: dict[str, tuple[str, dict[Any, Any]]] = {
 }
 """Arguments of a timm model whose values are words, the setting that each has here, and its values."""
 
-TOLD_BY_ARRAYS = re.compile(
-    r"depth|embed_dim|img_size|patch_size|num_classes|in_chans|mlp_ratio|class_token|no_embed_class|qkv_bias|qkv_fused"
-    r"|qk_norm|scale_attn_norm|scale_mlp_norm|scale_attn_inner|scale_mlp|proj_bias|init_values|(num_)?reg_tokens"
-    r"|pre_norm|use_pre_transformer_norm|use_fc_norm|fc_norm"
-    r"|(\w+_)?drop_rate|drop_path_rate|dynamic_img_\w+|weight_init|fix_init|head_init_scale|pretrained\w*"
-    r"|pos_embed_grid_size|scriptable|exportable|checkpoint_path|use_naflex"
+TOLD_BY_ARRAYS = {
+    "depth": "layers",
+    "embed_dim": "width",
+    "patch_size": "patch_size",
+    "num_classes": "classes",
+    "in_chans": "channels",
+    "mlp_ratio": "mlp_width",
+    "class_token": "class_token",
+    "no_embed_class": "class_position",
+    "reg_tokens": "registers",
+    "num_reg_tokens": "registers",
+    "qkv_bias": "qkv_bias",
+    "qk_norm": "qk_norm",
+    "scale_attn_norm": "attention_norm",
+    "scale_attn_inner": "attention_norm",
+    "scale_mlp_norm": "mlp_norm",
+    "scale_mlp": "mlp_norm",
+    "proj_bias": "dense_bias",
+    "init_values": "layer_scale",
+    "pre_norm": "pre_norm",
+    "use_pre_transformer_norm": "pre_norm",
+    "fc_norm": "norm_after_pool",
+    "use_fc_norm": "norm_after_pool",
+}
+"""Arguments of a timm model that its arrays tell too, and the setting that each has here; the two must agree."""
+
+HARMLESS = re.compile(
+    r"img_size|qkv_fused|(\w+_)?drop_rate|drop_path_rate|dynamic_img_\w+|weight_init|fix_init|head_init_scale"
+    r"|pretrained\w*|pos_embed_grid_size|scriptable|exportable|checkpoint_path|use_naflex"
 )
 """Arguments of a timm model that change nothing but arrays, or nothing outside training."""
 
@@ -52,6 +78,9 @@ def stated_settings(config: dict[str, Any]) -> dict[str, Any] | None:
         raise CheckpointError(f"{architecture} has a part that this Vision Transformer has not: {known['other']}")
     changes = changed_arguments(config)
     settings = known | changes
+    if settings["pool"] != known["pool"]:  # the pooling decides where the norm is, unless the architecture does
+        settings["norm_after_pool"] = known.get("fc_norm", settings["pool"] == "mean")
+    settings.pop("fc_norm", None)
     if known.get("pool_heads") == known["heads"] or settings["pool"] != "map":
         settings.pop("pool_heads", None)  # as many as elsewhere, also where model_args changes that number
     if changes.get("pool_prefix") and settings["pool"] == "mean":
@@ -61,22 +90,45 @@ def stated_settings(config: dict[str, Any]) -> dict[str, Any] | None:
     return settings
 
 
+def stated_shape(config: dict[str, Any], settings: dict[str, Any], width: int) -> dict[str, Any]:
+    """What `config.json` says of settings that the arrays tell too; `settings` are those of `stated_settings`."""
+    found = {"num_classes": config.get("num_classes")} | arguments_of(config)
+    stated = {TOLD_BY_ARRAYS[name]: value for name, value in found.items() if name in TOLD_BY_ARRAYS}
+    size, ratio = stated.get("patch_size"), stated.pop("mlp_width", None)
+    if isinstance(size, list) and size[1:] == size[:-1]:
+        stated["patch_size"] = size[0]
+    if isinstance(ratio, int | float):
+        stated["mlp_width"] = int(width * ratio)
+    if stated.get("class_position") is not None:
+        stated["class_position"] = not stated["class_position"]
+    if "layer_scale" in stated:  # of 0 some models have none, and others scale by arrays of zeros
+        stated["layer_scale"] = True if stated["layer_scale"] else None
+    if stated.get("norm_after_pool") is None and settings.get("final_norm"):
+        stated["norm_after_pool"] = settings["norm_after_pool"]
+    return stated
+
+
 def changed_arguments(config: dict[str, Any]) -> dict[str, Any]:
     """Settings that `global_pool` and `model_args` state in place of the architecture's own."""
-    arguments = config.get("model_args") or {}
-    if not isinstance(arguments, dict):
-        raise CheckpointError("config.json: model_args is not an object")
     changes: dict[str, Any] = {}
     if config.get("global_pool") is not None:
         changes["pool"] = chosen("global_pool", config["global_pool"])
-    for name, value in arguments.items():
+    for name, value in arguments_of(config).items():
         if name in CHOICES:
-            changes |= {} if value is None else {CHOICES[name][0]: chosen(name, value)}
+            changes[CHOICES[name][0]] = chosen(name, value)
         elif name == "num_heads" and isinstance(value, int):
             changes["heads"] = value
-        elif not TOLD_BY_ARRAYS.fullmatch(name):
+        elif name not in TOLD_BY_ARRAYS and not HARMLESS.fullmatch(name):
             raise CheckpointError(f"config.json: model_args states {name}={value!r}, which is not known here")
     return changes
+
+
+def arguments_of(config: dict[str, Any]) -> dict[str, Any]:
+    """`model_args` without those that are null, which timm takes for the architecture's own."""
+    arguments = config.get("model_args") or {}
+    if not isinstance(arguments, dict):
+        raise CheckpointError("config.json: model_args is not an object")
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def chosen(name: str, value: Any) -> Any:
