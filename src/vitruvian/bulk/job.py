@@ -7,6 +7,7 @@ bytes for one process or for many, and after any number of interruptions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
@@ -142,13 +143,22 @@ class Job:
                 wanted.append(part)
         batches = (batch for part in wanted for batch in self.batches_of(part))
         seen = self.images.seen(batches, self.view, workers=self.workers, ahead=2 * int(self.settings["batch"]))
-        for part in wanted:
-            rows = Rows(self.rows_of(part).start)
-            for found in islice(seen, len(self.batches_of(part))):
-                rows.add(found, self.results(found.pixels) if found.pixels is not None else [])
-                yield len(found)
-            self._check_readable(rows)
-            self.place.write(part_name(part, self.parts), encoded(rows.table(self.columns, identity)))
+        with ThreadPoolExecutor(1, thread_name_prefix="write") as writer:  # the model does not wait for the place
+            written: Future[None] | None = None
+            for part in wanted:
+                rows = Rows(self.rows_of(part).start)
+                for found in islice(seen, len(self.batches_of(part))):
+                    rows.add(found, self.results(found.pixels) if found.pixels is not None else [])
+                    yield len(found)
+                self._check_readable(rows)
+                if written is not None:
+                    written.result()
+                written = writer.submit(self._write, part, rows, identity)
+            if written is not None:
+                written.result()
+
+    def _write(self, part: int, rows: Rows, identity: str) -> None:
+        self.place.write(part_name(part, self.parts), encoded(rows.table(self.columns, identity)))
 
     def _check_readable(self, rows: Rows) -> None:
         seen = rows.seen

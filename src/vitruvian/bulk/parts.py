@@ -42,7 +42,6 @@ class Rows:
             if error is None and result is None:
                 seen.errors[place] = "the model's answer is not a finite number"
             self.results.append(result)
-        seen.pixels = None
         self.seen.extend(seen)
 
     def table(self, columns: Any, identity: str) -> Any:
