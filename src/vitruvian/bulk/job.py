@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ from vitruvian.bulk.place import Place
 from vitruvian.config import Preprocess
 from vitruvian.errors import ConfigError, DataError
 from vitruvian.evaluation.measuring.inference import MAX_UNREADABLE
-from vitruvian.evaluation.probes.store import HEADS, model_key
+from vitruvian.evaluation.probes.store import HEADS, model_keys
 from vitruvian.files import json_bytes, parse_object, short_hash
 from vitruvian.predict import Classifier, Encoder
 from vitruvian.progress import tell
@@ -71,7 +72,7 @@ class Job:
             "format": FORMAT,
             "task": self.task,
             "model": self.encoder.name,
-            "model_key": self._model_key(),
+            "model_key": self._model_keys[0],
             "data": self.data,
             "data_key": short_hash([*names, *self._some_keys()]),
             "images": len(self),
@@ -80,15 +81,17 @@ class Job:
         }
         return dict(parse_object(json_bytes(content), JOB_FILE))  # with lists for tuples, as it is read again
 
-    def _model_key(self) -> str:
-        key = model_key(self.encoder)
+    @cached_property
+    def _model_keys(self) -> tuple[str, ...]:
+        """Of what the result depends on in the model, and as earlier versions wrote it."""
+        keys = model_keys(self.encoder)
         if self.task == "embed":
-            return key
+            return keys
         assert isinstance(self.encoder, Classifier)
         model = self.encoder.model
         head = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(HEADS)}
-        answers = [model.temperature, model.score_function, list(self.encoder.labels)]
-        return short_hash([key, tensors_digest(head), *answers])
+        answers = [tensors_digest(head), model.temperature, model.score_function, list(self.encoder.labels)]
+        return tuple(short_hash([key, *answers]) for key in keys)
 
     def _some_keys(self) -> list[str]:
         """Enough keys to tell one dataset of this size from another, unless each would be fetched."""
@@ -118,6 +121,7 @@ class Job:
         if JOB_FILE in self.place.names():
             where = f"{self.place}/{JOB_FILE}"
             before = parse_object(self.place.read(JOB_FILE), where, raises=DataError)
+            description |= self._same(before)
             changed = [name for name, value in description.items() if before.get(name) != value and name not in NAMES]
             if changed:
                 was = ", ".join(f"{name} was {printable(str(before.get(name)))[:60]}" for name in changed[:3])
@@ -125,6 +129,18 @@ class Job:
         else:
             self.place.write(JOB_FILE, json_bytes(description))
         return identity_of(description)
+
+    def _same(self, before: Mapping[str, Any]) -> dict[str, Any]:
+        """What an earlier version has described in other words: it is part of the identity of what is there."""
+        found = {}
+        if before.get("model_key") in self._model_keys:
+            found["model_key"] = before["model_key"]
+        try:
+            if Preprocess.from_json(before["preprocess"]) == self.view:
+                found["preprocess"] = before["preprocess"]
+        except (ConfigError, LookupError, TypeError, AttributeError):
+            pass  # not preprocessing: told with the other differences
+        return found
 
     def work(self, numbers: Iterable[int], identity: str) -> Iterator[int]:
         """Make the parts with these numbers that are not there; gives numbers of images as they are done."""
