@@ -1,7 +1,7 @@
 """`vit embed` over a million entries: its rate beside the bare model's, its memory, and ten kills.
 
 python benchmarks/bulk.py data FOLDER --cifar CIFAR_TEST_SHEET [--entries 1000000]
-python benchmarks/bulk.py rate FOLDER [--rounds 4] [--seconds 20]
+python benchmarks/bulk.py rate FOLDER [--rounds 12] [--seconds 8]
 python benchmarks/bulk.py kill FOLDER [--kills 10] [--seed 0]
 
 `data` writes 10,000 images of 32 x 32 from a sheet of 100 x 100, a manifest that repeats them, and a tiny ViT. `rate`
@@ -43,8 +43,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--cifar", type=Path)
     parser.add_argument("--entries", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=8.0, help="of one round")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)

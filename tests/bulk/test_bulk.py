@@ -74,6 +74,18 @@ def test_processes_that_read_give_the_bytes_of_threads(images, model, whole, tmp
     assert content(tmp_path) == content(whole)
 
 
+def test_batches_that_overlap_on_two_cores_give_the_bytes_of_one_after_the_other(images, model, tmp_path, monkeypatch):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        embed(images, model, tmp_path / "two", piece=11, batch=5)
+        monkeypatch.setattr(vitruvian.bulk.job, "in_threads", lambda function, items, **_: map(function, items))
+        embed(images, model, tmp_path / "one", piece=11, batch=5)
+    finally:
+        torch.set_num_threads(before)
+    assert content(tmp_path / "two") == content(tmp_path / "one")
+
+
 def test_each_process_of_torchrun_does_its_share(images, model, whole, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     for rank in "021":

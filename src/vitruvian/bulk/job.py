@@ -14,16 +14,19 @@ from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from vitruvian.bulk.images import Images
+from vitruvian.bulk.images import Images, Seen
 from vitruvian.bulk.parts import DamagedPart, Rows, as_cells, columns_of, encoded, part_name, read_part
 from vitruvian.bulk.place import Place
 from vitruvian.config import Preprocess
+from vitruvian.data.workers import in_threads
 from vitruvian.errors import ConfigError, DataError
 from vitruvian.evaluation.measuring.inference import MAX_UNREADABLE
 from vitruvian.evaluation.probes.store import HEADS, model_keys
 from vitruvian.files import json_bytes, parse_object, short_hash
+from vitruvian.model.build import Model
 from vitruvian.predict import Classifier, Encoder
 from vitruvian.progress import tell
 from vitruvian.text import printable
@@ -159,12 +162,13 @@ class Job:
                 wanted.append(part)
         batches = (batch for part in wanted for batch in self.batches_of(part))
         seen = self.images.seen(batches, self.view, workers=self.workers, ahead=2 * int(self.settings["batch"]))
+        computed = self._computed(seen)
         with ThreadPoolExecutor(1, thread_name_prefix="write") as writer:  # the model does not wait for the place
             written: Future[None] | None = None
             for part in wanted:
                 rows = Rows(self.rows_of(part).start)
-                for found in islice(seen, len(self.batches_of(part))):
-                    rows.add(found, self.results(found.pixels) if found.pixels is not None else [])
+                for found, results in islice(computed, len(self.batches_of(part))):
+                    rows.add(found, results)
                     yield len(found)
                 self._check_readable(rows)
                 if written is not None:
@@ -172,6 +176,25 @@ class Job:
                 written = writer.submit(self._write, part, rows, identity)
             if written is not None:
                 written.result()
+
+    def _computed(self, batches: Iterator[Seen]) -> Iterator[tuple[Seen, list[Any]]]:
+        """Each batch with its results.
+
+        Cores that share out a batch are not done at the same time; so they get the next one meanwhile. What they
+        compute does not depend on it.
+        """
+        model, cores = self.encoder.model, torch.get_num_threads()
+
+        def compute(found: Seen) -> tuple[Seen, list[Any]]:
+            if torch.get_num_threads() != cores:  # which a new thread may not have from this one
+                torch.set_num_threads(cores)
+            return found, self.results(found.pixels) if found.pixels is not None else []
+
+        plain = isinstance(model, Model) and not model.training and model.cascade is None
+        if cores == 1 or not plain or self.encoder.engine != "torch" or torch.device(self.encoder.device).type != "cpu":
+            yield from map(compute, batches)
+        else:
+            yield from in_threads(compute, batches, threads=2, ahead=2)
 
     def _write(self, part: int, rows: Rows, identity: str) -> None:
         self.place.write(part_name(part, self.parts), encoded(rows.table(self.columns, identity)))
