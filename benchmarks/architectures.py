@@ -1,7 +1,8 @@
 """Every Vision Transformer that timm names: what its arrays cannot tell, as a table, and a scan that compares answers.
 
-    python benchmarks/architectures.py table    # writes src/vitruvian/weights/families/timm.json
+    python benchmarks/architectures.py table    # writes timm.json and timm_shapes.json of weights/families
     python benchmarks/architectures.py scan     # loads random weights of every name and compares the logits
+    python benchmarks/architectures.py trip     # the same, written as a timm folder, which timm loads and answers from
 
 It needs timm, but not torchvision. A model is made with two blocks, its own heads and 8 channels for each.
 """
@@ -18,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import vitruvian as vt
+from architecture_shapes import write_shapes
 from peers import make_torchvision_importable
 from vitruvian.weights.families.timm_variants import architectures
 
@@ -205,8 +208,13 @@ def made(name: str, **options: Any) -> nn.Module:
     try:
         return timm.create_model(name, depth=2, **options)
     except AssertionError:  # heads of keys and values for each block
-        heads = options.get("num_heads") or architectures()[name]["heads"]
-        return timm.create_model(name, depth=2, num_kv_heads=(heads, heads // 2), **options)
+        return timm.create_model(name, depth=2, **shared_keys(name, options), **options)
+
+
+def shared_keys(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Heads of keys and values in two blocks, the second with half of them, where the architecture has such."""
+    heads = options.get("num_heads") or architectures()[name]["heads"]
+    return {"num_kv_heads": (heads, heads // 2)}
 
 
 def write_table() -> None:
@@ -224,15 +232,17 @@ def write_table() -> None:
     print(f"{TABLE}: {len(names())} names in {len(groups)} groups")
 
 
-def scan(only: str = "") -> None:
+def scan(mode: str, only: str = "") -> None:
     """Load every architecture's random weights as timm saves them for the hub, and compare logits.
 
-    `each-kind` takes one name of those whose settings differ in the number of heads alone.
+    `trip` writes them as a timm folder again, from which timm's own code answers. `each-kind` takes one name of those
+    whose settings differ in the number of heads alone.
     """
+    verdict_of = {"scan": reading, "trip": round_trip}[mode]
     counts: Counter[str] = Counter()
     for name in one_of_each_kind() if only == "each-kind" else [name for name in names() if only in name]:
         with tempfile.TemporaryDirectory() as folder:
-            verdict = compared(name, Path(folder)) if name in architectures() else "not in the table"
+            verdict = verdict_of(name, Path(folder)) if name in architectures() else "not in the table"
         counts[verdict.split(":")[0]] += 1
         print(f"{name}: {verdict}", flush=True)
     print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
@@ -257,8 +267,8 @@ def tiny(name: str) -> dict[str, Any]:
     return options | ({} if "naflex" in name else {"img_size": 32, "patch_size": 8})
 
 
-@torch.no_grad()
-def compared(name: str, folder: Path) -> str:
+def saved(name: str, folder: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """A small version with random weights, and the settings that make it so, in a folder as timm saves for the hub."""
     from timm.models import save_for_hf
 
     torch.manual_seed(0)
@@ -268,12 +278,51 @@ def compared(name: str, folder: Path) -> str:
         if tensor.is_floating_point():
             tensor.add_(0.05 * torch.rand_like(tensor) if tensor.dim() == 1 else 0.05 * torch.randn_like(tensor))
     save_for_hf(model, folder, model_args=options | {"depth": 2})
+    return model, options
+
+
+@torch.no_grad()
+def round_trip(name: str, folder: Path) -> str:
+    """timm's model, read and written by us, answers in timm's code as before; `same` where its arrays are the same."""
+    import timm
+
+    model, options = saved(name, folder / "theirs")
+    ours = compared(model, folder / "theirs", options)
+    if not ours.startswith("agrees"):
+        return ours
+    try:
+        certificate = vt.convert(folder / "theirs", folder / "ours", to="timm")
+    except vt.VitruvianError as error:
+        return f"refused: {str(error).removeprefix(str(folder))[:300]}"
+    architecture = json.loads((folder / "ours" / "config.json").read_text())["architecture"]
+    again = timm.create_model(f"local-dir:{folder / 'ours'}", pretrained=True).eval()
+    written, held = load_file(folder / "ours" / "model.safetensors"), model.state_dict()
+    if architecture != name or written.keys() != held.keys():
+        return f"OTHER NAMES: {architecture}, {sorted(written.keys() ^ held.keys())[:3]}"
+    if certificate.readers_difference > TOLERANCE * max(1.0, certificate.largest_answer):
+        return f"ANOTHER READER: {certificate}"
+    side = options.get("img_size", 256)
+    pixels = torch.randn(2, 3, side, side)
+    wanted = model(pixels)
+    error = float((again(pixels) - wanted).abs().max() / wanted.abs().max())
+    kind = "same" if all(torch.equal(written[key], value) for key, value in held.items()) else "agrees"
+    return f"{kind}: {error:.1e}" if error < TOLERANCE else f"WRONG: {error:.1e}"
+
+
+def reading(name: str, folder: Path) -> str:
+    model, options = saved(name, folder)
+    return compared(model, folder, options)
+
+
+@torch.no_grad()
+def compared(model: nn.Module, folder: Path, options: dict[str, Any]) -> str:
+    """Whether our model from the folder answers as timm's."""
     try:
         ours = vt.load(folder)
     except vt.VitruvianError as error:
         return f"refused: {str(error).removeprefix(f'{folder}: ')[:150]}"
     errors = []
-    for side in (options.get("img_size", 256), *((64,) if "naflex" in name else ())):
+    for side in (options.get("img_size", 256), *((64,) if hasattr(model, "embeds") else ())):
         pixels = torch.randn(2, 3, side, side)
         wanted, found = model(pixels), ours(pixels)
         same = found.shape == wanted.shape
@@ -284,4 +333,10 @@ def compared(name: str, folder: Path) -> str:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     make_torchvision_importable()
-    write_table() if sys.argv[1:] == ["table"] else scan(*sys.argv[2:])
+    if sys.argv[1:] == ["table"]:
+        write_table()
+        import timm
+
+        write_shapes(names(), timm.create_model)
+    else:
+        scan(*sys.argv[1:])

@@ -10,7 +10,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver
 from typing import NamedTuple
 
@@ -87,15 +87,18 @@ class Forked:
         return self.wait()
 
     def wait(self, seconds: float = SECONDS) -> Ran:
-        if not any(self.poll() is not None for _ in patience(seconds)):
-            os.kill(self.pid, signal.SIGKILL)
-            self.ended = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-            pytest.fail(f"hangs: {seconds} s")
+        end = time.monotonic() + seconds
+        while (code := self.poll()) is None:
+            if time.monotonic() > end:
+                os.kill(self.pid, signal.SIGKILL)
+                self.ended = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+                pytest.fail(f"hangs: {seconds} s")
+            time.sleep(0.003)
         for stream in self.streams[len(self.texts) :]:
             with stream:
                 stream.seek(0)
                 self.texts.append(stream.read().decode("utf-8", errors="replace"))
-        return Ran(self.ended, *self.texts)
+        return Ran(code, *self.texts)
 
     def printed(self, stream: int = 1) -> str:
         """What has been printed so far; 2 is stderr."""
@@ -103,21 +106,12 @@ class Forked:
 
     def until(self, happened: Callable[[], object]) -> Forked:
         """Wait for something that this process does before it ends."""
-        for _ in patience(SECONDS):
-            if happened():
-                return self
+        end = time.monotonic() + SECONDS
+        while not happened():
             assert self.poll() is None, self.wait()
-        pytest.fail("it never happened")
-
-
-def patience(seconds: float) -> Iterator[None]:
-    """Every few milliseconds of so many seconds; those in which this process was stopped do not count."""
-    last = time.monotonic()
-    while seconds > 0:
-        yield
-        time.sleep(0.003)
-        last, before = time.monotonic(), last
-        seconds -= min(last - before, 1.0)
+            assert time.monotonic() < end, "it never happened"
+            time.sleep(0.003)
+        return self
 
 
 def exit_code(work: Callable[[], object]) -> int:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from checkpoints import TOLERANCE
 
+from vitruvian.config import HUGGINGFACE_NUMERICS, ViTConfig
 from vitruvian.errors import CheckpointError, ConversionError
+from vitruvian.model.build import build
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save
 
@@ -101,9 +105,7 @@ def test_answers_are_those_of_transformers(architecture, tmp_path):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "architecture", ["CLIPVisionModel", "CLIPVisionModelWithProjection", "SiglipVisionModel", "DINOv3ViTModel"]
-)
+@pytest.mark.parametrize("architecture", [name for name in KINDS if name not in ("CLIPModel", "SiglipModel")])
 def test_transformers_reads_what_is_written_as_its_own(architecture, tmp_path):
     peer, answer, _ = made(architecture, tmp_path / "theirs")
     model = load(tmp_path / "theirs")
@@ -111,6 +113,7 @@ def test_transformers_reads_what_is_written_as_its_own(architecture, tmp_path):
     again, seen = getattr(transformers, architecture).from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not seen["missing_keys"]
     assert not seen["unexpected_keys"]
+    assert seen.get("mismatched_keys", []) in ([], set())
     pixels = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(answer(again.eval(), pixels), answer(peer, pixels), atol=TOLERANCE, rtol=TOLERANCE)
     assert load(tmp_path / "ours").config == model.config
@@ -125,20 +128,26 @@ def test_what_a_kind_of_transformers_has_not_is_named(tmp_path):
 
 
 @torch.no_grad()
-def test_siglip_2_takes_pixels_where_transformers_takes_patches(tmp_path):
+def test_siglip_2_takes_pixels_where_transformers_takes_patches_and_is_written_as_such(tmp_path):
     torch.manual_seed(0)
     shape = {key: value for key, value in SHAPE.items() if key != "image_size"}
     peer = transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**shape, num_patches=16)).eval()
     for parameter in peer.parameters():
         parameter.data = 0.3 * torch.randn(parameter.shape)
-    peer.save_pretrained(tmp_path)
-    model = load(tmp_path)
+    peer.save_pretrained(tmp_path / "theirs")
+    model = load(tmp_path / "theirs")
+    save(model, tmp_path / "ours", "huggingface")
+    again = transformers.Siglip2VisionModel.from_pretrained(tmp_path / "ours").eval()
+    processor = json.loads((tmp_path / "ours" / "preprocessor_config.json").read_text())
+    assert (processor["image_processor_type"], processor["max_num_patches"]) == ("Siglip2ImageProcessor", 16)
     for rows, columns in ((4, 4), (2, 6)):
         pixels = torch.randn(1, 3, rows * 8, columns * 8)
         patches = pixels.view(1, 3, rows, 8, columns, 8).permute(0, 2, 4, 3, 5, 1).reshape(1, rows * columns, -1)
         mask, shapes = torch.ones(1, rows * columns), torch.tensor([[rows, columns]])
-        wanted = peer(patches, pixel_attention_mask=mask, spatial_shapes=shapes).pooler_output
+        options = {"pixel_attention_mask": mask, "spatial_shapes": shapes}
+        wanted = peer(patches, **options).pooler_output
         assert float((model(pixels) - wanted).abs().max()) < TOLERANCE * max(1.0, float(wanted.abs().max()))
+        torch.testing.assert_close(again(patches, **options).pooler_output, wanted, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_a_text_tower_is_named_as_not_used(tmp_path):
@@ -151,3 +160,46 @@ def test_dinov3_without_its_settings_asks_for_them(tmp_path):
     (tmp_path / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"without config\.json, which states heads and rotary positions"):
         load(tmp_path)
+
+
+MEAN = ViTConfig(
+    image_size=32, patch_size=8, layers=2, width=32, mlp_width=64, heads=4, classes=3, pool="mean",
+    numerics=HUGGINGFACE_NUMERICS,
+)  # fmt: skip
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("BeitForImageClassification", {"norm_after_pool": True}),
+        ("BeitForImageClassification", {"norm_after_pool": True, "positions": "sincos", "layer_scale": True}),
+        ("BeitForImageClassification", {"pool": "token", "positions": "relative_bias"}),
+        ("IJepaForImageClassification", {"class_token": False}),
+    ],
+)
+def test_models_that_read_the_mean_are_written_as_the_kinds_that_do(architecture, changes, tmp_path):
+    model = build(MEAN.replace(**changes)).eval()
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
+    save(model, tmp_path / "ours", "huggingface")
+    peer = getattr(transformers, architecture).from_pretrained(tmp_path / "ours").eval()
+    pixels = torch.randn(2, 3, *model.config.image_size, generator=generator)
+    torch.testing.assert_close(peer(pixels).logits, model(pixels), atol=TOLERANCE, rtol=TOLERANCE)
+    torch.testing.assert_close(load(tmp_path / "ours")(pixels), model(pixels), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"positions": "relative_bias", "image_size": (32, 48)}, "exchanges rows and columns of biases"),
+        ({"positions": "relative_bias", "norm_after_pool": False}, "has a norm after the mean of the patches"),
+        ({"norm_after_pool": True, "qkv_bias": False}, "BEiT of transformers has qkv_bias=True, this model False"),
+        ({"final_norm": False}, "have a norm before their head"),
+        ({"class_token": False, "norm_after_pool": True}, "no norm after the mean of the patches without a class"),
+    ],
+)
+def test_what_beit_and_i_jepa_of_transformers_have_not_is_named(changes, reason, tmp_path):
+    with pytest.raises(ConversionError, match=reason):
+        save(build(MEAN.replace(**changes)), tmp_path / "ours", "huggingface")

@@ -30,39 +30,39 @@ EXPRESSED_BY = {
     "google_vit": "native google torchvision",
     "torchvision_vit_hidden": "native google torchvision",
     "bigvision_vit_tok": "native google torchvision",
-    "google_vit_gap": "native google timm",
-    "bigvision_vit_gap_sincos": "native google timm",
+    "google_vit_gap": "native google timm huggingface",
+    "bigvision_vit_gap_sincos": "native google timm huggingface",
     "google_hybrid": "native google timm",
     "bigvision_vit_map": "native timm",
     "timm_deit_distilled": "native timm huggingface",
     "timm_deit3": "native timm",
     "timm_vit_gap": "native timm",
-    "timm_vit_gap_fcnorm": "native timm",
+    "timm_vit_gap_fcnorm": "native timm huggingface",
     "dino": "native google timm huggingface",
     "timm_headless": "native google timm huggingface",
     "timm_oblong": "native google timm huggingface",
     "timm_without_bias": "native timm huggingface",
     "timm_hybrid": "native google timm",
     "timm_stem": "native google timm",
-    "timm_mean": "native google timm",
+    "timm_mean": "native google timm huggingface",
     "timm_map": "native timm",
     "timm_registers": "native timm",
     "timm_registers_placed": "native timm",
     "timm_swiglu": "native timm",
     "open_clip": "native huggingface",
-    "aimv2_large_patch14_224": "native",
-    "beit_base_patch16_224": "native",
+    "aimv2_large_patch14_224": "native timm",
+    "beit_base_patch16_224": "native timm huggingface",
     "beit3_base_patch16_224": "native timm",
-    "eva02_base_patch14_224": "native",
-    "vit_base_patch16_18x2_224": "native",
+    "eva02_base_patch14_224": "native timm",
+    "vit_base_patch16_18x2_224": "native timm",
     "vit_base_patch16_clip_quickgelu_224": "native timm",
-    "vit_base_patch16_dinov3_qkvb": "native",
-    "vit_base_patch16_rope_ape_224": "native",
-    "vit_base_patch16_rope_mixed_224": "native",
-    "vit_base_patch16_rpn_224": "native",
-    "vit_base_patch16_xp_224": "native",
+    "vit_base_patch16_dinov3_qkvb": "native timm",
+    "vit_base_patch16_rope_ape_224": "native timm",
+    "vit_base_patch16_rope_mixed_224": "native timm",
+    "vit_base_patch16_rpn_224": "native timm",
+    "vit_base_patch16_xp_224": "native timm",
     "vit_base_patch32_siglip_256": "native timm",
-    "vit_pe_core_base_patch16_224": "native",
+    "vit_pe_core_base_patch16_224": "native timm",
     "vit_so150m_patch16_reg4_map_256": "native timm",
 }
 
@@ -104,6 +104,19 @@ def test_a_model_comes_back_unchanged_from_each_family_that_can_express_it(name,
     assert largest_difference(again, name) < TOLERANCE
     assert (again.config, again.preprocess, again.labels) == (model.config, model.preprocess, model.labels)
     assert again.origin == model.origin
+
+
+@pytest.mark.parametrize("name", [name for name in ALL_NAMES if "timm" in EXPRESSED_BY[name].split()])
+def test_a_model_comes_back_unchanged_from_a_folder_for_timm(name, tmp_path):
+    model = load(path_of(name), heads=4, grid=GRIDS.get(name))
+    if name.startswith(("google_hybrid", "timm_hybrid", "timm_stem")):  # of fewer stages than any architecture of timm
+        with pytest.raises(ConversionError, match=r"nearest is .*, which has stem="):
+            save(model, tmp_path / "timm", "timm")
+        return
+    save(model, tmp_path / "timm", "timm")
+    again = load(tmp_path / "timm")
+    assert largest_difference(again, name) < TOLERANCE
+    assert (again.config, again.preprocess, again.labels) == (model.config, model.preprocess, model.labels)
 
 
 @pytest.mark.parametrize("family", DESTINATIONS)

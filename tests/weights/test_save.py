@@ -308,7 +308,7 @@ class TestExpression:
         ("family", "name", "text"),
         [
             ("google", "w.safetensors", "google weights are a file that ends in .npz"),
-            ("timm", "w", "timm weights are a file that ends in .safetensors or .pth"),
+            ("timm", "w.npz", "timm weights are a file that ends in .safetensors or .pth or .pt or .bin, or a folder"),
             ("native", "w.safetensors", "native weights are a folder"),
             ("huggingface", "w.npz", "huggingface weights are a folder"),
         ],

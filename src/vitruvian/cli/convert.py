@@ -20,7 +20,7 @@ def convert(
         str,
         typer.Argument(
             metavar="DST",
-            help="A folder for native and huggingface, else a file: .npz (google), .safetensors (timm), .pth.",
+            help="A folder for native, huggingface and timm, or a file: .npz (google), .safetensors (timm), .pth.",
         ),
     ],
     to: Annotated[WritableFamily, typer.Option(help="The family to write.")] = "native",

@@ -157,6 +157,7 @@ class ResNet(nn.Module):
         self.preprocess = Preprocess(image_size=config.image_size)
         self.labels: tuple[str, ...] | None = None
         self.origin = ""
+        self.known_as = ""
         self.temperature = 1.0
         """Logits are divided by it before they become probabilities; `vit evaluate` can fit it."""
         self.score_function: ScoreFunction = "softmax"

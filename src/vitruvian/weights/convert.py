@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvian.errors import ConversionError
@@ -18,6 +19,7 @@ from vitruvian.settings import Seed, Size, typed
 from vitruvian.text import counted
 from vitruvian.weights.adapt import Changes
 from vitruvian.weights.families.registry import check_writer, writer
+from vitruvian.weights.families.text_writing import TextWeights, text_obstacles, tokenizer_files
 from vitruvian.weights.load import check_finite, load, locate, open_model, published_name, with_config
 from vitruvian.weights.parse import LoadHints
 from vitruvian.weights.save import check_destination, digests, write
@@ -43,6 +45,8 @@ class Certificate:
     """Features where there is no head, or a head of zeros that would hide every difference."""
     readers_difference: float
     """The same for a reader that runs the destination with its family's own numerics."""
+    texts_difference: float | None
+    """Between embeddings of random tokens by both text towers; None where no text tower was written."""
     notes: tuple[str, ...]
     """What such a reader does differently, in words."""
     batch_shape: tuple[int, ...]
@@ -51,7 +55,6 @@ class Certificate:
     destination_sha256: dict[str, str]
 
     def to_json(self) -> dict[str, Any]:
-        """What `certificate.json` holds."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
@@ -60,6 +63,10 @@ class Certificate:
             f"among {self.compared} up to {self.largest_answer:.3g} (batch {'x'.join(map(str, self.batch_shape))}, "
             f"seed {self.seed})",
         ]
+        if self.texts_difference is not None:
+            lines.append(
+                f"text tower: largest difference {self.texts_difference:.2g} among embeddings of random tokens"
+            )
         if self.readers_difference > max(self.largest_difference, TOLERANCE * max(1.0, self.largest_answer)):
             reader = f"a {self.destination_family} reader with its own numerics"
             lines.append(f"{reader} differs by up to {self.readers_difference:.2g}")
@@ -110,16 +117,18 @@ def convert(
         raise ConversionError("template= is for labels=, which are missing")
     check_finite(model, path, raises=ConversionError)
     source_sha256 = digests(path)
-    with staged(check_destination(target, to, model.config)) as new:
+    with staged(check_destination(target, to)) as new:
         tell(f"writing {to} weights")
-        notes = write(model, new, to, half=half)
+        text, left_out = text_to_write(model, new, to)
+        notes = [*write(model, new, to, half=half, text=text), *left_out]
         tell("comparing source and result")
         certificate = Certificate(
             source=str(source),
             source_family=source_family,
             destination=str(target),
             destination_family=to,
-            **compare(model, load(new), family=to, seed=seed),
+            **compare(model, load(new), family=to, path=new, seed=seed),
+            texts_difference=None if text is None else compare_texts(text, new, seed=seed),
             notes=(*notes, *(["matrices were rounded to float16"] if half else [])),
             seed=seed,
             source_sha256=source_sha256,
@@ -134,7 +143,7 @@ def convert(
     return certificate
 
 
-def compare(model: Model, reread: Model, *, family: str, seed: int) -> dict[str, Any]:
+def compare(model: Model, reread: Model, *, family: str, path: Path, seed: int) -> dict[str, Any]:
     """The certificate's numbers: both models, and the family's own numerics, on one random batch."""
     shape = (2, model.config.channels, *model.config.image_size)
     pixels = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
@@ -143,9 +152,9 @@ def compare(model: Model, reread: Model, *, family: str, seed: int) -> dict[str,
     with torch.no_grad():
         wanted = answers(model.eval(), pixels, blank=blank)
         found = answers(reread, pixels, blank=blank)
-        own_config = (
-            reread.config if family == "native" else writer(family, reread.config).family_numerics(reread.config)
-        )
+        own_config = reread.config
+        if family != "native":
+            own_config = writer(family, reread, path).family_numerics(own_config)
         own = found if own_config == reread.config else answers(with_config(reread, own_config), pixels, blank=blank)
     model.train(training)
     return {
@@ -157,12 +166,49 @@ def compare(model: Model, reread: Model, *, family: str, seed: int) -> dict[str,
     }
 
 
+def text_to_write(model: Model, path: Path, family: str) -> tuple[TextWeights | None, list[str]]:
+    """The text tower beside the source's image tower; or, where it cannot be written, a note that says why."""
+    if family != "huggingface" or model.head is not None or not model.source:
+        return None, []
+    from vitruvian.weights.words import read_text_tower
+
+    text = read_text_tower(Path(model.source))
+    if text is None:
+        return None, []
+    reasons = list(text_obstacles(writer(family, model, path), model.config, text.tower.config))
+    if reasons:
+        return None, [f"the text tower was left out: {'; '.join(reasons)}"]
+    note = "the source has no files of a tokenizer, which other readers need for texts"
+    return text, [] if tokenizer_files(text) else [note]
+
+
+def compare_texts(text: TextWeights, path: Path, *, seed: int) -> float:
+    """The largest difference of embeddings of unit length, of random tokens by the tower and the one read back."""
+    from vitruvian.weights.words import read_text_tower
+
+    again = read_text_tower(path)
+    config = text.tower.config
+    if again is None or (again.scale, again.bias) != (text.scale, text.bias):
+        return float("inf")
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(config.vocabulary, (2, config.context_length), generator=generator)
+    tokens[:, -1] = min(config.eos, config.vocabulary - 1)
+    with torch.no_grad():
+        pair = [F.normalize(tower(tokens), dim=-1) for tower in (text.tower, again.tower)]
+    return float((pair[0] - pair[1]).abs().max())
+
+
 def answers(model: Model, pixels: Tensor, *, blank: bool) -> Tensor:
     return model.features(pixels) if blank else model(pixels)
 
 
 def check(certificate: Certificate, tolerance: float) -> None:
     allowed = tolerance * max(1.0, certificate.largest_answer)
+    if certificate.texts_difference is not None and not certificate.texts_difference <= tolerance:
+        raise ConversionError(
+            f"{certificate.destination}: not written, the re-read text tower differs by "
+            f"{certificate.texts_difference:.2g} where {tolerance:.2g} is allowed; please report this"
+        )
     if not certificate.largest_difference <= allowed:  # also refuses NaN
         raise ConversionError(
             f"{certificate.destination}: not written, the re-read {certificate.destination_family} weights differ by "

@@ -52,6 +52,8 @@ class Description:
     threshold_on: ThresholdOn = "probability"
     cascade: CascadeConfig | None = None
     """A cheaper pass that is made first."""
+    known_as: str = ""
+    """What its family called it: `timm:vit_base_patch16_224`, `huggingface:vit_msn`."""
 
     @classmethod
     def of(cls, model: Model) -> Description:
@@ -65,6 +67,7 @@ class Description:
             threshold=model.threshold,
             threshold_on=model.threshold_on,
             cascade=model.cascade,
+            known_as=model.known_as,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -80,6 +83,7 @@ class Description:
             "threshold": self.threshold,
             "threshold_on": self.threshold_on,
             **({} if self.cascade is None else {"cascade": self.cascade.to_json()}),
+            **({"known_as": self.known_as} if self.known_as else {}),
         }
 
     @classmethod
@@ -122,6 +126,7 @@ class Description:
             threshold=threshold,
             threshold_on=threshold_on,
             cascade=cascade,
+            known_as=str(data.get("known_as") or ""),
         )
 
 

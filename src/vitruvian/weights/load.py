@@ -189,5 +189,5 @@ def assemble(model: Model, state: Tensors, description: Description) -> Model:
     model.preprocess, model.labels, model.origin = description.preprocess, description.labels, description.origin
     model.temperature, model.score_function = description.temperature, description.score_function
     model.threshold, model.threshold_on = description.threshold, description.threshold_on
-    model.cascade = description.cascade
+    model.cascade, model.known_as = description.cascade, description.known_as
     return model.eval()

@@ -143,6 +143,7 @@ def describe(
         preprocess=view or Preprocess(image_size=config.image_size, stated=False),
         labels=(facts.labels or family.default_labels(config.classes)) if config.classes else None,
         origin=origin,
+        known_as=family.known_as(checkpoint),
     )
 
 

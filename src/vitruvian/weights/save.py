@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -24,69 +25,96 @@ from vitruvian.files import digest, json_bytes, staged
 from vitruvian.model.build import Model
 from vitruvian.weights.description import Description, fingerprint
 from vitruvian.weights.families.family import Family
-from vitruvian.weights.families.huggingface import HuggingFace
-from vitruvian.weights.families.huggingface_json import preprocess_of, preprocessor_json
-from vitruvian.weights.families.positions import FLAT, join_positions
-from vitruvian.weights.families.registry import check_writer, writer
+from vitruvian.weights.families.registry import check_writer, suffixes_of, takes_folders, writer
 from vitruvian.weights.families.rules import Tensors
-from vitruvian.weights.files import CARRIED, Checkpoint
+from vitruvian.weights.families.text_writing import TextWeights, tokenizer_files, write_text
+from vitruvian.weights.files import CARRIED
 
 
-def save(model: Model, path: str | Path, family: str = "native", *, half: bool = False) -> None:
+def save(model: Model, path: str | Path, family: str = "native", *, half: bool = False, text: bool = False) -> None:
     """Write a model as native, google, timm, torchvision or huggingface weights, in float32.
 
     With `half`, matrices and kernels are stored in float16, which halves the file; they are read as float32 again.
-    native and huggingface are folders, google a `.npz`, timm a `.safetensors` (or `.pth`), torchvision
-    a `.pth` (or `.safetensors`). What was at `path` stays until the new is complete. Every file also
+    native and huggingface are folders, google a `.npz`, timm a folder as on its hub or a `.safetensors` (or `.pth`),
+    torchvision a `.pth` (or `.safetensors`). What was at `path` stays until the new is complete. Every file also
     carries our description of the model, which other readers do not see, so that `load` gives back the
-    same numbers; a model that the family cannot express is a ConversionError.
+    same numbers; a model that the family cannot express is a ConversionError. With `text`, the text tower of the
+    weights that a CLIP or SigLIP was loaded from is written too, with its tokenizer's files (huggingface).
     """
     check_writer(family)
     destination = Path(path).expanduser()
-    with staged(check_destination(destination, family, model.config)) as new:
-        write(model, new, family, half=half)
+    beside = text_beside(model) if text else None
+    with staged(check_destination(destination, family)) as new:
+        write(model, new, family, half=half, text=beside)
 
 
-def check_destination(path: Path, family: str, config: ModelConfig) -> Path:
+def text_beside(model: Model) -> TextWeights:
+    from vitruvian.weights.words import read_text_tower
+
+    found = read_text_tower(Path(model.source)) if model.source else None
+    if found is None:
+        raise ConversionError("text=True: the weights that this model was loaded from have no text tower")
+    return found
+
+
+ENDINGS = (".safetensors", ".npz", ".pth")
+"""Of files, which no folder has."""
+
+
+def check_destination(path: Path, family: str) -> Path:
     """`path`, if this family's weights can have that name."""
-    suffixes = () if family == "native" else writer(family, config).suffixes
-    if suffixes and (path.suffix not in suffixes or path.is_dir()):
-        raise ConversionError(f"{path}: {family} weights are a file that ends in {' or '.join(suffixes)}")
-    if not suffixes and (path.is_file() or path.suffix in (".safetensors", ".npz", ".pth")):
+    suffixes, folders = suffixes_of(family), takes_folders(family)
+    if path.suffix in suffixes and not path.is_dir():
+        return path
+    if folders and not path.is_file() and path.suffix not in ENDINGS:
+        return path
+    if not suffixes:
         raise ConversionError(f"{path}: {family} weights are a folder, give the name of a folder")
-    return path
+    as_folder = ", or a folder" if folders else ""
+    raise ConversionError(f"{path}: {family} weights are a file that ends in {' or '.join(suffixes)}{as_folder}")
 
 
-def write(model: Model, path: Path, family: str, *, half: bool = False) -> list[str]:
+def write(model: Model, path: Path, family: str, *, half: bool = False, text: TextWeights | None = None) -> list[str]:
     """Write into a place that is not yet used; what other readers should know, in words."""
     description = Description.of(model)
     state = {name: tensor.detach().cpu().float() for name, tensor in model.state_dict().items()}
-    if half:
-        state = {name: tensor.half() if tensor.dim() > 1 else tensor for name, tensor in state.items()}
-        broken = next((name for name, tensor in state.items() if not tensor.isfinite().all()), None)
-        if broken is not None:
-            raise ConversionError(f"half=True: {broken!r} holds numbers beyond float16's 65,504; save it in float32")
+    state = halved(state) if half else state
+    if text is not None and family != "huggingface":
+        raise ConversionError(f"{family} cannot hold a text tower beside the image tower; huggingface can")
     if family == "native":
         write_native(path, state, description)
         return []
-    member = writer(family, model.config)
+    member = writer(family, model, path)
     obstacles = list(member.obstacles(model.config))
     if obstacles:
         raise ConversionError(f"{family} cannot express this model: {'; '.join(obstacles)}")
     tensors = foreign_tensors(member, state, model.config)
-    if isinstance(member, HuggingFace):
-        notes = write_huggingface(member, path, tensors, description)
+    stated = member.stated_files(model.config, model.labels, model.preprocess)
+    if text is not None:
+        added = write_text(member, model.config, stated, text)
+        tensors |= halved(added) if half else added
+    if path.suffix in suffixes_of(family):
+        notes = write_tensors(path, tensors, description.to_json(), stated.get("config.json"))
     else:
-        notes = write_tensors(path, tensors, description.to_json())
+        notes = write_folder(path, tensors, description, stated)
+        for file in tokenizer_files(text):
+            shutil.copyfile(file, path / file.name)
     return [*notes, *readers_notes(member, description)]
+
+
+def halved(state: Tensors) -> Tensors:
+    """Matrices and kernels in float16."""
+    rounded = {name: tensor.half() if tensor.dim() > 1 else tensor for name, tensor in state.items()}
+    broken = next((name for name, tensor in rounded.items() if not tensor.isfinite().all()), None)
+    if broken is not None:
+        raise ConversionError(f"half=True: {broken!r} holds numbers beyond float16's 65,504; save it in float32")
+    return rounded
 
 
 def foreign_tensors(member: Family, state: Tensors, config: ModelConfig) -> Tensors:
     """A model's tensors under a family's names and in its layouts."""
     if isinstance(config, ViTConfig):
-        state = join_positions(state, config, member.prefix_rows(config))
-        if config.positions in ("none", "relative_bias") and not any(row.native == FLAT for row in member.table.rows):
-            del state[FLAT]
+        state = member.write_positions(state, config)
     return member.from_table_names(member.table.write(member.rename_parameters(state, config), config), config)
 
 
@@ -97,16 +125,12 @@ def write_native(path: Path, state: Tensors, description: Description) -> None:
     (path / "config.json").write_bytes(json_bytes(header | {"header": fingerprint(header)}))
 
 
-def write_huggingface(member: HuggingFace, path: Path, tensors: Tensors, description: Description) -> list[str]:
-    config = description.config
-    assert isinstance(config, ViTConfig)
+def write_folder(path: Path, tensors: Tensors, description: Description, stated: dict[str, Any]) -> list[str]:
+    """A folder with the JSON files that its family's own code reads."""
     path.mkdir()
-    contents = {"config.json": member.config_json(config, description.labels)}
-    if description.preprocess.stated:
-        contents["preprocessor_config.json"] = preprocessor_json(description.preprocess)
-    for name, content in contents.items():
+    for name, content in stated.items():
         (path / name).write_bytes(json_bytes(content))
-    marks = {name: fingerprint(content) for name, content in contents.items()}
+    marks = {name: fingerprint(content) for name, content in stated.items()}
     return write_tensors(path / "model.safetensors", tensors, description.to_json() | {"files": marks})
 
 
@@ -124,18 +148,19 @@ def readers_notes(member: Family, description: Description) -> Iterator[str]:
         yield f"{member.name}'s own code norms with eps {theirs}, this model with {ours}"
     if own.stem != config.stem:
         yield f"{member.name}'s own code standardizes the stem's convolutions with another epsilon"
-    if config.positions != "learned":
+    if member.writes_out(config):
         yield f"{config.positions} positions were written out for a grid of {config.grid[0]}x{config.grid[1]}"
-    elif own.numerics.position_resize != config.numerics.position_resize:
+    elif config.positions == "learned" and own.numerics.position_resize != config.numerics.position_resize:
         ways = f"by {own.numerics.position_resize}, this model by {config.numerics.position_resize}"
         yield f"at other image sizes, {member.name}'s own code resamples positions {ways}"
     if config.merges_tokens:
         yield "other readers do not merge tokens"
     if description.temperature != 1.0:
         yield f"other readers do not divide the logits by this model's temperature, {description.temperature:.4g}"
-    assumed = assumed_view(member, description)
-    if assumed != description.preprocess:
-        yield f"other readers may prepare images otherwise: {differences(assumed, description.preprocess)}"
+    view = description.preprocess
+    assumed = member.assumed_view(config, view) if view.stated else view
+    if assumed != view:
+        yield f"other readers may prepare images otherwise: {differences(assumed, view)}"
 
 
 def differences(theirs: Preprocess, ours: Preprocess) -> str:
@@ -144,32 +169,27 @@ def differences(theirs: Preprocess, ours: Preprocess) -> str:
     return ", ".join(f"{name} {value} (this model: {own})" for (name, value), own in pairs if value != own)
 
 
-def assumed_view(member: Family, description: Description) -> Preprocess:
-    """How a reader that sees only the family's own files would prepare images."""
-    if not description.preprocess.stated:
-        return description.preprocess
-    if isinstance(member, HuggingFace):
-        view = preprocess_of(preprocessor_json(description.preprocess), description.config.image_size)
-        return view.replace(floor_crop=description.preprocess.floor_crop)  # at most a pixel, and always so
-    nothing = Checkpoint(path=Path(), format="safetensors", tensors={})
-    return member.usual_view(nothing, description.config) or description.preprocess
-
-
 MAX_COMMENT_BYTES = 65_535
 """What a ZIP archive's comment can hold."""
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], carried: dict[str, Any]) -> list[str]:
-    """Write one file in the format its name ends with; what could not be carried, in words."""
+def write_tensors(
+    path: Path, tensors: dict[str, Tensor], carried: dict[str, Any], stated: dict[str, Any] | None = None
+) -> list[str]:
+    """Write one file in the format its name ends with; what could not be carried, in words.
+
+    `stated` is what a folder's `config.json` would have: the header has it as text under that name.
+    """
     own = {name: owned(tensor) for name, tensor in tensors.items()}
+    header = {"config.json": json.dumps(stated)} if stated else {}
     if path.suffix == ".npz":
         return write_npz(path, own, carried)
     if path.suffix == ".safetensors":
-        write_safetensors(path, own, {"format": "pt", CARRIED: json.dumps(carried)})
+        write_safetensors(path, own, {"format": "pt", CARRIED: json.dumps(carried)} | header)
     else:
         state = OrderedDict(own)
         # PyTorch keeps versions of modules here and asks only for those it has, so an entry more is not seen.
-        state._metadata = OrderedDict({"": {"version": 1}, CARRIED: json.dumps(carried)})  # type: ignore[attr-defined]
+        state._metadata = OrderedDict({"": {"version": 1}, CARRIED: json.dumps(carried)} | header)  # type: ignore[attr-defined]
         with disk_errors(path):
             torch.save(state, path)
     return []

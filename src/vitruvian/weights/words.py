@@ -27,6 +27,7 @@ from vitruvian.weights.description import is_native
 from vitruvian.weights.families.registry import recognize
 from vitruvian.weights.families.rules import Tensors
 from vitruvian.weights.families.text import TEXT_FAMILIES, TextFamily, scalar
+from vitruvian.weights.families.text_writing import TextWeights
 from vitruvian.weights.load import locate
 from vitruvian.weights.tokenizer import Tokenizer, TokenizerRules
 
@@ -76,30 +77,38 @@ def load_text(source: str | Path) -> TextEncoder:
     """The text tower of a CLIP or SigLIP folder or published name; a CheckpointError where there is none."""
     path = locate(source)
     try:
-        checkpoint = files.read(path)
-        family = TEXT_FAMILIES.get(type(recognize(checkpoint))) if not is_native(checkpoint) else None
-        tensors = family.tensors(checkpoint) if family else {}
-        if family is None or not tensors:
+        found = read_text_tower(path)
+        if found is None:
             raise CheckpointError(
                 "has no text tower to answer in words; give a CLIP or SigLIP with both towers, or a model with a head"
             )
-        tower, cleaning = text_tower(family, checkpoint, tensors)
-        scale = scalar(checkpoint.tensors.get(family.scale), family.scale)
-        if scale is None:
-            raise CheckpointError(f"{family.scale!r} is missing, by which image and text are compared")
+        tower = found.tower
         rules = TokenizerRules(
             context_length=tower.config.context_length,
             vocabulary=tower.config.vocabulary,
             full=not tower.config.causal,
-            **cleaning,
+            **found.cleaning,
         )
-        folder = path if path.is_dir() else path.parent
-        bias = scalar(checkpoint.tensors.get(family.bias), family.bias)
-        return TextEncoder(
-            tower=tower, tokenizer=Tokenizer(folder, rules), scale=float(torch.tensor(scale).exp()), bias=bias
-        )
+        scale = float(torch.tensor(found.scale).exp())
+        return TextEncoder(tower=tower, tokenizer=Tokenizer(found.folder, rules), scale=scale, bias=found.bias)
     except (CheckpointError, ConfigError) as error:
         raise CheckpointError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from error
+
+
+def read_text_tower(path: Path) -> TextWeights | None:
+    """The text tower inside weights, without its tokenizer; None where there is none."""
+    checkpoint = files.read(path)
+    family = TEXT_FAMILIES.get(type(recognize(checkpoint))) if not is_native(checkpoint) else None
+    tensors = family.tensors(checkpoint) if family else {}
+    if family is None or not tensors:
+        return None
+    tower, cleaning = text_tower(family, checkpoint, tensors)
+    scale = scalar(checkpoint.tensors.get(family.scale), family.scale)
+    if scale is None:
+        raise CheckpointError(f"{family.scale!r} is missing, by which image and text are compared")
+    bias = scalar(checkpoint.tensors.get(family.bias), family.bias)
+    folder = path if path.is_dir() else path.parent
+    return TextWeights(tower=tower, cleaning=cleaning, scale=scale, bias=bias, folder=folder)
 
 
 def text_tower(family: TextFamily, checkpoint: files.Checkpoint, tensors: Tensors) -> tuple[TextTower, dict[str, Any]]:

@@ -6,11 +6,14 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from vitruvian.config import REGULARIZERS, ConvStyle, ModelConfig, Numerics, Preprocess, ViTConfig
 from vitruvian.labels import imagenet_labels
 from vitruvian.settings import Size
+from vitruvian.weights.description import fingerprint
+from vitruvian.weights.families.positions import FLAT, join_positions
 from vitruvian.weights.families.rules import Table, Tensors, rename
 from vitruvian.weights.files import Checkpoint
 
@@ -79,8 +82,16 @@ class Family(ABC):
         return Facts(numerics=self.numerics)
 
     def carried(self, checkpoint: Checkpoint) -> Any:
-        """The description a file carries from a conversion, as JSON; None if there is none that counts."""
-        return checkpoint.carried
+        """The description a file carries from a conversion, as JSON; None if there is none that counts.
+
+        In a folder it counts as long as nobody changed the JSON files it was written with.
+        """
+        carried = checkpoint.carried
+        marks = carried.get("files", {}) if isinstance(carried, dict) else {}
+        if not isinstance(marks, dict):
+            return None
+        changed = any(fingerprint(checkpoint.settings.get(name)) != mark for name, mark in marks.items())
+        return None if changed else carried
 
     def default_labels(self, classes: int) -> tuple[str, ...] | None:
         """What the classes are called where a file does not say: published heads of 1000 classes are ImageNet-1k's."""
@@ -94,6 +105,10 @@ class Family(ABC):
     def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
         """The evaluation view that all its models ask for; None where they differ."""
 
+    def known_as(self, checkpoint: Checkpoint) -> str:
+        """What the family calls this model, after the family's name and a colon; empty where the files do not say."""
+        return ""
+
     def obstacles(self, config: ModelConfig) -> Iterator[str]:
         """Why a model of this shape cannot be written; nothing if it can."""
         yield "files of this family are only read"
@@ -102,6 +117,13 @@ class Family(ABC):
         """Rows of the position array before the patches."""
         return config.class_token + config.distillation
 
+    def write_positions(self, state: Tensors, config: ViTConfig) -> Tensors:
+        """Our arrays with positions as the family keeps them: one array for all tokens, or none."""
+        joined = join_positions(state, config, self.prefix_rows(config))
+        if config.positions in ("none", "relative_bias") and not any(row.native == FLAT for row in self.table.rows):
+            del joined[FLAT]
+        return joined
+
     def rename_parameters(self, native: Tensors, config: ModelConfig) -> Tensors:
         """Our arrays under the names by which the table knows them, where a family uses one for another."""
         return native
@@ -109,6 +131,19 @@ class Family(ABC):
     def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
         """Arrays under the names of the table, renamed as in this model's file; reverses `to_table_names`."""
         return tensors
+
+    def stated_files(self, config: ModelConfig, labels: tuple[str, ...] | None, view: Preprocess) -> dict[str, Any]:
+        """The JSON files that state what arrays do not, by name; empty for a family that has none."""
+        return {}
+
+    def assumed_view(self, config: ModelConfig, view: Preprocess) -> Preprocess:
+        """How a reader that sees only the family's own files would prepare images, where `view` was written."""
+        nothing = Checkpoint(path=Path(), format="safetensors", tensors={})
+        return self.usual_view(nothing, config) or view
+
+    def writes_out(self, config: ViTConfig) -> bool:
+        """Whether positions of another kind become the learned ones of one grid."""
+        return config.positions not in ("learned", "relative_bias") and config.rope is None
 
     def family_numerics(self, config: ModelConfig) -> ModelConfig:
         """`config` with the numerics that the family's own implementation would run it with."""

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from vitruvian.config import HUGGINGFACE_NUMERICS, ModelConfig, Numerics, Preprocess, ViTConfig
 from vitruvian.errors import CheckpointError
-from vitruvian.weights.description import fingerprint
 from vitruvian.weights.families.dino import imagenet_view
 from vitruvian.weights.families.family import Facts, Family, vit_obstacles
 from vitruvian.weights.families.huggingface_json import (
@@ -20,6 +19,7 @@ from vitruvian.weights.families.huggingface_json import (
     labels_of,
     number,
     preprocess_of,
+    preprocessor_json,
 )
 from vitruvian.weights.families.positions import FLAT
 from vitruvian.weights.families.rules import STACKED, Row, Table, Tensors, pair, rename
@@ -51,6 +51,9 @@ MEMORY_NAMES = (
 )
 MEMORY_MLP = ((r"\.mlp\.fc1\.", ".intermediate.dense."), (r"\.mlp\.fc2\.", ".output.dense."))
 
+PREFIXES = {"vit_msn": "vit", "data2vec-vision": "data2vec_vision"}
+"""What precedes the names of a model with a head, where it is not the model type."""
+
 DEFAULT_LAYERS = 12
 """Of every model type here whose `config.json` leaves the number out."""
 
@@ -74,8 +77,12 @@ class HuggingFace(Family):
     """What the model type means when its configuration does not say."""
     default_heads = 12
 
+    def __init__(self, kind: str = "") -> None:
+        """`kind` is the model type that a model to be written had, where several have the same shape."""
+        self.kind = kind
+
     def model_type(self, config: ViTConfig) -> str:
-        """Which of its model types a model is written as; also the prefix of its names."""
+        """Which of its model types a model is written as."""
         return self.model_types[0]
 
     @abstractmethod
@@ -118,12 +125,13 @@ class HuggingFace(Family):
         """None: `config.json` names the classes, or says by LABEL_0 that nobody did."""
 
     def carried(self, checkpoint: Checkpoint) -> Any:
-        """The description counts as long as nobody changed the JSON files it was written with."""
+        """None without the JSON files it was written with."""
         carried = checkpoint.carried
-        if not isinstance(carried, dict) or not isinstance(carried.get("files"), dict):
-            return None
-        unchanged = all(fingerprint(checkpoint.settings.get(name)) == mark for name, mark in carried["files"].items())
-        return carried if unchanged else None
+        return super().carried(checkpoint) if isinstance(carried, dict) and "files" in carried else None
+
+    def known_as(self, checkpoint: Checkpoint) -> str:
+        kind = self.config_of(checkpoint).get("model_type")
+        return f"huggingface:{kind}" if isinstance(kind, str) else ""
 
     def stated_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
         settings = checkpoint.settings.get("preprocessor_config.json")
@@ -136,7 +144,12 @@ class HuggingFace(Family):
         checks = {
             "no pre-logits layer before the head (its classifier bypasses the pooler)": config.representation_size,
             "no attention pooling (MAP)": config.pool == "map",
-            "no model that reads the mean of the patches": config.pool == "mean",
+            "no model that reads the mean of the patches beside a class token, unless its norm follows (BEiT)": (
+                config.pool == "mean" and config.class_token
+            ),
+            "no norm after the mean of the patches without a class token": (
+                config.pool == "mean" and config.norm_after_pool and not config.class_token
+            ),
             "no hybrids with a ResNet stem": config.stem,
         }
         yield from (f"huggingface has {what}" for what, present in checks.items() if present)
@@ -145,8 +158,19 @@ class HuggingFace(Family):
         assert isinstance(config, ViTConfig)
         if not config.classes:
             return tensors
-        prefix = self.model_type(config) + "."
+        kind = self.model_type(config)
+        prefix = PREFIXES.get(kind, kind) + "."
         return {name if "classifier" in name else prefix + name: tensor for name, tensor in tensors.items()}
+
+    def stated_files(self, config: ModelConfig, labels: tuple[str, ...] | None, view: Preprocess) -> dict[str, Any]:
+        assert isinstance(config, ViTConfig)
+        files = {"config.json": self.config_json(config, labels)}
+        return files | ({"preprocessor_config.json": preprocessor_json(view)} if view.stated else {})
+
+    def assumed_view(self, config: ModelConfig, view: Preprocess) -> Preprocess:
+        stated = preprocess_of(preprocessor_json(view), config.image_size)
+        scaled = view.scaled_size if stated.scaled_size == (view.scaled_size or view.image_size) else stated.scaled_size
+        return stated.replace(floor_crop=view.floor_crop, scaled_size=scaled)  # at most a pixel, and always so
 
     def family_numerics(self, config: ModelConfig) -> ModelConfig:
         """`config.json` states GELU and eps, so only the resampling of positions is the family's."""
@@ -215,10 +239,16 @@ class HuggingFaceViT(HuggingFace):
         return None if kind == "vit" else imagenet_view(config.image_size)
 
     def model_type(self, config: ViTConfig) -> str:
-        return "deit" if config.distillation or config.registers else "vit"
+        if not config.class_token:
+            return "ijepa"
+        if config.distillation or config.registers:
+            return "deit"
+        alike = ("vit_msn",) if config.classes else ("vit_msn", "vit_mae")
+        return self.kind if self.kind in alike else "vit"
 
     def architecture(self, config: ViTConfig) -> str:
-        name = "DeiT" if self.model_type(config) == "deit" else "ViT"
+        names = {"vit": "ViT", "deit": "DeiT", "vit_mae": "ViTMAE", "vit_msn": "ViTMSN", "ijepa": "IJepa"}
+        name = names[self.model_type(config)]
         name += "ForImageClassification" if config.classes else "Model"
         return name + ("WithTeacher" if config.distillation and config.classes else "")
 
@@ -243,4 +273,5 @@ class HuggingFaceViT(HuggingFace):
         return rename(renamed, [(r"^classifier\.", "cls_classifier.")]) if config.distillation else renamed
 
     def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
-        return super().config_json(config, labels) | {"intermediate_size": config.mlp_width}
+        settings = super().config_json(config, labels) | {"intermediate_size": config.mlp_width}
+        return settings | ({"mask_ratio": 0.0} if self.model_type(config) == "vit_mae" else {})

@@ -9,14 +9,17 @@ from typing import Any, ClassVar
 from vitruvian.config import ModelConfig, Preprocess, ViTConfig
 from vitruvian.errors import CheckpointError
 from vitruvian.weights.families.dino import imagenet_view
-from vitruvian.weights.families.family import Facts
+from vitruvian.weights.families.family import Facts, kind_obstacles
 from vitruvian.weights.families.huggingface import ATTENTION, LAYER, MEMORY_MLP, MEMORY_NAMES, ROWS, HuggingFace
 from vitruvian.weights.families.huggingface_json import flag, number
+from vitruvian.weights.families.positions import FLAT
 from vitruvian.weights.families.rules import Row, Table, Tensors, pair, rename
 from vitruvian.weights.files import Checkpoint
 
 BIAS = "relative_position_bias.relative_position_bias_table"
 SHARED_BIAS = f"encoder.{BIAS}"
+WITHOUT_ARRAY = ("relative_bias", "none")
+"""Kinds of positions that have no array of their own."""
 
 
 def add_absent_biases(tensors: Tensors, layers: Iterable[str]) -> None:
@@ -107,8 +110,55 @@ class HuggingFaceBeit(HuggingFace):
     def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
         return Preprocess(image_size=config.image_size, interpolation="bicubic")
 
+    def model_type(self, config: ViTConfig) -> str:
+        """data2vec's model without a head does not normalize the mean."""
+        same = self.kind == "data2vec-vision" and config.classes
+        return "data2vec-vision" if same or not config.final_norm else "beit"
+
     def architecture(self, config: ViTConfig) -> str:
-        return "BeitModel"
+        name = "Beit" if self.model_type(config) == "beit" else "Data2VecVision"
+        return name + ("ForImageClassification" if config.classes else "Model")
+
+    def obstacles(self, config: ModelConfig) -> Iterator[str]:
+        free = ("classes", "layer_scale", "positions", "class_position", "pool", "norm_after_pool", "final_norm")
+        yield from kind_obstacles(config, "BEiT of transformers", free=free)
+        if not isinstance(config, ViTConfig):
+            return
+        if config.positions == "relative":
+            yield "BEiT of transformers has biases for offsets, no embeddings of them"
+        if config.positions == "relative_bias" and config.grid[0] != config.grid[1]:
+            yield "BEiT of transformers exchanges rows and columns of biases that are not of a square"
+        mean = config.pool == "mean"
+        if config.pool not in ("token", "mean") or (config.final_norm and config.norm_after_pool != mean):
+            yield "BEiT of transformers has a norm after the mean of the patches, or before the class token is read"
+        if not config.final_norm and (config.classes or not mean):
+            yield "BEiT and data2vec of transformers have a norm before their head"
+
+    def write_positions(self, state: Tensors, config: ViTConfig) -> Tensors:
+        joined = super().write_positions(state, config)
+        if config.positions in WITHOUT_ARRAY:
+            del joined[FLAT]
+        return joined
+
+    def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
+        """Keys have no bias: added to every key alike, it changes no softmax."""
+        assert isinstance(config, ViTConfig)
+        found = {name: tensor for name, tensor in tensors.items() if not name.endswith(".attention.key.bias")}
+        if config.pool == "mean":
+            found = rename(found, [(r"^layernorm\.", "pooler.layernorm.")])
+        return super().from_table_names(found, config)
+
+    def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
+        return super().config_json(config, labels) | {
+            "intermediate_size": config.mlp_width,
+            "use_mask_token": False,
+            "use_absolute_position_embeddings": config.positions not in WITHOUT_ARRAY,
+            "use_relative_position_bias": config.positions == "relative_bias",
+            "use_shared_relative_position_bias": False,
+            "layer_scale_init_value": 0.1 if config.layer_scale else 0.0,
+            "drop_path_rate": config.drop_path,
+            "use_mean_pooling": config.pool == "mean",
+        }
 
 
 class HuggingFaceDinoV2(HuggingFace):

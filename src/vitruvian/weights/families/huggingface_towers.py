@@ -15,7 +15,7 @@ from vitruvian.weights.families.huggingface import HuggingFace
 from vitruvian.weights.families.huggingface_json import number
 from vitruvian.weights.families.positions import FLAT
 from vitruvian.weights.families.rules import STACKED, TOKEN, Row, Table, Tensors, pair
-from vitruvian.weights.families.timm_pieces import as_kernel
+from vitruvian.weights.families.timm_pieces import as_kernel, as_matrix
 from vitruvian.weights.files import Checkpoint
 
 LAYER = "encoder.layers.{i}"
@@ -113,11 +113,15 @@ class HuggingFaceTower(HuggingFace):
         return view.replace(floor_crop=True)
 
     def model_type(self, config: ViTConfig) -> str:
-        return "siglip_vision_model" if config.pool == "map" else "clip_vision_model"
+        """SigLIP 2 of any size (NaFlex) resamples positions in its own way; of one size, it is a SigLIP."""
+        if config.pool != "map":
+            return "clip_vision_model"
+        flexible = config.numerics.position_resize == "bilinear_antialias" and config.grid[0] == config.grid[1]
+        return SIGLIP[flexible]
 
     def architecture(self, config: ViTConfig) -> str:
         if config.pool == "map":
-            return "SiglipVisionModel"
+            return {SIGLIP[0]: "SiglipVisionModel", SIGLIP[1]: "Siglip2VisionModel"}[self.model_type(config)]
         return "CLIPVisionModelWithProjection" if config.representation_size else "CLIPVisionModel"
 
     def obstacles(self, config: ModelConfig) -> Iterator[str]:
@@ -130,7 +134,10 @@ class HuggingFaceTower(HuggingFace):
         yield from kind_obstacles(config, "CLIP of transformers", free=("representation_size",), **clip)
 
     def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
+        assert isinstance(config, ViTConfig)
         found = dict(tensors)
+        if self.model_type(config) == SIGLIP[1]:
+            found[self.anchor] = as_matrix(found[self.anchor])
         for kind in ("weight", "bias"):
             query = found.pop(f"head.attention.query.{kind}", None)
             if query is not None:
@@ -140,4 +147,34 @@ class HuggingFaceTower(HuggingFace):
 
     def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
         settings = super().config_json(config, labels) | {"intermediate_size": config.mlp_width}
+        if self.model_type(config) == SIGLIP[1]:
+            del settings["image_size"]
+            settings["num_patches"] = config.grid[0] * config.grid[1]
         return settings | ({"projection_dim": config.representation_size} if config.representation_size else {})
+
+    def family_numerics(self, config: ModelConfig) -> ModelConfig:
+        own = super().family_numerics(config)
+        assert isinstance(own, ViTConfig)
+        if isinstance(config, ViTConfig) and self.model_type(config) == SIGLIP[1]:
+            own = own.replace(numerics=own.numerics.replace(position_resize="bilinear_antialias"))
+        return own
+
+    def stated_files(self, config: ModelConfig, labels: tuple[str, ...] | None, view: Preprocess) -> dict[str, Any]:
+        """With the image processor of the model's own kind, where it does what the view says."""
+        assert isinstance(config, ViTConfig)
+        files = super().stated_files(config, labels, view)
+        written = files.get("preprocessor_config.json")
+        kind = self.model_type(config)
+        if written is not None and kind == SIGLIP[1]:
+            own = {"patch_size": config.patch_size, "max_num_patches": config.grid[0] * config.grid[1]}
+            written |= own | {"image_processor_type": "Siglip2ImageProcessor"}
+        elif written is not None and written["image_processor_type"] == OWN_PROCESSORS[kind][0]:
+            written["image_processor_type"] = OWN_PROCESSORS[kind][1]
+        return files
+
+
+OWN_PROCESSORS = {
+    "clip_vision_model": ("BitImageProcessor", "CLIPImageProcessor"),
+    SIGLIP[0]: ("ViTImageProcessor", "SiglipImageProcessor"),
+}
+"""By model type: the processor that a view asks for, and the one of the same meaning that people expect there."""

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from vitruvian.config import ModelConfig, ResNetConfig
+from pathlib import Path
+
+from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.errors import CheckpointError, UnknownNameError
+from vitruvian.model.build import Model
 from vitruvian.weights.families.bit import Bit, TimmBit
 from vitruvian.weights.families.dino import Dino, DinoV2
 from vitruvian.weights.families.dinov3 import DinoV3
 from vitruvian.weights.families.family import Family
 from vitruvian.weights.families.google import BigVision, Google
-from vitruvian.weights.families.huggingface import HuggingFaceViT
+from vitruvian.weights.families.huggingface import HuggingFace, HuggingFaceViT
 from vitruvian.weights.families.huggingface_dinov3 import HuggingFaceDinoV3
 from vitruvian.weights.families.huggingface_kinds import HuggingFaceBeit, HuggingFaceDinoV2
 from vitruvian.weights.families.huggingface_towers import HuggingFaceTower
 from vitruvian.weights.families.openclip import OpenClip, OpenClipTimm
 from vitruvian.weights.families.timm import Timm
+from vitruvian.weights.families.timm_folder import TimmArchitecture, TimmBitFolder
 from vitruvian.weights.families.torchvision import Torchvision
 from vitruvian.weights.files import Checkpoint
-
-VIT, DINOV2, DINOV3, TOWER = HuggingFaceViT(), HuggingFaceDinoV2(), HuggingFaceDinoV3(), HuggingFaceTower()
 
 READERS: dict[str, tuple[Family, ...]] = {
     # the first that claims a checkpoint has it: a family stands before one whose names include its own
     "google": (Google(), Bit()),
     "big_vision": (BigVision(),),
     "torchvision": (Torchvision(),),
-    "huggingface": (HuggingFaceBeit(), VIT, DINOV2, DINOV3, TOWER),
+    "huggingface": (
+        HuggingFaceBeit(),
+        HuggingFaceViT(),
+        HuggingFaceDinoV2(),
+        HuggingFaceDinoV3(),
+        HuggingFaceTower(),
+    ),
     "open_clip": (OpenClip(), OpenClipTimm()),
     "dino": (DinoV3(), DinoV2(), Dino()),
     "timm": (Timm(), TimmBit()),
@@ -60,16 +68,46 @@ def check_writer(family: str) -> None:
         raise UnknownNameError("family to write", family, WRITERS, see=f"(known: {', '.join(WRITERS)})")
 
 
-def writer(family: str, config: ModelConfig) -> Family:
-    """The member of a foreign family that a model of this shape would be written as."""
-    members = READERS[family]
-    if isinstance(config, ResNetConfig):
-        return members[-1] if family in ("google", "timm") else members[0]
+def suffixes_of(family: str) -> tuple[str, ...]:
+    """File name endings that a family is written with; empty for folders alone."""
+    return () if family == "native" else READERS[family][0].suffixes
+
+
+def takes_folders(family: str) -> bool:
+    return not suffixes_of(family) or family == "timm"
+
+
+def writer(family: str, model: Model, path: Path) -> Family:
+    """The member of a foreign family that a model would be written to this path as."""
+    config, members = model.config, READERS[family]
+    if family == "timm":
+        return timm_writer(model, folder=path.suffix not in suffixes_of(family))
     if family == "huggingface":
-        if config.rope is not None:
-            return DINOV3
-        if config.pre_norm or config.pool == "map":
-            return TOWER
-        like_dinov2 = config.layer_scale or config.mlp == "swiglu" or config.pool == "token_mean"
-        return DINOV2 if like_dinov2 else VIT
-    return members[0]
+        kind = huggingface_kind(config) if isinstance(config, ViTConfig) else HuggingFaceViT
+        return kind(model.known_as.removeprefix("huggingface:"))
+    return members[-1] if family == "google" and isinstance(config, ResNetConfig) else members[0]
+
+
+def huggingface_kind(config: ViTConfig) -> type[HuggingFace]:
+    """The models of transformers whose shape this is, or comes near."""
+    if config.rope is not None:
+        return HuggingFaceDinoV3
+    if config.pre_norm or config.pool == "map":
+        return HuggingFaceTower
+    after_mean = config.pool == "mean" and config.class_token and (config.norm_after_pool or not config.final_norm)
+    if config.positions == "relative_bias" or after_mean:
+        return HuggingFaceBeit
+    like_dinov2 = config.layer_scale or config.mlp == "swiglu" or config.pool == "token_mean"
+    return HuggingFaceDinoV2 if like_dinov2 else HuggingFaceViT
+
+
+def timm_writer(model: Model, *, folder: bool) -> Family:
+    """A file holds plain ViTs under their names alone; others, and folders, are one of timm's architectures."""
+    config, plain = model.config, Timm()
+    if isinstance(config, ResNetConfig):
+        return TimmBitFolder() if folder else TimmBit()
+    if not folder and not any(plain.obstacles(config)):
+        return plain
+    known_as = model.known_as.removeprefix("timm:")
+    chosen = TimmArchitecture(config, model.state_dict(), known_as)
+    return plain if not folder and chosen.choice is None else chosen

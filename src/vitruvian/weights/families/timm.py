@@ -158,6 +158,10 @@ class Timm(Family):
     def config_of(self, checkpoint: Checkpoint) -> dict[str, Any]:
         return checkpoint.settings.get("config.json", {})
 
+    def known_as(self, checkpoint: Checkpoint) -> str:
+        architecture = self.config_of(checkpoint).get("architecture")
+        return f"timm:{architecture.split('.')[0]}" if isinstance(architecture, str) else ""
+
     def refused_parts(self, checkpoint: Checkpoint) -> dict[str, str]:
         return self.refused if self.settings_of(checkpoint) is None else {}
 
@@ -203,7 +207,8 @@ class Timm(Family):
 
     def family_numerics(self, config: ModelConfig) -> ModelConfig:
         assert isinstance(config, ViTConfig)
-        stem = config.stem and config.stem.replace(style="timm")
+        released = config.stem and config.stem.style == "hybrid"
+        stem = config.stem.replace(style="timm") if config.stem and released else config.stem
         return config.replace(numerics=self.numerics, stem=stem)
 
 
@@ -231,7 +236,7 @@ def published(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def published_view(cfg: dict[str, Any], size: Size) -> Preprocess:
     """The evaluation view that `pretrained_cfg` states."""
-    interpolation = cfg.get("interpolation", "bicubic")
+    interpolation = {"box": "area"}.get(str(cfg.get("interpolation")), cfg.get("interpolation", "bicubic"))
     if interpolation not in get_args(Interpolation):
         raise CheckpointError(f"config.json: interpolation {interpolation!r} is not known")
     try:

@@ -182,6 +182,11 @@ def as_kernel(matrix: Tensor, channels: int = 3) -> Tensor:
     return torch.movedim(matrix.reshape(-1, side, side, channels), 3, 1)
 
 
+def as_matrix(kernel: Tensor) -> Tensor:
+    """A convolution's (D, C, P, P) as a patch embedding (D, P P C); reverses `as_kernel`."""
+    return kernel.permute(0, 2, 3, 1).flatten(1)
+
+
 PIECES = re.compile(
     r"(blocks\.\d+)\.(attn\.q_bias|mlp\.fc1_g\.weight|in_proj\.weight|attns\.0\.norm\.weight|attn\.lambda_(?:q1|a))"
 )

@@ -54,9 +54,18 @@ TOLD_BY_ARRAYS = {
 }
 """Arguments of a timm model that its arrays tell too, and the setting that each has here; the two must agree."""
 
+HEADS = {"num_heads": "heads", "attn_pool_num_heads": "pool_heads"}
+ROTARY = {
+    "rope_temperature": "temperature",
+    "rope_grid_offset": "offset",
+    "rope_rotate_half": "half",
+    "ref_feat_shape": "reference_grid",
+}
+"""Arguments of a timm model with rotary positions, and the setting of RopeConfig that each is."""
+
 HARMLESS = re.compile(
     r"img_size|qkv_fused|(\w+_)?drop_rate|drop_path_rate|dynamic_img_\w+|weight_init|fix_init|head_init_scale"
-    r"|pretrained\w*|pos_embed_grid_size|scriptable|exportable|checkpoint_path|use_naflex"
+    r"|pretrained\w*|num_kv_heads|swiglu_align_to|attn_pool_mlp_ratio|pos_embed_grid_size|scriptable|exportable|checkpoint_path|use_naflex"
 )
 """Arguments of a timm model that change nothing but arrays, or nothing outside training."""
 
@@ -78,10 +87,15 @@ def stated_settings(config: dict[str, Any]) -> dict[str, Any] | None:
         raise CheckpointError(f"{architecture} has a part that this Vision Transformer has not: {known['other']}")
     changes = changed_arguments(config)
     settings = known | changes
+    if "rope" in changes:
+        if not known.get("rope"):
+            raise CheckpointError(f"config.json: model_args states rotary positions, which {architecture} has not")
+        settings["rope"] = known["rope"] | changes["rope"]
     if settings["pool"] != known["pool"]:  # the pooling decides where the norm is, unless the architecture does
         settings["norm_after_pool"] = known.get("fc_norm", settings["pool"] == "mean")
     settings.pop("fc_norm", None)
-    if known.get("pool_heads") == known["heads"] or settings["pool"] != "map":
+    as_elsewhere = known.get("pool_heads") == known["heads"] and "pool_heads" not in changes
+    if as_elsewhere or settings["pool"] != "map":
         settings.pop("pool_heads", None)  # as many as elsewhere, also where model_args changes that number
     if changes.get("pool_prefix") and settings["pool"] == "mean":
         raise CheckpointError("config.json: pool_include_prefix means a mean of all tokens, which is not known here")
@@ -116,8 +130,10 @@ def changed_arguments(config: dict[str, Any]) -> dict[str, Any]:
     for name, value in arguments_of(config).items():
         if name in CHOICES:
             changes[CHOICES[name][0]] = chosen(name, value)
-        elif name == "num_heads" and isinstance(value, int):
-            changes["heads"] = value
+        elif name in HEADS and isinstance(value, int):
+            changes[HEADS[name]] = value
+        elif name in ROTARY:
+            changes["rope"] = changes.get("rope", {}) | {ROTARY[name]: value}
         elif name not in TOLD_BY_ARRAYS and not HARMLESS.fullmatch(name):
             raise CheckpointError(f"config.json: model_args states {name}={value!r}, which is not known here")
     return changes
