@@ -1,13 +1,13 @@
 """`vit embed` over a million entries: its rate beside the bare model's, its memory, and ten kills.
 
 python benchmarks/bulk.py data FOLDER --cifar CIFAR_TEST_SHEET [--entries 1000000]
-python benchmarks/bulk.py rate FOLDER [--rounds 4] [--seconds 20]
+python benchmarks/bulk.py rate FOLDER [--rounds 12] [--seconds 8]
 python benchmarks/bulk.py kill FOLDER [--kills 10] [--seed 0]
 
 `data` writes 10,000 images of 32 x 32 from a sheet of 100 x 100, a manifest that repeats them, and a tiny ViT. `rate`
-compares the model in the package on pixels that are ready with the whole job on files, in turns, with one thread for
-tensors. `kill` runs the job with the tiny ViT by two shares at a time: once unbroken, once with SIGKILL at random times
-until `kills` are done, and compares the merged files byte for byte. Prints one line of JSON.
+compares the model in the package on pixels that are ready with the whole job on files, in turns, both on all cores.
+`kill` runs the job with the tiny ViT by two shares at a time: once unbroken, and once with SIGKILL at random numbers of
+parts, and compares the merged files byte for byte. Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -44,18 +43,18 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--cifar", type=Path)
     parser.add_argument("--entries", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=8.0, help="of one round")
+    parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--every", type=float, default=8.0, help="seconds between two kills, on average")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     if asked.what == "data":
         make_data(asked.folder, asked.cifar, asked.entries)
     elif asked.what == "rate":
-        print(json.dumps(rates(asked.folder, asked.rounds, asked.seconds)))
+        print(json.dumps(rates(asked.folder, asked.rounds, asked.seconds, asked.batch)))
     else:
-        print(json.dumps(killed(asked.folder, asked.kills, asked.every, random.Random(asked.seed))))
+        print(json.dumps(killed(asked.folder, asked.kills, random.Random(asked.seed))))
 
 
 def make_data(folder: Path, sheet: Path, entries: int) -> None:
@@ -75,11 +74,9 @@ def make_data(folder: Path, sheet: Path, entries: int) -> None:
     vt.save(vt.build(shape), folder / "tiny")
 
 
-def rates(folder: Path, rounds: int, seconds: float) -> dict[str, object]:
-    """Images a second of the bare model and of the job, in turns; a turn of the job is as many whole parts."""
-    torch.set_num_threads(1)
+def rates(folder: Path, rounds: int, seconds: float, batch: int) -> dict[str, object]:
+    """Images a second of the bare model and of the job, both on all cores, in turns of the same length."""
     encoder = Encoder(MODEL)
-    pixels = torch.randn(16, 3, 32, 32)
     bare, whole = [], []
     out = folder / "rate"
     shutil.rmtree(out, ignore_errors=True)
@@ -91,30 +88,30 @@ def rates(folder: Path, rounds: int, seconds: float) -> dict[str, object]:
         split=None,
         result={"dtype": "float16"},
         piece=512,
-        batch=16,
+        batch=batch,
         max_unreadable=0.25,
         workers=0,
     )
     job = work.job()
+    pixels = next(job.images.seen(job.batches_of(0), job.view, workers=0, ahead=batch)).pixels
+    assert pixels is not None
     identity, part = job.begin(), 0
-    for turn in range(rounds + 1):
+    for turn in range(rounds + 1):  # the first to warm up
         begun, count = time.perf_counter(), 0
         while time.perf_counter() - begun < seconds / 2:
             encoder.features(pixels)
-            count += 16
+            count += batch
         bare.append(count / (time.perf_counter() - begun))
-        many = max(1, round(bare[-1] * seconds / 2 / 512))
+        many = max(1, round(bare[-1] * seconds / 2 / 512)) if turn else 1
         begun = time.perf_counter()
         count = sum(job.work(range(part, part + many), identity))
         part += many
         whole.append(count / (time.perf_counter() - begun))
-        if not turn:  # to warm up
-            bare.clear()
-            whole.clear()
-    ratios = [one / other for one, other in zip(whole, bare)]
+    ratios = [one / other for one, other in zip(whole[1:], bare[1:])]
     return {
-        "bare": statistics.median(bare),
-        "job": statistics.median(whole),
+        "threads": torch.get_num_threads(),
+        "bare": statistics.median(bare[1:]),
+        "job": statistics.median(whole[1:]),
         "ratio": statistics.median(ratios),
         "ratios": [round(ratio, 3) for ratio in ratios],
     }
@@ -127,11 +124,10 @@ def start(folder: Path, out: Path, share: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def finish(folder: Path, out: Path, memory: list[float], kills: int, waits: Iterator[float]) -> float:
-    """Seconds until both shares are done; so many SIGKILLs at random times on the way."""
+def finish(folder: Path, out: Path, memory: list[float], moments: list[int], chance: random.Random) -> float:
+    """Seconds until both shares are done; a SIGKILL soon after each of these numbers of parts is there."""
     begun = time.monotonic()
     running = {share: start(folder, out, share) for share in (1, 2)}
-    due = begun + next(waits)
     while running:
         time.sleep(0.1)
         for share, process in list(running.items()):
@@ -139,34 +135,38 @@ def finish(folder: Path, out: Path, memory: list[float], kills: int, waits: Iter
             if code is None:
                 status = Path(f"/proc/{process.pid}/status").read_text()
                 memory.append(int(status.partition("VmHWM:")[2].split()[0] if "VmHWM" in status else 0) / 1024)
-                if kills and time.monotonic() > due:
-                    process.kill()
-                    process.wait()
-                    kills -= 1
-                    due = time.monotonic() + next(waits)
-                    running[share] = start(folder, out, share)
             elif code:
                 raise SystemExit(f"a share ended with {code}")
             else:
                 del running[share]
-    if kills:
-        raise SystemExit(f"{kills} kills were left when the job was done")
+        if moments and running and len(list(out.glob("part-*"))) >= moments[0]:
+            moments.pop(0)
+            time.sleep(chance.uniform(0, 2))
+            share = chance.choice(sorted(running))
+            running[share].kill()
+            running[share].wait()
+            running[share] = start(folder, out, share)
+    if moments:
+        raise SystemExit(f"{len(moments)} kills were left when the job was done")
     return time.monotonic() - begun
 
 
-def killed(folder: Path, kills: int, every: float, chance: random.Random) -> dict[str, object]:
+def killed(folder: Path, kills: int, chance: random.Random) -> dict[str, object]:
     found: dict[str, object] = {}
     digests = []
-    waits = iter(lambda: chance.uniform(every / 2, 1.5 * every), None)
     for name, count in (("unbroken", 0), ("killed", kills)):
         out, memory = folder / name, [0.0]
-        shutil.rmtree(out, ignore_errors=True)
-        found[f"{name}_seconds"] = round(finish(folder, out, memory, count, waits), 1)
+        if count:  # the unbroken one may be there from an earlier call
+            shutil.rmtree(out, ignore_errors=True)
+        parts = (folder / "manifest.csv").read_bytes().count(b"\n") // PIECE
+        moments = sorted(chance.sample(range(parts * 9 // 10), count))
+        found[f"{name}_seconds"] = round(finish(folder, out, memory, moments, chance), 1)
         found[f"{name}_peak_mb"] = round(max(memory))
         merged = vt.merge(out, folder / f"{name}.parquet")
         found["images"], found["errors"] = merged.images, sum(merged.errors.values())
         with open(folder / f"{name}.parquet", "rb") as file:
             digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+        print(json.dumps(found), file=sys.stderr, flush=True)
     return {**found, "kills": kills, "same_bytes": digests[0] == digests[1], "sha256": digests[0]}
 
 

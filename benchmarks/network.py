@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/network.py IMAGES [--latency-ms 50] [--mb-per-second 20]
 
-IMAGES is any folder of JPEGs. They are put into tar shards of 128 images, which are more than the cache may keep, so
+IMAGES is any folder of JPEGs. They are put into tar shards of 64 images, which are more than the cache may keep, so
 that each epoch fetches them anew. The link is a proxy on loopback that delays every byte by the latency and gives
 all connections together the bandwidth; behind it an HTTP server with ranges, as object stores have them. A step is
 measured from the end of the one before it, waiting included; the table has the mean over all steps but the first few,
@@ -26,8 +26,8 @@ import time
 from functools import partial
 from pathlib import Path
 
-SHARDS, SHARD_IMAGES, LANES = 20, 128, 4
-BATCH, STEPS, WARM = 16, 180, 10
+SHARDS, SHARD_IMAGES, LANES = 20, 64, 4
+BATCH, STEPS, WARM = 16, 90, 10
 CHUNK = 2**16
 
 
@@ -140,7 +140,7 @@ def step_seconds(url: str, shard_bytes: int, workers: int) -> tuple[float, float
         def stepped(self, step: int) -> None:
             times.append(time.perf_counter())
 
-    settings = ["image_size=96", f"steps={STEPS}", f"batch_size={BATCH}", "eval_every=0", "checkpoint_seconds=1e9"]
+    settings = ["image_size=64", f"steps={STEPS}", f"batch_size={BATCH}", "eval_every=0", "checkpoint_seconds=1e9"]
     with tempfile.TemporaryDirectory() as place:
         os.environ["VITRUVIAN_CACHE"] = f"{place}/cache"
         train(

@@ -1,29 +1,43 @@
 """Nearest neighbors through an index: usearch and faiss on the same vectors, beside comparing all.
 
 python benchmarks/similar.py vectors/ [--top 10]
-python benchmarks/similar.py VECTORS.npy [--queries 200] [--top 10] [--only usearch,faiss-hnsw,faiss-ivf]
+python benchmarks/similar.py VECTORS.npy [--queries 200] [--top 10] [--only similar,usearch,faiss-hnsw,faiss-ivf]
+python benchmarks/similar.py VECTORS.npy --make IMAGES MODEL [--count 1000000]
 
 Of a folder of `vit embed`: the share of the nearest images of the split `train` that have the label of the query, over
 all of `test`. VECTORS.npy is (n, D) of any float type; its last rows are the queries. One line of JSON each: seconds to
 build, megabytes of the index on the disk, recall of the true neighbors, queries a second one at a time, times exact.
+`similar` is all of `vit similar` but the model: the same vectors as the parts of a result, searched by `Search` with
+its index, and exactly. With `--make`, the vectors are what the model's last block gives for the patches of images.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from vitruvian.bulk.similar import CANDIDATES, LINKS, best, normalized
+import vitruvian as vt
+from vitruvian.bulk.images import Seen
+from vitruvian.bulk.job import JOB_FILE, identity_of
+from vitruvian.bulk.parts import Rows, columns_of, encoded, part_name
+from vitruvian.bulk.place import Place
+from vitruvian.bulk.similar import CANDIDATES, LINKS, Search, best, normalized
 from vitruvian.bulk.store import open_store
+from vitruvian.files import json_bytes
+from vitruvian.predict import Encoder
 
 BLOCK = 4096
 Found = Callable[[NDArray[Any], int], NDArray[Any]]
@@ -35,12 +49,22 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=200)
     parser.add_argument("--top", type=int, default=10)
     parser.add_argument("--count", type=int, default=None)
-    parser.add_argument("--only", default="usearch,faiss-hnsw,faiss-ivf")
+    parser.add_argument("--only", default="similar,usearch,faiss-hnsw,faiss-ivf")
+    parser.add_argument("--make", nargs=2, type=Path, metavar=("IMAGES", "MODEL"))
     asked = parser.parse_args()
+    if asked.make:
+        make_vectors(asked.vectors, *asked.make, asked.count or 1_000_000)
+        return
     if asked.vectors.is_dir():
         print(json.dumps(precision(asked.vectors, asked.top)))
         return
     stored = np.load(asked.vectors, mmap_mode="r")[: asked.count]
+    only = asked.only.split(",")
+    if "similar" in only:
+        only.remove("similar")
+        searched(stored, asked.queries, asked.top)
+    if not only:
+        return
     known, queries = normalized(stored[: -asked.queries]), normalized(stored[-asked.queries :])
     blocks = [
         (np.arange(at, min(at + BLOCK, len(known))), known[at : at + BLOCK]) for at in range(0, len(known), BLOCK)
@@ -55,7 +79,7 @@ def main() -> None:
     everything = [exact(query, asked.top) for query in queries]
     assert all(np.array_equal(one, other) for one, other in zip(truth, everything))
     print(json.dumps({"kind": "exact", "vectors": len(known), "width": known.shape[1], "per_second": exact_rate}))
-    for name in asked.only.split(","):
+    for name in only:
         begun = time.perf_counter()
         for setting, size, found in KINDS[name](known):
             built = time.perf_counter() - begun
@@ -64,6 +88,63 @@ def main() -> None:
             line = {"kind": name, "setting": setting, "build_seconds": built, "index_mb": size / 2**20}
             line |= {"recall": float(recall), "per_second": rate, "times_exact": rate / exact_rate}
             print(json.dumps(line), flush=True)
+
+
+def make_vectors(out: Path, images: Path, model: Path, count: int) -> None:
+    """Patches of the images one after the other, in an order that depends on nothing but their names."""
+    encoder = Encoder(model)
+    files = sorted(images.rglob("*.jpg"), key=lambda path: hashlib.sha256(path.name.encode()).digest())
+    views = encoder.views(files, ahead=64)
+    made, stored = 0, None
+    while made < count and (group := list(islice(views, 32))):
+        pixels = torch.stack([seen for _, seen in group if isinstance(seen, torch.Tensor)])
+        tokens = encoder.compute(lambda part: vt.features(encoder.model, part, grid=False)[0], pixels)
+        flat = tokens[:, encoder.model.config.prefix_tokens :].flatten(0, 1).numpy().astype(np.float16)[: count - made]
+        if stored is None:
+            stored = np.lib.format.open_memmap(out, "w+", np.float16, (count, flat.shape[1]))
+        stored[made : made + len(flat)] = flat
+        made += len(flat)
+    if made < count:
+        raise SystemExit(f"{images}: enough for {made:,} vectors, wanted {count:,}")
+
+
+def searched(stored: NDArray[Any], queries: int, top: int) -> None:
+    """`Search` over the vectors but the last, which are the queries, exact and with its index."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["VITRUVIAN_CACHE"] = f"{folder}/cache"
+        write_result(stored[:-queries], Place(f"{folder}/vectors"))
+        asked = np.asarray(stored[-queries:], np.float32)
+        found: dict[bool, tuple[float, list[NDArray[Any]]]] = {}
+        for exact in (False, True):
+            begun = time.perf_counter()
+            search = Search(f"{folder}/vectors", exact=exact)
+            opened = time.perf_counter() - begun
+            if not exact:
+                search.nearest(asked, top)  # the names in the parts are read once
+            found[exact] = timed(partial(near_in, search), asked, top)
+            line = {"kind": "similar", "exact": exact, "vectors": len(stored) - queries, "per_second": found[exact][0]}
+            print(json.dumps({**line, "open_seconds": opened}), flush=True)
+        pairs = zip(found[False][1], found[True][1])
+        recall = np.mean([len(set(one) & set(other)) / top for one, other in pairs])
+        print(json.dumps({"recall": float(recall), "times_exact": found[False][0] / found[True][0]}), flush=True)
+
+
+def near_in(search: Search, query: NDArray[Any], top: int) -> NDArray[Any]:
+    return np.array([each.index for each in search.nearest(query[None], top)[0]])
+
+
+def write_result(vectors: NDArray[Any], place: Place) -> None:
+    """The vectors as `vit embed` would have written them."""
+    job = {"task": "embed", "dtype": "float16", "width": vectors.shape[1], "images": len(vectors), "piece": BLOCK}
+    job |= {"model": "", "data": "", "split": None}
+    place.write(JOB_FILE, json_bytes(job))
+    parts = -(-len(vectors) // BLOCK)
+    for part in range(parts):
+        chunk = vectors[part * BLOCK : (part + 1) * BLOCK]
+        names = [f"images/{part * BLOCK + number:08}.jpg" for number in range(len(chunk))]
+        rows = Rows(part * BLOCK)
+        rows.add(Seen(names, ["train"] * len(chunk), [None] * len(chunk), [None] * len(chunk)), list(chunk))
+        place.write(part_name(part, parts), encoded(rows.table(columns_of(job), identity_of(job))))
 
 
 def precision(folder: Path, top: int) -> dict[str, object]:

@@ -10,7 +10,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import forkserver
 from typing import NamedTuple
 
@@ -87,18 +87,15 @@ class Forked:
         return self.wait()
 
     def wait(self, seconds: float = SECONDS) -> Ran:
-        end = time.monotonic() + seconds
-        while (code := self.poll()) is None:
-            if time.monotonic() > end:
-                os.kill(self.pid, signal.SIGKILL)
-                self.ended = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-                pytest.fail(f"hangs: {seconds} s")
-            time.sleep(0.003)
+        if not any(self.poll() is not None for _ in patience(seconds)):
+            os.kill(self.pid, signal.SIGKILL)
+            self.ended = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            pytest.fail(f"hangs: {seconds} s")
         for stream in self.streams[len(self.texts) :]:
             with stream:
                 stream.seek(0)
                 self.texts.append(stream.read().decode("utf-8", errors="replace"))
-        return Ran(code, *self.texts)
+        return Ran(self.ended, *self.texts)
 
     def printed(self, stream: int = 1) -> str:
         """What has been printed so far; 2 is stderr."""
@@ -106,12 +103,21 @@ class Forked:
 
     def until(self, happened: Callable[[], object]) -> Forked:
         """Wait for something that this process does before it ends."""
-        end = time.monotonic() + SECONDS
-        while not happened():
+        for _ in patience(SECONDS):
+            if happened():
+                return self
             assert self.poll() is None, self.wait()
-            assert time.monotonic() < end, "it never happened"
-            time.sleep(0.003)
-        return self
+        pytest.fail("it never happened")
+
+
+def patience(seconds: float) -> Iterator[None]:
+    """Every few milliseconds of so many seconds; those in which this process was stopped do not count."""
+    last = time.monotonic()
+    while seconds > 0:
+        yield
+        time.sleep(0.003)
+        last, before = time.monotonic(), last
+        seconds -= min(last - before, 1.0)
 
 
 def exit_code(work: Callable[[], object]) -> int:

@@ -96,6 +96,7 @@ class StemConfig(Settings):
 
     @property
     def has_batch_norm(self) -> bool:
+        """Whether it normalizes with BatchNorm, whose statistics a checkpoint keeps."""
         return self.style in ("conv", "resnet_d", "mobile_clip")
 
     @property
@@ -105,18 +106,21 @@ class StemConfig(Settings):
 
     @property
     def stride(self) -> int:
+        """Pixels from one place of the feature map to the next."""
         if self.style == "mobile_clip":
             return 8
         return 2 ** len(self.stages) if self.is_plain else 4 * 2 ** max(0, len(self.stages) - 1)
 
     @property
     def out_channels(self) -> int:
+        """Channels of the feature map."""
         if not self.stages:
             return self.width
         return self.stage_widths[-1] * (1 if self.is_plain else 4)
 
     @property
     def stage_widths(self) -> tuple[int, ...]:
+        """Channels of each stage, before a residual unit's last convolution."""
         return self.widths or tuple(self.width * 2**stage for stage in range(len(self.stages)))
 
 
@@ -275,6 +279,7 @@ class ViTConfig(Settings):
 
     @property
     def merges_tokens(self) -> bool:
+        """Whether any layer merges tokens."""
         return bool(self.tome_thresholds) or any(self.tome_counts)
 
     @property
@@ -284,6 +289,7 @@ class ViTConfig(Settings):
 
     @property
     def grid(self) -> Size:
+        """Rows and columns of patches."""
         return self.grid_of(self.image_size)
 
     def grid_of(self, image_size: Size) -> Size:
@@ -312,6 +318,7 @@ class ViTConfig(Settings):
 
     @property
     def pooled_width(self) -> int:
+        """Length of the pooled vector, before a pre-logits layer."""
         return self.width * 2 if self.pool == "token_mean" else self.width
 
     @property

@@ -14,9 +14,12 @@ import numpy as np
 import pytest
 import torch
 
+import vitruvian.bulk.job
 from vitruvian.bulk import embed, merge, predict
 from vitruvian.bulk.merge import open_result
+from vitruvian.bulk.similar import Search
 from vitruvian.errors import ConfigError, DataError, FileError
+from vitruvian.evaluation.probes.store import model_keys
 from vitruvian.predict import Classifier, Encoder
 from vitruvian.weights.save import save
 
@@ -69,6 +72,18 @@ def test_shards_together_give_the_bytes_of_one_process(images, model, whole, tmp
 def test_processes_that_read_give_the_bytes_of_threads(images, model, whole, tmp_path):
     embed(images, model, tmp_path, piece=5, batch=2, workers=2)
     assert content(tmp_path) == content(whole)
+
+
+def test_batches_that_overlap_on_two_cores_give_the_bytes_of_one_after_the_other(images, model, tmp_path, monkeypatch):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        embed(images, model, tmp_path / "two", piece=11, batch=5)
+        monkeypatch.setattr(vitruvian.bulk.job, "in_threads", lambda function, items, **_: map(function, items))
+        embed(images, model, tmp_path / "one", piece=11, batch=5)
+    finally:
+        torch.set_num_threads(before)
+    assert content(tmp_path / "two") == content(tmp_path / "one")
 
 
 def test_each_process_of_torchrun_does_its_share(images, model, whole, tmp_path, monkeypatch):
@@ -132,6 +147,25 @@ def test_a_folder_belongs_to_one_model_one_dataset_and_one_setting(images, model
     with pytest.raises(DataError, match="data_key was"):
         embed(fewer, model, folder, piece=5, batch=2)
     assert content(folder) == content(whole)
+
+
+@pytest.mark.parametrize("work", [embed, predict])
+def test_a_folder_that_an_earlier_version_began_goes_on(images, model, tmp_path, monkeypatch, work):
+    def earlier(encoder):
+        return model_keys(encoder)[1:]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vitruvian.bulk.job, "model_keys", earlier)
+        work(images, model, tmp_path, piece=5, batch=2)
+    job = json.loads((tmp_path / "job.json").read_text())
+    whole = content(tmp_path)
+    (tmp_path / "part-000002-of-000005.parquet").unlink()
+    work(images, model, tmp_path, piece=5, batch=2)
+    assert content(tmp_path) == whole
+    assert work is predict or job["model_key"] == model_keys(Encoder(model))[1]
+    assert merge(tmp_path).images == 24
+    if work is embed:
+        assert Search(tmp_path).encoder(Encoder(model)).model is model
 
 
 def test_answers_are_those_of_the_classifier(images, model, tmp_path):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 import typer
 import yaml
-from pages import PAGES, ROOT, anchors, blocks, is_shell, links, spans
+from pages import PAGES, ROOT, anchors, blocks, commands, is_shell, links, spans
 
 import vitruvian
 from vitruvian.cli import app
@@ -65,12 +67,25 @@ def test_commands_in_the_text_exist_with_their_options(page):
                     assert word.split("=")[0] in known[name], f"`vit {command}`: no option {word}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_files_targets_and_extras_that_a_page_names_exist(page):
+    said = [*spans(page), *(command for block in blocks(page) if is_shell(block) for command in commands(block))]
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for text in said:
+        for file in re.findall(r"\b(?:benchmarks|tests|src|docs)/[\w/.-]+\.(?:py|md|toml|csv|ipynb)\b", text):
+            assert (ROOT / file).is_file(), f"`{text}`: no such file"
+        assert set(re.findall(r"^make (\w+)", text)) <= set(targets), f"`{text}`: no such target"
+        for names in re.findall(r"^pip install .*\[([\w,]+)\]", text):
+            assert set(names.split(",")) <= set(extras), f"`{text}`: no such extra"
+
+
 def test_costs_on_other_machines_are_those_of_the_command():
     text = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
     rows = re.findall(
         r"^\|[^|]+\| `((?:paper|finetune|imagenet)[^`]*)` \| ([\d.,]+) \| ([^|]+) \| ([\d.]+) \|", text, re.M
     )
-    assert len(rows) == 13
+    assert len(rows) == 26
     for words, flops, time, days in rows:
         recipe, *more = words.split()
         settings = [more[place + 1] for place, word in enumerate(more) if word == "--set"]
@@ -95,6 +110,18 @@ def test_the_reference_has_every_public_name():
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     listed = re.findall(r"^::: vitruvian\.(\w+)$", text, re.MULTILINE)
     assert sorted(listed) == sorted(set(vitruvian.__all__) - {"ModelConfig"})  # a union of two that are there
+
+
+@pytest.mark.parametrize("name", sorted(set(vitruvian.__all__) - {"ModelConfig"}))
+def test_what_the_reference_shows_has_a_docstring(name):
+    """The site leaves out what has none."""
+    shown = getattr(vitruvian, name)
+    parts = vars(shown) if inspect.isclass(shown) else {}
+    found = {key: part.fget if isinstance(part, property) else part for key, part in parts.items() if key[0] != "_"}
+    methods = {key: part for key, part in found.items() if callable(part) or isinstance(part, classmethod)}
+    without = [key for key, part in methods.items() if not inspect.getdoc(part) and not key.startswith("check")]
+    assert inspect.getdoc(shown)
+    assert not without
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import numpy as np
@@ -9,13 +10,15 @@ import pytest
 import torch
 from colors import make_colors, tiny_model
 
+from vitruvian.config import ViTConfig
 from vitruvian.data.decode import decode
 from vitruvian.data.preprocess import view
 from vitruvian.data.sources import open_dataset
 from vitruvian.errors import ConfigError, DataError, VitruvianError
 from vitruvian.evaluation.probes import store as store_module
 from vitruvian.evaluation.probes.features import features_of
-from vitruvian.evaluation.probes.store import FeatureStore, image_key, model_key, open_store
+from vitruvian.evaluation.probes.store import FeatureStore, image_key, model_key, model_keys, open_store
+from vitruvian.model.build import build
 from vitruvian.predict import Encoder
 
 
@@ -80,6 +83,31 @@ def test_another_head_or_regularizer_is_not_another_model():
     below = {name: tensor for name, tensor in plain.state_dict().items() if not name.startswith("head.")}
     other.load_state_dict(below, strict=False)
     assert model_key(Encoder(other)) == model_key(Encoder(plain))
+
+
+def test_a_new_setting_with_its_default_is_not_another_model():
+    encoder = Encoder(tiny_model())
+    before, config = model_keys(encoder), encoder.model.config
+    newer = dataclasses.make_dataclass(
+        type(config).__name__, [("novel", int, 0)], bases=(type(config),), frozen=True, kw_only=True
+    )
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    encoder.model.config = newer(**values)
+    assert model_keys(encoder) == before
+    encoder.model.config = newer(**values, novel=1)
+    assert model_key(encoder) != before[0]
+
+
+def test_the_key_that_earlier_versions_wrote_is_known(monkeypatch):
+    model = build(
+        ViTConfig(image_size=16, patch_size=8, width=16, layers=1, heads=2, classes=3, mlp="swiglu", drop_path=0.1)
+    )
+    for tensor in model.state_dict().values():
+        tensor.zero_()
+    encoder = Encoder(model)
+    monkeypatch.setattr(store_module.torch, "__version__", "1")
+    monkeypatch.setattr(store_module.PIL, "__version__", "2")
+    assert model_keys(encoder)[1] == "7ea37bf85a71251eb3dba321"
 
 
 def test_pixels_and_shapes_are_content_too():

@@ -260,6 +260,7 @@ def test_the_three_views_of_an_example_are_image_corruption_and_prediction():
 def test_the_papers_recipe_has_the_papers_numbers():
     recipe = read_recipe("paper-masked")
     assert (recipe.model, recipe.lr, recipe.batch_size, recipe.objective) == ("ViT-B/16", 2e-4, 4096, "masked")
+    assert (recipe.steps, recipe.warmup, recipe.schedule) == (1_000_000, 10_000, "cosine")  # Appendix B.1.2
     assert read_recipe("masked").objective == "masked"
 
 

@@ -14,11 +14,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from forked import Forked
+from forked import Forked, Ran
+from vitruvian.cli import main
+from vitruvian.config import ViTConfig
 from vitruvian.errors import CheckpointError, ConfigError, HubError, MissingExtraError, UnknownNameError
+from vitruvian.model.build import build
 from vitruvian.weights import download, hub
 from vitruvian.weights.hub import resolve_source
+from vitruvian.weights.save import save
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAME = "google/vit-base-patch16-224"
@@ -103,23 +108,31 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield folder
 
 
-def elsewhere(name: str, *, home: Path, server: HubServer | None = None, **environment: str) -> list[str]:
-    """What another process prints that resolves `name`; huggingface_hub reads its settings when it is imported."""
+def process(*words: object, home: Path, server: HubServer | None = None, work=main, **environment: str) -> Ran:
+    """`vit` with these words, or other work, in another process: huggingface_hub reads its settings when imported."""
 
-    def resolve() -> None:
+    def forget() -> None:
         for module in [module for module in sys.modules if module.partition(".")[0] == "huggingface_hub"]:
             del sys.modules[module]
+
+    port = server.server_port if server else 9
+    settings = {"HF_HOME": str(home), "HF_ENDPOINT": f"http://127.0.0.1:{port}", "no_proxy": "127.0.0.1"}
+    done = Forked(*words, env={**settings, **environment}, first=forget, work=work).wait()
+    assert done.code == 0, done.err
+    assert "Retrying" not in done.err
+    return done
+
+
+def elsewhere(name: str, *, home: Path, server: HubServer | None = None, **environment: str) -> list[str]:
+    """What another process prints that resolves `name`."""
+
+    def resolve() -> None:
         try:
             print(resolve_source(name))
         except HubError as error:
             print(f"HubError: {error}")
 
-    port = server.server_port if server else 9
-    settings = {"HF_HOME": str(home), "HF_ENDPOINT": f"http://127.0.0.1:{port}", "no_proxy": "127.0.0.1"}
-    done = Forked(env={**settings, **environment}, work=resolve).wait()
-    assert done.code == 0, done.err
-    assert "Retrying" not in done.err
-    return done.out.splitlines()
+    return process(home=home, server=server, work=resolve, **environment).out.splitlines()
 
 
 def test_preprocessing_that_could_not_be_downloaded_is_said(tmp_path, monkeypatch, capsys):
@@ -249,6 +262,25 @@ def test_a_repository_gives_its_descriptions_and_its_safetensors_and_works_offli
     assert sorted(hugging_face.served) == sorted(wanted)
     assert elsewhere(NAME, home=tmp_path) == [folder]
     assert elsewhere(f"{NAME}@{COMMIT}", home=tmp_path, HF_HUB_OFFLINE="1") == [folder]
+
+
+@pytest.mark.slow
+def test_the_default_is_downloaded_once_and_then_predicts_offline(hugging_face, tmp_path):
+    model = build(ViTConfig(image_size=16, patch_size=8, classes=2, layers=1, width=16, mlp_width=16, heads=2))
+    model.labels = ("red", "blue")
+    save(model, tmp_path / "published")
+    files = {file.name: file.read_bytes() for file in (tmp_path / "published").iterdir()}
+    hugging_face.repositories[f"timm/{hub.DEFAULT}"] = files
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "photo.png")
+    first = process("predict", tmp_path / "photo.png", home=tmp_path, server=hugging_face)
+    assert f"no model is named: using {hub.DEFAULT}" in first.err
+    assert sorted(hugging_face.served) == sorted(files)
+    for offline in ({}, {"HF_HUB_OFFLINE": "1"}):  # the network is gone; and nobody asks for it
+        again = process("predict", tmp_path / "photo.png", home=tmp_path, **offline)
+        assert (again.out, again.err) == (first.out, f"no model is named: using {hub.DEFAULT}\n")
+    assert process("predict", tmp_path / "photo.png", home=tmp_path / "other").err.startswith(
+        "no model is named and none could be downloaded: the small one in the package knows airplane"
+    )
 
 
 @pytest.mark.slow

@@ -27,8 +27,8 @@ VIEWS = [
     ("torchvision", 0, {"width": 1024, "heads": 16}, {"scaled_size": 242, **IMAGENET}),
     ("torchvision", 0, {"image_size": 512},
      {"image_size": 512, "scaled_size": 512, "interpolation": "bicubic", **IMAGENET}),
-    ("dino", 1, {}, {"scaled_size": 256, "interpolation": "bicubic", **IMAGENET}),
-    ("dino", 0, {"image_size": 518, "patch_size": 14}, {"scaled_size": 256, "interpolation": "bicubic", **IMAGENET}),
+    ("dino", 2, {}, {"scaled_size": 256, "interpolation": "bicubic", **IMAGENET}),
+    ("dino", 1, {"image_size": 518, "patch_size": 14}, {"scaled_size": 256, "interpolation": "bicubic", **IMAGENET}),
 ]  # fmt: skip
 
 

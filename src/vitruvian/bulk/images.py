@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from vitruvian.config import Preprocess
-from vitruvian.data.decode import RawImage, name_of, reason
-from vitruvian.data.preprocess import preprocess_image
+from vitruvian.data.decode import RawImage, decode, name_of, reason
+from vitruvian.data.preprocess import levels_of, normalized
 from vitruvian.data.sources.base import Source
 from vitruvian.data.workers import in_order, in_threads
 from vitruvian.errors import ImageError
@@ -46,12 +46,22 @@ class Seen:
         return len(self.keys)
 
     def extend(self, more: Seen) -> None:
+        """Add what is known of more images, without their pixels."""
         self.keys += more.keys
         self.splits += more.splits
         self.labels += more.labels
         self.errors += more.errors
-        known = [pixels for pixels in (self.pixels, more.pixels) if pixels is not None]
-        self.pixels = torch.cat(known) if len(known) == 2 else known[0] if known else None
+
+
+def joined(parts: list[Seen]) -> Seen:
+    """One after the other; their pixels are copied once."""
+    whole = Seen()
+    for part in parts:
+        whole.extend(part)
+    known = [part.pixels for part in parts if part.pixels is not None]
+    if known:
+        whole.pixels = torch.cat(known) if len(known) > 1 else known[0]
+    return whole
 
 
 @dataclass(frozen=True)
@@ -100,13 +110,13 @@ class Images:
             if workers
             else in_threads(look, chunks(), threads=DECODERS, ahead=max(ahead // CHUNK, DECODERS + 1))
         )
-        batch = Seen()
+        batch: list[Seen] = []
         for part in found:
-            batch.extend(part)
-            if len(batch) == sizes[0]:
+            batch.append(part)
+            if sum(map(len, batch)) == sizes[0]:
                 sizes.popleft()
-                yield batch
-                batch = Seen()
+                yield joined(batch)
+                batch = []
 
 
 class Look:
@@ -120,7 +130,7 @@ class Look:
         return Look, (self.images, self.view)
 
     def __call__(self, numbers: range) -> Seen:
-        found, views = Seen(), []
+        found, levels = Seen(), []
         self._announce(numbers[0])
         for number in numbers:
             error: str | None = None
@@ -129,15 +139,15 @@ class Look:
             try:
                 with self._lock:
                     image = source.read(within)
-                views.append(preprocess_image(image, self.view))
+                levels.append(levels_of(decode(image), self.view))
             except (ImageError, OSError) as failure:
                 error = reason(failure).removeprefix(f"{name_of(image)}: ")
             found.keys.append(printable(source.key(within)))
             found.splits.append(split)
             found.labels.append(printable(source.classes[source.label(within)]) or None)
             found.errors.append(error)
-        if views:
-            found.pixels = torch.stack(views)
+        if levels:
+            found.pixels = normalized(np.stack(levels), self.view)
         return found
 
     def _announce(self, number: int) -> None:

@@ -7,21 +7,26 @@ bytes for one process or for many, and after any number of interruptions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from vitruvian.bulk.images import Images
+from vitruvian.bulk.images import Images, Seen
 from vitruvian.bulk.parts import DamagedPart, Rows, as_cells, columns_of, encoded, part_name, read_part
 from vitruvian.bulk.place import Place
 from vitruvian.config import Preprocess
+from vitruvian.data.workers import in_threads
 from vitruvian.errors import ConfigError, DataError
 from vitruvian.evaluation.measuring.inference import MAX_UNREADABLE
-from vitruvian.evaluation.probes.store import HEADS, model_key
+from vitruvian.evaluation.probes.store import HEADS, model_keys
 from vitruvian.files import json_bytes, parse_object, short_hash
+from vitruvian.model.build import Model
 from vitruvian.predict import Classifier, Encoder
 from vitruvian.progress import tell
 from vitruvian.text import printable
@@ -70,7 +75,7 @@ class Job:
             "format": FORMAT,
             "task": self.task,
             "model": self.encoder.name,
-            "model_key": self._model_key(),
+            "model_key": self._model_keys[0],
             "data": self.data,
             "data_key": short_hash([*names, *self._some_keys()]),
             "images": len(self),
@@ -79,15 +84,17 @@ class Job:
         }
         return dict(parse_object(json_bytes(content), JOB_FILE))  # with lists for tuples, as it is read again
 
-    def _model_key(self) -> str:
-        key = model_key(self.encoder)
+    @cached_property
+    def _model_keys(self) -> tuple[str, ...]:
+        """Of what the result depends on in the model, and as earlier versions wrote it."""
+        keys = model_keys(self.encoder)
         if self.task == "embed":
-            return key
+            return keys
         assert isinstance(self.encoder, Classifier)
         model = self.encoder.model
         head = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(HEADS)}
-        answers = [model.temperature, model.score_function, list(self.encoder.labels)]
-        return short_hash([key, tensors_digest(head), *answers])
+        answers = [tensors_digest(head), model.temperature, model.score_function, list(self.encoder.labels)]
+        return tuple(short_hash([key, *answers]) for key in keys)
 
     def _some_keys(self) -> list[str]:
         """Enough keys to tell one dataset of this size from another, unless each would be fetched."""
@@ -117,6 +124,7 @@ class Job:
         if JOB_FILE in self.place.names():
             where = f"{self.place}/{JOB_FILE}"
             before = parse_object(self.place.read(JOB_FILE), where, raises=DataError)
+            description |= self._same(before)
             changed = [name for name, value in description.items() if before.get(name) != value and name not in NAMES]
             if changed:
                 was = ", ".join(f"{name} was {printable(str(before.get(name)))[:60]}" for name in changed[:3])
@@ -124,6 +132,18 @@ class Job:
         else:
             self.place.write(JOB_FILE, json_bytes(description))
         return identity_of(description)
+
+    def _same(self, before: Mapping[str, Any]) -> dict[str, Any]:
+        """What an earlier version has described in other words: it is part of the identity of what is there."""
+        found = {}
+        if before.get("model_key") in self._model_keys:
+            found["model_key"] = before["model_key"]
+        try:
+            if Preprocess.from_json(before["preprocess"]) == self.view:
+                found["preprocess"] = before["preprocess"]
+        except (ConfigError, LookupError, TypeError, AttributeError):
+            pass  # not preprocessing: told with the other differences
+        return found
 
     def work(self, numbers: Iterable[int], identity: str) -> Iterator[int]:
         """Make the parts with these numbers that are not there; gives numbers of images as they are done."""
@@ -142,13 +162,42 @@ class Job:
                 wanted.append(part)
         batches = (batch for part in wanted for batch in self.batches_of(part))
         seen = self.images.seen(batches, self.view, workers=self.workers, ahead=2 * int(self.settings["batch"]))
-        for part in wanted:
-            rows = Rows(self.rows_of(part).start)
-            for found in islice(seen, len(self.batches_of(part))):
-                rows.add(found, self.results(found.pixels) if found.pixels is not None else [])
-                yield len(found)
-            self._check_readable(rows)
-            self.place.write(part_name(part, self.parts), encoded(rows.table(self.columns, identity)))
+        computed = self._computed(seen)
+        with ThreadPoolExecutor(1, thread_name_prefix="write") as writer:  # the model does not wait for the place
+            written: Future[None] | None = None
+            for part in wanted:
+                rows = Rows(self.rows_of(part).start)
+                for found, results in islice(computed, len(self.batches_of(part))):
+                    rows.add(found, results)
+                    yield len(found)
+                self._check_readable(rows)
+                if written is not None:
+                    written.result()
+                written = writer.submit(self._write, part, rows, identity)
+            if written is not None:
+                written.result()
+
+    def _computed(self, batches: Iterator[Seen]) -> Iterator[tuple[Seen, list[Any]]]:
+        """Each batch with its results.
+
+        Cores that share out a batch are not done at the same time; so they get the next one meanwhile. What they
+        compute does not depend on it.
+        """
+        model, cores = self.encoder.model, torch.get_num_threads()
+
+        def compute(found: Seen) -> tuple[Seen, list[Any]]:
+            if torch.get_num_threads() != cores:  # which a new thread may not have from this one
+                torch.set_num_threads(cores)
+            return found, self.results(found.pixels) if found.pixels is not None else []
+
+        plain = isinstance(model, Model) and not model.training and model.cascade is None
+        if cores == 1 or not plain or self.encoder.engine != "torch" or torch.device(self.encoder.device).type != "cpu":
+            yield from map(compute, batches)
+        else:
+            yield from in_threads(compute, batches, threads=2, ahead=2)
+
+    def _write(self, part: int, rows: Rows, identity: str) -> None:
+        self.place.write(part_name(part, self.parts), encoded(rows.table(self.columns, identity)))
 
     def _check_readable(self, rows: Rows) -> None:
         seen = rows.seen

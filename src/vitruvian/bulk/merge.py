@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -84,9 +84,11 @@ class Result:
         self.check_names()
         yield from map(self.table, range(self.parts))
 
-    def table(self, part: int) -> Any:
+    def table(self, part: int, *, only: Sequence[str] | None = None) -> Any:
+        """One part, checked; of all columns or of some."""
         rows = range(part * self.piece, min((part + 1) * self.piece, self.images))
-        return read_part(self.place, part_name(part, self.parts), self.identity, rows, columns_of(self.job))
+        name = part_name(part, self.parts)
+        return read_part(self.place, name, self.identity, rows, columns_of(self.job), only=only)
 
 
 def open_result(where: str | Path) -> Result:

@@ -42,7 +42,6 @@ class Rows:
             if error is None and result is None:
                 seen.errors[place] = "the model's answer is not a finite number"
             self.results.append(result)
-        seen.pixels = None
         self.seen.extend(seen)
 
     def table(self, columns: Any, identity: str) -> Any:
@@ -110,19 +109,24 @@ class DamagedPart(DataError):
     """A part that has to be made again."""
 
 
-def read_part(place: Place, name: str, identity: str, rows: range, columns: Any) -> Any:
-    """The table of a part; DamagedPart where it is not whole, DataError where it is not of this job."""
+def read_part(
+    place: Place, name: str, identity: str, rows: range, columns: Any, *, only: Sequence[str] | None = None
+) -> Any:
+    """The table of a part; DamagedPart where it is not whole, DataError where it is not of this job.
+
+    With `only`, of these columns, `index` among them; the others are not decoded, and so not checked.
+    """
     parquet, pa = require("pyarrow.parquet", "parquet"), require("pyarrow", "parquet")
     where, again = f"{place}/{name}", "remove it and run the job again"
     content = place.read(name)
     try:
-        table = parquet.read_table(io.BytesIO(content), page_checksum_verification=True)
+        table = parquet.read_table(io.BytesIO(content), columns=only and list(only), page_checksum_verification=True)
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DamagedPart(f"{where}: a damaged part ({one_line(error)[:80]}); {again}") from error
     if (table.schema.metadata or {}).get(IDENTITY) != identity.encode():
         raise DataError(f"{where}: written by another job, with another model, data or settings; choose another folder")
-    if not table.schema.equals(columns):
+    if not table.schema.equals(columns if only is None else pa.schema([columns.field(each) for each in only])):
         raise DataError(f"{where}: its columns are not those of the job; {again}")
     if not np.array_equal(table["index"].to_numpy(), np.arange(rows.start, rows.stop)):
         raise DamagedPart(f"{where}: not the rows {rows.start} to {rows.stop - 1}; {again}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from vitruvian.bulk.merge import Result, open_result
 from vitruvian.data.decode import ImageInput
 from vitruvian.errors import CheckpointError, ConfigError, DataError, FileError, ImageError, require
-from vitruvian.evaluation.probes.store import model_key
+from vitruvian.evaluation.probes.store import model_keys
 from vitruvian.files import cache_folder, locked, read_json, staged, stamp, write_json
 from vitruvian.predict import Encoder
 from vitruvian.progress import tell
@@ -28,7 +29,10 @@ CANDIDATES = 256
 """Vectors that the index looks at closely for a query; more find more of the true neighbors, and take longer."""
 LINKS = 16
 """Neighbors that each vector of the index is linked to."""
-CHUNK = 65_536
+NAMES = ("index", "key", "label", "split")
+"""What a neighbor is told by."""
+PARTS_KEPT = 1024
+"""Parts whose names stay in memory, about 0.1 MB each."""
 
 Vectors = NDArray[np.float32]
 Tracked = Callable[[Iterable[Any], int], Iterable[Any]]
@@ -62,6 +66,7 @@ class Search:
         tables = self.result.tables() if track is None else track(self.result.tables(), self.result.parts)
         self._index = None if self.exact else opened_index(self.result, self.width, tables)
         self._all = list(blocks(tables)) if self.exact else []
+        self._names = lru_cache(PARTS_KEPT)(lambda part: self.result.table(part, only=NAMES))
         if not (self._all if self._index is None else len(self._index)):
             raise DataError(f"{where}: not one of the {self.result.images:,} images has a vector")
 
@@ -89,7 +94,7 @@ class Search:
         """What the parts say of these images."""
         found: dict[int, dict[str, Any]] = {}
         for part in sorted({number // self.result.piece for number in numbers}):
-            table = self.result.table(part).select(["index", "key", "label", "split"])
+            table = self._names(part)
             first = part * self.result.piece
             here = [number - first for number in numbers if number // self.result.piece == part]
             found |= {row["index"]: row for row in table.take(here).to_pylist()}
@@ -111,7 +116,7 @@ class Search:
         """The model that made the vectors, or the one given if it is the same."""
         name = self.result.job["model"] if model is None else model
         encoder = name if isinstance(name, Encoder) else Encoder(name)
-        if model_key(encoder) != self.result.job.get("model_key"):
+        if self.result.job.get("model_key") not in model_keys(encoder):
             raise DataError(
                 f"{encoder.name}: not the model that made the vectors of {self.result.place} "
                 f"({self.result.job['model']}), or with another preprocessing or version of torch"

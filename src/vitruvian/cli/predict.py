@@ -82,6 +82,7 @@ def predict(
         from vitruvian.weights.hub import default_source
         from vitruvian.weights.words import read_words
 
+    images = [] if out is not None else find_images(paths)  # before a model is downloaded for them
     model = default_source() if model is None else model
     words = None if labels is None else read_words(labels)
     classifier_of = partial(
@@ -113,7 +114,6 @@ def predict(
         )
         print(f"the answers are in {out}: `vit merge {out}` checks them")
         return
-    images = find_images(paths)
     classifier = classifier_of(model)
     failed = 0
     for prediction in track(classifier.stream(images, top=top, batch=batch), len(images), "images"):

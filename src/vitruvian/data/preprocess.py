@@ -43,7 +43,12 @@ def preprocess_image(image: ImageInput, preprocess: Preprocess) -> Tensor:
 
 
 def view(image: Image.Image, preprocess: Preprocess) -> Tensor:
-    """Normalized float32 pixels (channels, rows, columns) of an upright RGB image.
+    """Normalized float32 pixels (channels, rows, columns) of an upright RGB image."""
+    return normalized(levels_of(image, preprocess)[None], preprocess)[0]
+
+
+def levels_of(image: Image.Image, preprocess: Preprocess) -> NDArray[Any]:
+    """Values of 0 to 255 (rows, columns, channels) of an upright RGB image, not yet normalized.
 
     Resized with Pillow to 8 bits and cut like torchvision and timm, bit for bit. Without antialias, sampled like
     TensorFlow and kept in float.
@@ -64,7 +69,7 @@ def view(image: Image.Image, preprocess: Preprocess) -> Tensor:
         levels = sampled(image, scaled, box)
     else:
         raise ConfigError(f"antialias=False is known for bilinear and nearest, not for {preprocess.interpolation}")
-    return normalized(levels.reshape(*preprocess.image_size, -1), preprocess.mean, preprocess.std)
+    return levels.reshape(*preprocess.image_size, -1)
 
 
 def geometry(size: Size, preprocess: Preprocess) -> tuple[Size, Bounds]:
@@ -139,18 +144,18 @@ def neighbors(length: int, scaled: int, start: int, stop: int) -> tuple[IndexArr
     return first.clip(0, last).astype(np.intp), (first + 1).clip(0, last).astype(np.intp), place - first
 
 
-def normalized(levels: NDArray[Any], mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """Values of 0 to 255 (rows, columns, channels) as (v / 255 - mean) / std, channels first."""
-    rows, columns, channels = levels.shape
-    pixels = np.empty((channels, rows, columns), np.float32)
-    if levels.dtype == np.uint8:
-        for channel, table in enumerate(tables(mean, std)):
-            np.take(table, levels[:, :, channel], out=pixels[channel], mode="clip")
-    else:
-        for channel in range(channels):
-            pixels[channel] = levels[:, :, channel] / np.float32(255)
-            pixels[channel] -= np.float32(mean[channel])
-            pixels[channel] /= np.float32(std[channel])
+def normalized(levels: NDArray[Any], preprocess: Preprocess) -> Tensor:
+    """Values of 0 to 255 (B, rows, columns, channels) as (v / 255 - mean) / std, channels first."""
+    images, rows, columns, channels = levels.shape
+    pixels = np.empty((images, channels, rows, columns), np.float32)
+    for channel, table in enumerate(tables(preprocess.mean, preprocess.std)):
+        seen = levels[..., channel]
+        if levels.dtype == np.uint8:
+            pixels[:, channel] = np.take(table, seen, mode="clip")
+        else:
+            pixels[:, channel] = seen / np.float32(255)
+            pixels[:, channel] -= np.float32(preprocess.mean[channel])
+            pixels[:, channel] /= np.float32(preprocess.std[channel])
     return torch.from_numpy(pixels)
 
 

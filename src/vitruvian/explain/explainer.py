@@ -148,6 +148,7 @@ class Explainer:
         return Explained(path=path, image=image, answers=answers, none_of_these=none, maps=maps, curves=curves)
 
     def maps(self, pixels: Tensor, targets: list[Answer]) -> tuple[Map, ...]:
+        """The maps that the settings ask for, of one image's normalized pixels; gradients are for `targets`."""
         batch = pixels[None].to(self.device)
         found = []
         for method in self.settings.methods:
@@ -161,6 +162,7 @@ class Explainer:
         return tuple(found)
 
     def gradient_attention(self, batch: Tensor, answer: Answer, number: int) -> Map:
+        """The gradient-weighted map of one answer, for a batch of one image."""
         return Map(
             name="gradient" if number == 1 else f"gradient-{number}",
             title=f"gradient-weighted attention: {answer.label} ({answer.probability:.1%})",
@@ -169,6 +171,7 @@ class Explainer:
         )
 
     def attention(self, batch: Tensor) -> Map:
+        """The raw attention map of the layer, head and patch in the settings."""
         settings = self.settings
         values = attention_map(self.vit, batch, layer=settings.layer, head=settings.head, patch=settings.patch)
         layer = f"layer {self.vit.layer(-1 if settings.layer is None else settings.layer)}"

@@ -68,6 +68,7 @@ class ViT(nn.Module):
         return self.forward_head(self.forward_features(pixels, self.tokens_read))
 
     def check(self, pixels: Tensor) -> None:
+        """Refuse pixels that are not a batch of images with the model's channels."""
         if pixels.dim() != 4 or pixels.shape[1] != self.config.channels:
             raise ConfigError(
                 f"pixels have shape {tuple(pixels.shape)}, the model wants (B, {self.config.channels}, height, width)"
@@ -124,6 +125,7 @@ class ViT(nn.Module):
         return self.forward_head(self.forward_features(pixels, self.tokens_read), pre_logits=True)
 
     def pool(self, tokens: Tensor) -> Tensor:  # (B, N, D) -> (B, D), or (B, 2 D) for token_mean
+        """What the head's last layers read, pooled from the encoded tokens."""
         config = self.config
         if self.attn_pool is not None:
             pooled: Tensor = self.attn_pool(tokens)
@@ -174,6 +176,7 @@ class ViT(nn.Module):
 
     @property
     def intermediate_names(self) -> list[str]:
+        """The names that `forward_intermediates` knows."""
         layers = range(self.config.layers)
         blocks = [name for i in layers for name in (f"block_{i}/attention", f"block_{i}")]
         return ["embedded", *blocks, "encoded", "pooled", "features", *(["logits"] if self.head is not None else [])]

@@ -69,6 +69,7 @@ DATASETS = {
     "finetune-paper-table2": (1_281_167, 1000),
     "finetune-paper-cifar": (50_000, 100),
     "finetune-paper-vtab": (1000, 100),
+    "finetune-paper": (3680, 37),
 }
 """Images and classes by the beginning of a recipe's name; the first that fits."""
 
@@ -134,6 +135,7 @@ def cluster_plan(
     chosen = changed(chosen.replace(model=model) if model else chosen, settings)
     name = Path(str(recipe)).stem if isinstance(recipe, str | Path) else ""
     images, classes = size_of(name, data)
+    images = min(images, chosen.max_train_samples or images)
     config = config_of(chosen, classes)
     steps = round(chosen.steps or chosen.epochs * images / chosen.batch_size)
     stages = stages_of(chosen, config.image_size, steps)

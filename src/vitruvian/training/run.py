@@ -54,6 +54,7 @@ class Run:
 
     @classmethod
     def open(cls, folder: str | Path) -> Run:
+        """The run in a folder that `vit train` has begun."""
         path = Path(folder).expanduser()
         if not (path / RUN_FILE).is_file():
             what = "not a training run: it has no run.json" if path.is_dir() else "no such folder"
@@ -67,6 +68,7 @@ class Run:
 
     @property
     def recipe(self) -> Recipe:
+        """All settings as run."""
         return read_recipe(self.folder / "recipe.toml")
 
     def metrics(self, split: str | None = None) -> list[Line]:
@@ -75,6 +77,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
+        """Whether the model and its result are written."""
         return (self.folder / RESULT_FILE).is_file() and (self.folder / "model").is_dir()
 
     @property
@@ -111,6 +114,7 @@ class Run:
 
     @property
     def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
         return self.folder / "checkpoints"
 
     def best(self, step: int) -> Path:
@@ -128,6 +132,7 @@ class Run:
         return read_object(path, raises=TrainingError) if path.is_file() else {}
 
     def model(self) -> Model:
+        """The trained model."""
         return load(self.folder)
 
 

@@ -55,6 +55,7 @@ class Certificate:
     destination_sha256: dict[str, str]
 
     def to_json(self) -> dict[str, Any]:
+        """What `certificate.json` holds."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:

@@ -6,6 +6,7 @@ Past $VITRUVIAN_FEATURES_GB (8 unless told) the folders that were not used for l
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import shutil
@@ -24,10 +25,21 @@ from vitruvian.data.decode import RawImage
 from vitruvian.errors import ConfigError, FileError
 from vitruvian.files import cache_folder, short_hash, writing
 from vitruvian.predict import Encoder
+from vitruvian.settings import Settings
 from vitruvian.weights.save import tensors_digest
 
-FORMAT = 2
+FORMAT = 3
 """Raised when features come out differently, so that older ones are not used."""
+EARLIER_FORMAT = 2
+EARLIER_FIELDS = (
+    "image_size patch_size channels layers width mlp_width heads attention_width pool norm_after_pool class_token "
+    "distillation registers positions rope class_position representation_size projection unit_features block "
+    "attention norm patch_norm pre_norm final_norm qk_norm attention_norm mlp mlp_norm patch_bias qkv_bias "
+    "dense_bias layer_scale mlp_scale pool_heads pool_mlp_width pool_prefix stem tome_r tome_thresholds numerics "
+    "stages widths style kind temperature reference_grid offset columns_first half fit scaled_size floor_crop "
+    "interpolation antialias mean std stated gelu norm_eps position_resize square_positions "
+)
+"""Settings in keys of that format, which had all that there were, with their defaults."""
 ROWS_A_FILE = 512
 """So many features are written at a time; more are never lost by an interruption."""
 KEY_BYTES = 16
@@ -130,13 +142,39 @@ def open_store(encoder: Encoder) -> FeatureStore:
 
 def model_key(encoder: Encoder) -> str:
     """Of all that changes features: weights below the head, settings, view, device, versions of what computes."""
-    model = encoder.model
-    below = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(HEADS)}
-    config = {key: value for key, value in model.config.to_json().items() if key not in WITHOUT_EFFECT}
-    assert isinstance(encoder.seen_as, Preprocess)
-    settings = [config, encoder.seen_as.to_json()]
-    versions = [FORMAT, torch.__version__, PIL.__version__, torch.device(encoder.device).type]
-    return short_hash([tensors_digest(below), *settings, *versions])
+    return model_keys(encoder)[0]
+
+
+def model_keys(encoder: Encoder) -> tuple[str, str]:
+    """The key of a model, and the one that earlier versions wrote for the same model.
+
+    A setting that has its default value is not in the key, so that a new setting leaves it as it is.
+    """
+    model, view = encoder.model, encoder.seen_as
+    assert isinstance(view, Preprocess)
+    below = tensors_digest({n: tensor for n, tensor in model.state_dict().items() if not n.startswith(HEADS)})
+    versions = [torch.__version__, PIL.__version__, torch.device(encoder.device).type]
+    settings = [{key: value for key, value in changed(model.config).items() if key not in WITHOUT_EFFECT}]
+    earlier = [only(each.to_json(), frozenset(EARLIER_FIELDS.split())) for each in (model.config, view)]
+    return (
+        short_hash([below, type(model.config).__name__, *settings, changed(view), FORMAT, *versions]),
+        short_hash([below, *earlier, EARLIER_FORMAT, *versions]),
+    )
+
+
+def changed(settings: Settings) -> dict[str, Any]:
+    """The settings, also within settings, that have another value than their default, by name."""
+    fields = ((field, getattr(settings, field.name)) for field in dataclasses.fields(settings))  # type: ignore[arg-type]
+    return {
+        field.name: changed(value) if isinstance(value, Settings) else value
+        for field, value in sorted(fields, key=lambda pair: pair[0].name)
+        if value != field.default
+    }
+
+
+def only(values: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    """The values with these names, also within values."""
+    return {n: only(value, names) if isinstance(value, dict) else value for n, value in values.items() if n in names}
 
 
 def image_key(image: RawImage) -> bytes:
