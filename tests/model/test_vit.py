@@ -1,5 +1,7 @@
 """Laws of the Vision Transformer: what every option must do, whatever the weights."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -226,6 +228,8 @@ def test_images_spread_over_cores_are_answered_in_order(batch):
         with torch.no_grad():
             torch.testing.assert_close(map_over_cores(model, images), model(images), atol=1e-5, rtol=1e-5)
         assert torch.get_num_threads() == 2
+        with ThreadPoolExecutor(1) as later:
+            assert later.submit(torch.get_num_threads).result() == 2
     finally:
         torch.set_num_threads(before)
 

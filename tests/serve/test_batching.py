@@ -13,11 +13,11 @@ from vitruvian.serve.batching import Batcher, Closed, Full, Work
 class Model:
     """Doubles numbers while its gate is open; remembers its batches."""
 
-    def __init__(self, largest: int = 4) -> None:
+    def __init__(self, largest: int = 4, at_once: int = 1) -> None:
         self.gate = threading.Event()
         self.started = threading.Event()
         self.batches: list[list[int]] = []
-        self.work = Work(self.run, largest)
+        self.work = Work(self.run, largest, at_once)
 
     def run(self, values: list[int]) -> list[int]:
         self.batches.append(list(values))
@@ -123,6 +123,40 @@ def test_different_work_never_shares_a_batch_and_nothing_starves(batcher, model)
         future.result(10)
     assert model.batches == [[0], [1, 2]]
     assert order == [10, 11]
+
+
+def test_overlapping_batches_share_what_was_accepted(batcher):
+    model = Model(at_once=2)
+    places = [batcher.reserve(1) for _ in range(7)]  # of seven clients, whose images are decoded one by one
+    futures = places[0].put(model.work, [0])
+    assert model.started.wait(10)
+    for value in (1, 2, 3):
+        futures += places[value].put(model.work, [value])
+    time.sleep(0.05)
+    assert model.batches == [[0]]  # the cores are busy, and less than half of seven waits
+    futures += places[4].put(model.work, [4])
+    while len(model.batches) < 2:
+        time.sleep(0.001)
+    futures += places[5].put(model.work, [5]) + places[6].put(model.work, [6])
+    time.sleep(0.05)
+    assert model.batches == [[0], [1, 2, 3, 4]]
+    model.gate.set()
+    assert [f.result(10) for f in futures] == [0, 2, 4, 6, 8, 10, 12]
+
+
+def test_work_that_does_not_overlap_waits_until_the_model_is_free(batcher):
+    model, alone = Model(at_once=2), []
+    apart = Work(lambda values: [alone.append(len(model.batches)) or value for value in values], 4)
+    futures = batcher.reserve(1).put(model.work, [1])
+    assert model.started.wait(10)
+    futures += batcher.reserve(1).put(apart, [2])
+    futures += batcher.reserve(1).put(model.work, [3])  # came later, so it does not overtake
+    time.sleep(0.05)
+    assert model.batches == [[1]]
+    assert alone == []
+    model.gate.set()
+    assert [f.result(10) for f in futures] == [2, 2, 6]
+    assert alone == [1]
 
 
 def test_a_cancelled_image_is_not_computed_and_frees_its_room(batcher, model):

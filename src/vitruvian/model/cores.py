@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -46,8 +47,10 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     key = (os.getpid(), threads)  # threads do not survive a fork
     if key not in _pools:
         pool = ThreadPoolExecutor(threads, "vitruvian-core", initializer=torch.set_num_threads, initargs=(1,))
-        # Start every worker now: the initializer also lowers the count that later threads inherit.
-        list(pool.map(lambda _: None, range(threads)))
+        # Start every worker now: the initializer also lowers the count that later threads inherit. Each waits for
+        # the others, as a pool starts no further thread while one is idle.
+        every = threading.Barrier(threads)
+        list(pool.map(lambda _: every.wait(), range(threads)))
         torch.set_num_threads(threads)
         _pools[key] = pool
     return _pools[key]

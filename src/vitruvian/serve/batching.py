@@ -1,8 +1,9 @@
-"""One thread owns a model and takes, whenever the model is free, whatever images are waiting.
+"""Two threads own a model and take, whenever the model is free, whatever images are waiting.
 
-A request reserves room for its images before any of them is decoded, so that what cannot be answered in time is
-refused at once. Images of different requests share a batch; an image that breaks the batch is found by running its
-images one by one, and only its own request sees the error.
+Clients that were answered together ask again together; so that the cores are not idle until then, two batches may
+overlap, each with half of what was accepted. A request reserves room for its images before any of them is decoded, so
+that what cannot be answered in time is refused at once. Images of different requests share a batch; an image that
+breaks the batch is found by running its images one by one, and only its own request sees the error.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 LONGEST_RETRY_SECONDS = 60
+THREADS = 2
+"""Batches of one model that can overlap."""
 
 
 class Full(Exception):
@@ -43,6 +46,8 @@ class Work(Generic[T, R]):
     """From the values of a batch to as many results, in their order."""
     largest: int
     """Values in a batch, at most."""
+    at_once: int = 1
+    """Batches of it that may overlap, up to THREADS; it never overlaps with other work."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +58,7 @@ class Job:
 
 
 class Batcher:
-    """The queue of one model, bounded in images, and the thread that empties it."""
+    """The queue of one model, bounded in images, and the threads that empty it."""
 
     def __init__(
         self, *, queue: int, name: str = "model", told: Callable[[int, float], None] = lambda images, seconds: None
@@ -66,9 +71,11 @@ class Batcher:
         self._image_seconds = 0.05  # a guess until the first batch is done
         self._jobs: deque[Job] = deque()
         self._open = True
+        self._running: list[Work[Any, Any]] = []
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._loop, name=f"batch-{name}", daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=self._loop, name=f"batch-{name}", daemon=True) for _ in range(THREADS)]
+        for thread in self._threads:
+            thread.start()
 
     def reserve(self, images: int) -> Place:
         """Room for this many images, all or none; raises Full or Closed."""
@@ -89,8 +96,10 @@ class Batcher:
         with self._changed:
             self._open = False
             self._changed.notify_all()
-        self._thread.join(timeout_seconds)
-        return not self._thread.is_alive()
+        end = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        for thread in self._threads:
+            thread.join(None if end is None else max(0.0, end - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _release(self, images: int) -> None:
         with self._changed:
@@ -104,26 +113,43 @@ class Batcher:
 
     def _loop(self) -> None:
         while batch := self._take():
+            work = batch[0].work
             self._run(batch)
             del batch  # images are not kept while the thread waits
+            with self._changed:
+                self._running.remove(work)
+                self._changed.notify_all()
 
     def _take(self) -> list[Job]:
         """The jobs of the oldest one's work, in their order; none when all that was accepted is done."""
         with self._changed:
             while True:
                 self._jobs = deque(job for job in self._jobs if not job.future.cancelled())
-                if self._jobs:
+                if self._jobs and self._may_start(self._jobs[0].work):
                     break
                 if not self._open and not self.accepted:
                     return []
                 self._changed.wait()
             work = self._jobs[0].work
+            most = self._share(work)
             batch: list[Job] = []
             others: deque[Job] = deque()
             for job in self._jobs:
-                (batch if job.work is work and len(batch) < work.largest else others).append(job)
+                (batch if job.work is work and len(batch) < most else others).append(job)
             self._jobs = others
+            self._running.append(work)
         return batch
+
+    def _may_start(self, work: Work[Any, Any]) -> bool:
+        """Whether the model is free, or busy with the same work alone while a whole share of it waits."""
+        if not self._running:
+            return True
+        if len(self._running) >= work.at_once or any(each is not work for each in self._running):
+            return False
+        return sum(job.work is work for job in self._jobs) >= self._share(work)
+
+    def _share(self, work: Work[Any, Any]) -> int:
+        return min(work.largest, -(-self.accepted // work.at_once))
 
     def _run(self, batch: list[Job]) -> None:
         batch = [job for job in batch if job.future.set_running_or_notify_cancel()]
@@ -137,7 +163,8 @@ class Batcher:
         except Exception as error:
             results = [(None, error)] if len(batch) == 1 else [self._alone(job) for job in batch]
         seconds = time.monotonic() - started
-        self._image_seconds += 0.2 * (seconds / len(batch) - self._image_seconds)
+        each = seconds / len(batch) / len(self._running)  # overlapping batches share the cores
+        self._image_seconds += 0.2 * (each - self._image_seconds)
         self._told(len(batch), seconds)
         self._release(len(batch))  # first, so that whoever has a result finds the room free
         for job, (value, problem) in zip(batch, results):

@@ -30,6 +30,8 @@ from vitruvian.text import printable
 from vitruvian.weights.words import text_of
 
 R = TypeVar("R")
+AT_ONCE = 2
+"""Batches in progress: the cores compute the second one where the first ends and while its clients ask again."""
 KEPT_WORDS = 16
 """Lists of labels whose heads are kept."""
 log = logging.getLogger("vitruvian.serve")
@@ -50,8 +52,8 @@ class Served:
         self.model = model.eval()
         self.encoder = Classifier(model, engine=engine) if model.config.classes else Encoder(model)
         self.batcher = Batcher(queue=limits.queue, name=name, told=lambda images, s: told(name, images, s))
-        self.classify: Work[Tensor, Tensor] = Work(self._logits, limits.batch)
-        self.embed: Work[Tensor, Tensor] = Work(self._features, limits.batch)
+        self.classify: Work[Tensor, Tensor] = Work(self._logits, limits.batch, at_once=AT_ONCE)
+        self.embed: Work[Tensor, Tensor] = Work(self._features, limits.batch, at_once=AT_ONCE)
         self.look: Work[Callable[[], Any], Any] = Work(lambda calls: [call() for call in calls], 1)
         self.speaks = False
         """Whether it has a text tower, and so takes labels."""
