@@ -32,6 +32,15 @@ SIZES: dict[str, tuple[str, int, int, int, int]] = {
     "G": ("gigantic", 48, 1664, 8192, 16),
 }
 
+OTHER_SIZES: dict[str, tuple[str, int, int, int, int]] = {
+    # the same for sizes that one kind of model has
+    "So400m": ("so400m", 27, 1152, 4304, 16),
+    "g-opt": ("giant_opt", 40, 1536, 6144, 16),
+    "S+": ("small_plus", 12, 384, 1536, 6),
+    "H+": ("huge_plus", 32, 1280, 5120, 20),
+    "7B": ("7b", 40, 4096, 8192, 32),
+}
+
 PATCHES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("Ti", "S", "B", "L", "H"), (8, 14, 16, 32)),
     "M": (16, 32),
@@ -63,7 +72,7 @@ RESNETS: dict[str, tuple[tuple[int, ...], int]] = {
 
 def shape(size: str, patch_size: int) -> ViTConfig:
     """The plain ViT of this size, as the paper's release configures it."""
-    _, layers, width, mlp_width, heads = SIZES[size]
+    _, layers, width, mlp_width, heads = (SIZES | OTHER_SIZES)[size]
     return ViTConfig(layers=layers, width=width, mlp_width=mlp_width, heads=heads, patch_size=patch_size)
 
 
@@ -88,20 +97,37 @@ def _variants() -> dict[str, ModelConfig]:
     for size in ("S", "B", "L"):
         changes = {"classes": 0, "layer_scale": True, "image_size": (518, 518), "numerics": DINO_NUMERICS}
         table[f"DINOv2-{size}/14"] = shape(size, 14).replace(**changes)
-    for size, patch in (("B", 32), ("B", 16), ("L", 14)):
+    for size, patch in (("B", 32), ("B", 16), ("L", 14), ("H", 14)):
         changes = {"classes": 0, "pre_norm": True, "patch_bias": False, "numerics": CLIP_NUMERICS}
         table[f"CLIP-{size}/{patch}"] = shape(size, patch).replace(**changes)
-    for size in ("B", "L"):
+    siglip = (("B", 16), ("B", 32), ("L", 16), ("So400m", 14), ("So400m", 16), ("g-opt", 16))
+    for size, patch in siglip:
         changes = {"classes": 0, "pool": "map", "class_token": False, "numerics": SIGLIP_NUMERICS}
-        table[f"SigLIP-{size}/16"] = shape(size, 16).replace(**changes)
+        table[f"SigLIP-{size}/{patch}"] = shape(size, patch).replace(**changes, trim=patch == 14)
+    for size, patch in (("H", 14), ("H", 16), ("g", 16)):
+        changes = {"classes": 0, "pool": "mean", "class_token": False, "numerics": HUGGINGFACE_NUMERICS}
+        table[f"I-JEPA-{size}/{patch}"] = shape(size, patch).replace(**changes)
+    for size in ("B", "L"):
         relative = {"positions": "relative_bias", "pool": "mean", "norm_after_pool": True, "layer_scale": True}
         table[f"BEiT-{size}/16"] = shape(size, 16).replace(**relative, numerics=HUGGINGFACE_NUMERICS)
-    for size in ("S", "B", "L"):
+    for size in ("S", "S+", "B", "L", "H+", "7B"):
         rope = RopeConfig(kind="normalized", temperature=100.0, half=True)
         changes = {"classes": 0, "layer_scale": True, "registers": 4, "positions": "none", "rope": rope}
+        changes |= {"mlp": "gelu" if size in ("S", "B", "L") else "swiglu", "qkv_bias": size != "7B"}
         table[f"DINOv3-{size}/16"] = shape(size, 16).replace(**changes, numerics=DINOV3_NUMERICS)
+    table |= _eva02()
     giant = shape("B", 14).replace(layers=40, width=1536, mlp_width=4096, heads=24, mlp="swiglu")
     table["DINOv2-g/14"] = giant.replace(classes=0, layer_scale=True, image_size=(518, 518), numerics=DINO_NUMERICS)
+    return table
+
+
+def _eva02() -> dict[str, ModelConfig]:
+    """EVA-02 at the size of its pre-training; the larger ones normalize inside the MLP."""
+    rope = RopeConfig(temperature=10_000.0, reference_grid=(16, 16))
+    table: dict[str, ModelConfig] = {}
+    for size, mlp_width in (("Ti", 512), ("S", 1024), ("B", 2048), ("L", 2730)):
+        parts = {"rope": rope, "mlp": "swiglu", "mlp_norm": size in ("B", "L"), "pool": "mean", "norm_after_pool": True}
+        table[f"EVA-02-{size}/14"] = shape(size, 14).replace(**parts, mlp_width=mlp_width, numerics=TIMM_NUMERICS)
     return table
 
 
@@ -119,10 +145,10 @@ def _other_names(variant: str) -> list[str]:
     if variant.startswith("BiT-"):
         short = variant.removeprefix("BiT-")
         return [short, f"BiT-S-{short}", f"BiT-M-{short}", f"resnetv2_{short[1:]}_bit", f"resnetv2_{short[1:]}_bitm"]
-    match = re.fullmatch(r"(.*?)(Ti|S|M|B|L|H|g|G)/(\d+)(-distilled)?", variant)
+    match = re.fullmatch(r"(.*?)(Ti|S\+?|M|B|L|H\+?|g-opt|g|G|So400m|7B)/(\d+)(-distilled)?", variant)
     assert match, variant
     kind, size, patch, distilled = match.groups()
-    word = SIZES[size][0]
+    word = (SIZES | OTHER_SIZES)[size][0]
     if "+" in kind:
         stem = kind.split("+")[0]
         tail = "_p8" if stem == "R" else ""
@@ -132,7 +158,10 @@ def _other_names(variant: str) -> list[str]:
         "DeiT-": [f"deit_{word}_{'distilled_' if distilled else ''}patch{patch}"],
         "DeiT-III-": [f"deit3_{word}_patch{patch}"],
         "CLIP-": [f"clip_vit_{word}_patch{patch}", f"vit_{word}_patch{patch}_clip"],
-        "SigLIP-": [f"siglip_{word}_patch{patch}", f"vit_{word}_patch{patch}_siglip"],
+        "SigLIP-": [f"{kind}_{word}_patch{patch}" for kind in ("siglip", "siglip2")]
+        + [f"vit_{word}_patch{patch}_siglip"],
+        "I-JEPA-": [f"ijepa_vit{size}{patch}"],
+        "EVA-02-": [f"eva02_{word}_patch{patch}"],
         "BEiT-": [f"beit_{word}_patch{patch}"],
         "DINOv3-": [f"dinov3_vit{size}{patch}", f"vit_{word}_patch{patch}_dinov3"],
         "DINO-": [f"dino_vit{size}{patch}", f"vit_{word}_patch{patch}_dino"],

@@ -157,6 +157,9 @@ class ViTConfig(Settings):
     """Rows and columns of the input, in pixels; a single number means a square."""
     patch_size: Annotated[int, Range(1, 1024)] = 16
     """Side of one patch, in pixels (in stem features for a hybrid)."""
+    trim: bool = False
+    """Pixels past the last whole patch are left out, as a convolution does (SigLIP's So400m/14 at 384); else such a
+    size is an error."""
     channels: Channels = 3
     classes: Classes = 1000
     """Outputs of the head; 0 leaves the head out, and the model gives features."""
@@ -233,6 +236,8 @@ class ViTConfig(Settings):
     numerics: Numerics = Numerics()
 
     def check(self) -> None:
+        if self.trim and self.stem:
+            raise ConfigError("trim=True has no meaning behind a convolutional stem, which pads images")
         if self.rope is not None and self.head_width % 4:
             raise ConfigError(f"rotary positions need 4 channels a head or a multiple, not {self.head_width}")
         if self.width % (self.pool_heads or 1):
@@ -295,7 +300,8 @@ class ViTConfig(Settings):
     def grid_of(self, image_size: Size) -> Size:
         """Rows and columns of patches of an image of this size."""
         rows, columns = image_size
-        if rows < self.stride or columns < self.stride or rows % self.stride or columns % self.stride:
+        over = not self.trim and (rows % self.stride or columns % self.stride)
+        if rows < self.stride or columns < self.stride or over:
             what = "patch and stem stride together" if self.stem else "patch"
             raise ConfigError(f"image of {rows}x{columns} pixels is not divisible by the {what} of {self.stride}")
         return rows // self.stride, columns // self.stride

@@ -58,8 +58,8 @@ OPTIONS = {
     "probe": "--model -m --vectors --only --shots --neighbors --json --out --batch-size --heads --image-size --device",
     "evaluate": "--model -m --split --real --wordnet-ids --mappings --calibrated --template --flip --seed --json "
     "--out --batch-size --heads --image-size --device --engine --tome-r",
-    "explain": "--model -m --out --map --class --top --layer --head --patch --deletion --figures --count --json "
-    "--heads --image-size --device --engine --tome-r",
+    "explain": "--model -m --out --map --class --top --layer --head --patch --deletion --figures --reconstruct --count "
+    "--json --heads --image-size --device --engine --tome-r",
     "study table5": "--models --tasks --out --quick --recipe --seeds --set --data-root --json",
     "study vtab": "--models --out --quick --recipe --seeds --set --data-root --json",
     "study data-size": "--sizes --steps --recipes --out --set --plan --json",

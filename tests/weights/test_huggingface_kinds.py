@@ -203,3 +203,19 @@ def test_models_that_read_the_mean_are_written_as_the_kinds_that_do(architecture
 def test_what_beit_and_i_jepa_of_transformers_have_not_is_named(changes, reason, tmp_path):
     with pytest.raises(ConversionError, match=reason):
         save(build(MEAN.replace(**changes)), tmp_path / "ours", "huggingface")
+
+
+@pytest.mark.parametrize("architecture", ["SiglipVisionModel", "CLIPVisionModel"])
+def test_pixels_past_the_last_patch_are_left_out_as_in_siglip_so400m_at_384(architecture, tmp_path):
+    """Its 384 pixels are 27 patches of 14 and 6 pixels that nobody reads; preprocessing still makes 384."""
+    config, changes, answer, _ = KINDS[architecture]
+    peer = getattr(transformers, architecture)(getattr(transformers, config)(**changes | {"image_size": 38})).eval()
+    peer.save_pretrained(tmp_path)
+    ours = load(tmp_path)
+    assert (ours.config.image_size, ours.config.grid, ours.preprocess.image_size) == ((38, 38), (4, 4), (38, 38))
+    pixels = torch.randn(2, 3, 38, 38)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(pixels), answer(peer, pixels), rtol=0, atol=TOLERANCE)
+    save(ours, tmp_path / "native")
+    assert load(tmp_path / "native").config == ours.config
+    assert load(tmp_path, image_size=64).config.grid == (8, 8)

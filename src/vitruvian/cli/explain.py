@@ -58,6 +58,15 @@ FromPatch = Annotated[
 Target = Annotated[
     str, typer.Option("--class", metavar="NAME", help="Explain this class, by label or number. Else the answer.")
 ]
+Reconstruct = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        max=0.99,
+        metavar="SHARE",
+        help="Of MAE with its decoder: hide this share of the patches and fill it in.",
+    ),
+]
 Figures = Annotated[
     bool, typer.Option("--figures", help="Draw filters, positions and attention distance of the model instead.")
 ]
@@ -81,6 +90,7 @@ def explain(
         bool, typer.Option("--deletion", help="Score the maps by deletion curves: remove their top patches.")
     ] = False,
     figures: Figures = False,
+    reconstruct: Reconstruct = None,
     count: Annotated[int, typer.Option(min=1, metavar="N", help="Images for the attention distance.")] = 128,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line for each image or figure.")] = False,
     heads: Heads = None,
@@ -101,6 +111,9 @@ def explain(
     if figures and (maps or target or deletion or any(v is not None for v in (layer, head, patch))):
         about_images = "--map, --class, --layer, --head, --patch and --deletion"
         raise typer.BadParameter(f"this is about the model, and {about_images} about images", param_hint="--figures")
+    if reconstruct is not None:
+        show_reconstructions(model, paths or [], out, share=reconstruct, as_json=as_json)
+        return
     with quick_imports():
         from vitruvian.data.sources.formats.folder import find_images
         from vitruvian.explain import MapSettings
@@ -120,6 +133,28 @@ def explain(
         show_figures(loaded, images, out, count=count, device=device, as_json=as_json)
     else:
         show_images(loaded, settings, images, out, device=device, engine=engine.value, as_json=as_json)
+
+
+def show_reconstructions(model: str | None, paths: list[str], out: Path, *, share: float, as_json: bool) -> None:
+    """Draw each image without hidden patches, filled in and whole, and tell where."""
+    if model is None:
+        raise typer.BadParameter("name the weights: --model facebook/vit-mae-base", param_hint="--reconstruct")
+    with quick_imports():
+        from vitruvian.data.sources.formats.folder import find_images
+        from vitruvian.explain.reconstruct import reconstruct_images
+        from vitruvian.weights.mae import load_autoencoder
+
+    failed = 0
+    for name, found in reconstruct_images(load_autoencoder(model), find_images(paths), out, share=share):
+        failed += isinstance(found, str)
+        if as_json:
+            print(json.dumps({"path": name, "error" if isinstance(found, str) else "file": str(found)}), flush=True)
+        elif isinstance(found, str):
+            tell(f"error: {found}")
+        else:
+            print(f"{name}: {found}", flush=True)
+    if failed:
+        raise typer.Exit(1)
 
 
 def show_figures(model: Model, images: list[str], out: Path, *, count: int, device: str, as_json: bool) -> None:

@@ -76,6 +76,8 @@ class Embedding(nn.Module):
         features = self.stem(pixels) if self.stem else pixels
         B, C, height, width = features.shape
         P = self.config.patch_size
+        if self.config.trim:
+            features = features[..., : height // P * P, : width // P * P]
         # One product of matrices: the convolution's sums, sooner, and with tokens side by side in memory.
         cut = features.reshape(B, C, height // P, P, width // P, P)
         cut = cut.permute(0, 2, 4, 1, 3, 5)  # (B, rows, columns, C, P, P)

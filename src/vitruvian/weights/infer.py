@@ -52,9 +52,13 @@ def infer_config(
     positions = native.get(FLAT)
     count = positions.shape[1] if positions is not None and positions.dim() == 3 else 0
     before = shape["class_token"] + shape["distillation"]
+    size = facts.image_size or image_size
+    whole = (rows * stride, columns * stride)
+    trim = size is not None and size != whole and as_grid(size, stride) == (rows, columns) and stem is None
     settings: dict[str, Any] = {
         **shape,
-        "image_size": (rows * stride, columns * stride),
+        "image_size": size if trim else whole,
+        "trim": trim,
         "heads": find_heads(width, heads, facts.heads),
         "positions": "sincos" if positions is None and facts.fixed_positions else "learned",
         "class_position": not before or count - rows * columns >= before,

@@ -185,7 +185,7 @@ def vit_obstacles(config: ModelConfig, family: str, *, inner_norms: bool = False
 
 
 FREE = frozenset(
-    {"image_size", "patch_size", "channels", "layers", "width", "mlp_width", "heads", "numerics", *REGULARIZERS}
+    {"image_size", "patch_size", "trim", "channels", "layers", "width", "mlp_width", "heads", "numerics", *REGULARIZERS}
 )
 """Settings that every kind of a family of its own may have as it likes."""
 
