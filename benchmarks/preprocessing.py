@@ -1,9 +1,11 @@
-"""How far our preprocessing is from each processor of transformers, on real images, in levels of 255.
+"""How far our preprocessing is from that of each kind's own library, on real images, in levels of 255.
 
     python benchmarks/preprocessing.py IMAGES [--count 50]
 
-IMAGES is a folder. A processor is saved as transformers saves it, and its `preprocessor_config.json` is read back by
-us. The processors are those that work with Pillow alone, whose filters are ours, so the difference is that of float32.
+IMAGES is a folder. A processor of transformers is saved as transformers saves it, and its `preprocessor_config.json` is
+read back by us. Those that work with Pillow alone have our filters, so the difference is that of float32; DINOv3's
+resizes tensors. Where torchvision is installed (`make bench` builds .venv-peers), DINOv3's processor and the
+transforms of timm and open_clip are compared too.
 """
 
 from __future__ import annotations
@@ -11,16 +13,21 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
-from PIL import Image
+from PIL import Image, ImageOps
 
+from peers import make_torchvision_importable
+from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, Preprocess, ViTConfig
 from vitruvian.data.preprocess import preprocess_image
 from vitruvian.weights.families.huggingface_json import preprocess_of
+from vitruvian.weights.families.openclip import stated_view
+from vitruvian.weights.families.timm import published_view
+from vitruvian.weights.files import Checkpoint
 
 PROCESSORS = {
     "ViT": ("ViTImageProcessorPil", {}),
@@ -30,23 +37,73 @@ PROCESSORS = {
     "BEiT": ("BeitImageProcessorPil", {}),
     "BEiT, 256 to 224": ("BeitImageProcessorPil", {"size": {"height": 256, "width": 256}, "do_center_crop": True}),
     "DeiT": ("DeiTImageProcessorPil", {}),
+    "MAE, MSN": ("ViTImageProcessorPil", {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}),
+    "I-JEPA at 448": ("ViTImageProcessorPil", {"size": {"height": 448, "width": 448}}),
+    "data2vec": ("BeitImageProcessorPil", {"do_center_crop": False, "size": {"height": 224, "width": 224}}),
+    "SigLIP 2": ("SiglipImageProcessorPil", {"size": {"height": 256, "width": 256}, "resample": 2}),
+    "DINOv3": ("DINOv3ViTImageProcessor", {}),
 }
 """Name: the class, and what published models of the kind change."""
+TIMM = {
+    "timm AugReg": {"crop_pct": 0.9, "interpolation": "bicubic"},
+    "timm DeiT-III 384": {"input_size": (3, 384, 384), "crop_pct": 1.0, "interpolation": "bicubic"},
+    "timm SigLIP": {"crop_pct": 0.9, "crop_mode": "squash", "interpolation": "bicubic"},
+    "timm EVA-02 448": {
+        "input_size": (3, 448, 448),
+        "crop_pct": 1.0,
+        "crop_mode": "squash",
+        "interpolation": "bicubic",
+    },
+    "timm DINOv2 518": {"input_size": (3, 518, 518), "crop_pct": 1.0, "interpolation": "bicubic"},
+    "timm bilinear": {"crop_pct": 0.95, "interpolation": "bilinear", "mean": IMAGENET_MEAN, "std": IMAGENET_STD},
+}
+"""Name: what `pretrained_cfg` says."""
+OPEN_CLIP = {
+    "open_clip": {"size": 224},
+    "open_clip squash": {"size": 256, "resize_mode": "squash", "mean": (0.5,) * 3, "std": (0.5,) * 3},
+    "open_clip bilinear": {"size": [224, 256], "resize_mode": "squash", "interpolation": "bilinear"},
+}
+"""Name: `preprocess_cfg`."""
+
+Transform = Callable[[Image.Image], torch.Tensor]
 
 
-def compare(name: str, images: Iterable[Path]) -> tuple[float, float]:
-    """The mean over all images and the largest difference, in levels of 255."""
+def processor_of(name: str) -> tuple[Transform, Preprocess]:
+    """transformers' own, and our view of the file that it saves."""
     kind, changes = PROCESSORS[name]
     processor = getattr(transformers, kind)(**changes)
     with tempfile.TemporaryDirectory() as folder:
         processor.save_pretrained(folder)
         settings = json.loads((Path(folder) / "preprocessor_config.json").read_text())
-    view = preprocess_of(settings, (224, 224))
+    return lambda image: processor(image, return_tensors="pt")["pixel_values"][0], preprocess_of(settings, (224, 224))
+
+
+def timm_transform(name: str) -> tuple[Transform, Preprocess]:
+    from timm.data import create_transform, resolve_data_config
+
+    cfg = {"input_size": (3, 224, 224), "mean": (0.5,) * 3, "std": (0.5,) * 3} | TIMM[name]
+    return create_transform(**resolve_data_config(pretrained_cfg=cfg)), published_view(
+        cfg, tuple(cfg["input_size"][1:])
+    )
+
+
+def open_clip_transform(name: str) -> tuple[Transform, Preprocess]:
+    from open_clip.transform import PreprocessCfg, image_transform_v2
+
+    settings = {"open_clip_config.json": {"preprocess_cfg": OPEN_CLIP[name]}}
+    checkpoint = Checkpoint(path=Path(), format="safetensors", tensors={}, settings=settings)
+    view = stated_view(checkpoint, ViTConfig())
+    assert view is not None
+    return image_transform_v2(PreprocessCfg(**OPEN_CLIP[name]), is_train=False), view
+
+
+def compare(transform: Transform, view: Preprocess, images: Iterable[Path]) -> tuple[float, float]:
+    """The mean over all images and the largest difference, in levels of 255."""
     std = torch.tensor(view.std)[:, None, None]
     means, largest = [], 0.0
     for path in images:
         with Image.open(path) as image:
-            theirs = processor(image.convert("RGB"), return_tensors="pt")["pixel_values"][0]
+            theirs = transform(ImageOps.exif_transpose(image).convert("RGB"))
         levels = (preprocess_image(path, view) - theirs).abs() * std * 255
         means.append(float(levels.mean()))
         largest = max(largest, float(levels.max()))
@@ -61,10 +118,18 @@ def main() -> None:
     found = sorted(path for path in options.images.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
     images = found[:: max(1, len(found) // options.count)][: options.count]
     print(f"{'processor':<20} {'mean':>8} {'largest':>8}   levels of 255, {len(images)} images")
-    for name in PROCESSORS:
-        mean, largest = compare(name, images)
-        print(f"{name:<20} {mean:8.4f} {largest:8.4f}")
+    kinds = [(name, processor_of) for name in PROCESSORS]
+    kinds += [(name, timm_transform) for name in TIMM] + [(name, open_clip_transform) for name in OPEN_CLIP]
+    for name, made in kinds:
+        try:
+            transform, view = made(name)
+        except (ImportError, AttributeError) as error:
+            print(f"{name:<20} not compared: {error}".splitlines()[0][:100])
+            continue
+        mean, largest = compare(transform, view, images)
+        print(f"{name:<20} {mean:8.4f} {largest:8.4f}", flush=True)
 
 
 if __name__ == "__main__":
+    make_torchvision_importable()
     main()

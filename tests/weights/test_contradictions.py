@@ -104,7 +104,15 @@ def transformers_folder(tmp_path_factory):
         ("DINOv3ViT", {"num_register_tokens": 2}, {"num_register_tokens": 0}, "registers=0, the arrays have 2"),
         ("Beit", {}, {"layer_scale_init_value": 0}, "layer_scale=False, the arrays have True"),
         ("Beit", {}, {"use_mean_pooling": False}, "norm_after_pool=False, the arrays have True"),
-        ("Beit", {}, {"use_relative_position_bias": True}, "positions=relative_bias, the arrays have none"),
+        ("Beit", {}, {"use_relative_position_bias": True}, "use_relative_position_bias=True, the arrays have False"),
+        (
+            "Beit",
+            {"use_relative_position_bias": True},
+            {"use_absolute_position_embeddings": True},
+            "embeddings=True, the",
+        ),
+        ("Data2VecVision", {}, {"use_mean_pooling": False}, "norm_after_pool=False, the arrays have True"),
+        ("Siglip2Vision", {"num_patches": 16}, {"num_patches": 25}, "num_patches=25, the arrays have 16"),
         ("Beit", {"image_size": [32, 48], "use_relative_position_bias": True}, {}, "not square"),
     ],
 )

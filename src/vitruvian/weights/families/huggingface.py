@@ -102,7 +102,7 @@ class HuggingFace(Family):
             numerics=self.numerics_of(settings),
             heads=number(settings, "num_attention_heads", self.default_heads),
             layers=number(settings, "num_hidden_layers", DEFAULT_LAYERS),
-            stated=self.stated(settings),
+            stated=self.stated(settings) | stated_classes(settings, tensors),
             image_size=image_size_of(settings),
             labels=labels_of(settings),
         )
@@ -201,6 +201,13 @@ class HuggingFace(Family):
             settings["id2label"] = {str(index): name for index, name in enumerate(names)}
             settings["label2id"] = {name: index for index, name in enumerate(names)}
         return settings
+
+
+def stated_classes(settings: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
+    """How many labels there are, where a head reads them."""
+    names = settings.get("id2label")
+    count = number(settings, "num_labels") or (len(names) if isinstance(names, dict) and names else None)
+    return {"classes": count} if "classifier.weight" in tensors else {}
 
 
 class HuggingFaceViT(HuggingFace):

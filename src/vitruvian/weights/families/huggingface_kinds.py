@@ -20,6 +20,7 @@ BIAS = "relative_position_bias.relative_position_bias_table"
 SHARED_BIAS = f"encoder.{BIAS}"
 WITHOUT_ARRAY = ("relative_bias", "none")
 """Kinds of positions that have no array of their own."""
+SHARED_IN_MEMORY = "shared_position_bias.relative_position_bias_table"
 
 
 def add_absent_biases(tensors: Tensors, layers: Iterable[str]) -> None:
@@ -78,6 +79,7 @@ class HuggingFaceBeit(HuggingFace):
         pooled = any(name.endswith("pooler.layernorm.weight") for name in checkpoint.tensors)
         relative = any(BIAS in name for name in tensors)
         placed = "embeddings.position_embeddings" in tensors
+        self.check_positions(checkpoint)
         if relative and facts.image_size and facts.image_size[0] != facts.image_size[1]:
             raise CheckpointError(
                 "relative biases of an image that is not square, whose table transformers reads as columns by rows"
@@ -86,7 +88,7 @@ class HuggingFaceBeit(HuggingFace):
             raise CheckpointError("the model has both relative biases and absolute positions, which is not known here")
         return replace(
             facts,
-            norm_after_pool=pooled if normed else mean,
+            norm_after_pool=pooled or not normed,
             stated=facts.stated | {"norm_after_pool": mean},
             settings={
                 "pool": "mean" if mean else "token",
@@ -96,16 +98,23 @@ class HuggingFaceBeit(HuggingFace):
         )
 
     def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """LayerScale is stated by its first value, where 0 is none; positions by a flag for each kind."""
+        """LayerScale is stated by its first value, where 0 is none."""
         scale = settings.get("layer_scale_init_value")
-        flags = [flag(settings, f"use_{part}relative_position_bias") for part in ("", "shared_")]
-        absolute = flag(settings, "use_absolute_position_embeddings")
-        silent = None in (*flags, absolute)
-        stated = {
-            "layer_scale": scale > 0 if isinstance(scale, int | float) else None,
-            "positions": None if silent else "relative_bias" if any(flags) else "learned" if absolute else "none",
+        return super().stated(settings) | {"layer_scale": scale > 0 if isinstance(scale, int | float) else None}
+
+    def check_positions(self, checkpoint: Checkpoint) -> None:
+        """Each kind of positions is stated by itself, and the arrays must have it."""
+        settings, names = self.config_of(checkpoint), checkpoint.tensors
+        shared = any(name.endswith((SHARED_BIAS, SHARED_IN_MEMORY)) for name in names)
+        own = any(f".attention.{BIAS}" in name or f".attention.attention.{BIAS}" in name for name in names)
+        found = {
+            "use_relative_position_bias": own,
+            "use_shared_relative_position_bias": shared,
+            "use_absolute_position_embeddings": any(name.endswith("embeddings.position_embeddings") for name in names),
         }
-        return super().stated(settings) | stated
+        for key, there in found.items():
+            if flag(settings, key) not in (None, there):
+                raise CheckpointError(f"the settings say {key}={not there}, the arrays have {there}")
 
     def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
         return Preprocess(image_size=config.image_size, interpolation="bicubic")

@@ -19,6 +19,7 @@ from vitruvian.weights.families.timm_pieces import as_kernel, as_matrix
 from vitruvian.weights.files import Checkpoint
 
 LAYER = "encoder.layers.{i}"
+POSITIONS = "embeddings.position_embedding.weight"
 SIGLIP = ("siglip_vision_model", "siglip2_vision_model")
 
 
@@ -41,7 +42,7 @@ class HuggingFaceTower(HuggingFace):
         rows=(
             *pair("embed.patch", "embeddings.patch_embedding"),
             Row("embed.class_token", ("embeddings.class_embedding",), TOKEN),
-            Row(FLAT, ("embeddings.position_embedding.weight",), TOKEN),
+            Row(FLAT, (POSITIONS,), TOKEN),
             *pair("embed.norm", "pre_layrnorm"),
             *pair("blocks.{i}.norm1", f"{LAYER}.layer_norm1"),
             *pair("blocks.{i}.attention.qkv", *(f"{LAYER}.self_attn.{part}_proj" for part in "qkv"), kind=STACKED),
@@ -92,10 +93,21 @@ class HuggingFaceTower(HuggingFace):
         kind = self.config_of(checkpoint).get("model_type", "clip_vision_model")
         pool = "map" if "head.probe" in tensors else "token" if kind == "clip_vision_model" else "mean"
         settings = {"pool": pool, "projection": "visual_projection.weight" in tensors}
+        stated = facts.stated
+        if settings["projection"]:
+            whole = checkpoint.settings.get("config.json", {})  # the towers' common width stands beside their settings
+            stated = stated | {"representation_size": number(whole, "projection_dim")}
+        self.check_patches(checkpoint, tensors)
         numerics = facts.numerics
         if kind == "siglip2_vision_model":
             numerics = numerics.replace(position_resize="bilinear_antialias")
-        return replace(facts, settings=settings, numerics=numerics, labels=None)
+        return replace(facts, settings=settings, stated=stated, numerics=numerics, labels=None)
+
+    def check_patches(self, checkpoint: Checkpoint, tensors: Tensors) -> None:
+        """SigLIP 2 states the number of its positions."""
+        count, positions = number(self.config_of(checkpoint), "num_patches"), tensors.get(POSITIONS)
+        if count is not None and positions is not None and positions.dim() == 2 and len(positions) != count:
+            raise CheckpointError(f"the settings say num_patches={count}, the arrays have {len(positions)}")
 
     def numerics_of(self, settings: dict[str, Any]) -> Numerics:
         siglip = settings.get("model_type") in SIGLIP
