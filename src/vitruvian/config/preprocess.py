@@ -1,0 +1,80 @@
+"""How an image is prepared for a model."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vitruvian.config.parts import Fit, Interpolation
+from vitruvian.errors import ConfigError
+from vitruvian.settings import Settings, Size, as_size
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BATCH = 16
+"""Images that a model answers at a time, unless told."""
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preprocess(Settings):
+    """The evaluation view of an image that a checkpoint asks for.
+
+    Callable, so that `model.preprocess` is the transform of a dataset: an image to normalized pixels.
+    """
+
+    image_size: Size = (224, 224)
+    fit: Fit = "squash"
+    """`squash`: straight to `scaled_size`; `crop`: scale to just cover `scaled_size`. Then the center is cut."""
+    scaled_size: Size | None = None
+    """None means `image_size`. Shorter side 256, crop 224 is (256, 256)."""
+    floor_crop: bool = False
+    """A center that falls between two pixels is cut from the first (transformers), not from the even (torchvision)."""
+    interpolation: Interpolation = "bilinear"
+    antialias: bool = True
+    """False samples without a low-pass filter, as TensorFlow's resize does."""
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    """Subtracted from values between 0 and 1."""
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    stated: bool = True
+    """False where no file says how images are prepared and models of the family differ: to prepare one is an error."""
+
+    def check(self) -> None:
+        scaled = self.scaled_size or self.image_size
+        if scaled[0] < self.image_size[0] or scaled[1] < self.image_size[1]:
+            raise ConfigError(f"scaled_size={self.scaled_size} does not cover image_size={self.image_size}")
+        if len(self.mean) != len(self.std) or not self.std or not all(0 < x < 1e9 for x in self.std):
+            raise ConfigError(f"mean={self.mean} and std={self.std} do not fit together")
+
+    def __call__(self, image: Any) -> Tensor:
+        """Normalized float32 pixels (channels, rows, columns) of a Pillow image, a path, bytes or an 8-bit array."""
+        public = importlib.import_module("vitruvian")  # the code that carries out these settings lies above them
+        pixels: Tensor = public.preprocess_image(image, self)
+        return pixels
+
+    def brief(self) -> str:
+        """The view in one phrase, for a line of text."""
+        size = "x".join(map(str, dict.fromkeys(self.image_size)))
+        scaled = "x".join(map(str, dict.fromkeys(self.scaled_size or self.image_size)))
+        cut = f"{scaled} -> {size}" if self.fit == "crop" or scaled != size else size
+        how = cut if self.fit == "crop" else f"squash {cut}"
+        return f"({how}, {self.interpolation}, mean {', '.join(f'{m:g}' for m in dict.fromkeys(self.mean))})"
+
+    def changed(self, changes: Mapping[str, Any]) -> Preprocess:
+        """The view with other settings by name; one that squashes has nothing to cut from."""
+        return self.replace(**({"scaled_size": None} if changes.get("fit") == "squash" else {}), **changes)
+
+    def at(self, image_size: int | Size) -> Preprocess:
+        """The same view for another input size; the share that the crop keeps stays the same."""
+        size = as_size(image_size)
+        if self.scaled_size is None or size == self.image_size:
+            return self.replace(image_size=size)
+        scaled = tuple(max(new, new * old // was) for new, old, was in zip(size, self.scaled_size, self.image_size))
+        return self.replace(image_size=size, scaled_size=scaled)
