@@ -10,6 +10,7 @@ from PIL import Image
 import vitruvian as vt
 from vitruvian.config import ViTConfig
 from vitruvian.cost import parameters
+from vitruvian.data.sources import open_dataset
 from vitruvian.errors import CheckpointError, HubError
 from vitruvian.model.build import build
 from vitruvian.training.given import chosen_recipe
@@ -155,3 +156,15 @@ def test_the_model_in_the_package_is_small_and_has_a_card():
     assert len(model.labels) == 10
     assert model.threshold_on == "energy"
     assert parameters(model.config) == 3_624_874
+
+
+@pytest.mark.skipif(not hub.BOX.is_dir(), reason="the package carries no model yet")
+def test_the_model_in_the_package_refuses_stripes_noise_and_digits():
+    rng = np.random.default_rng(0)
+    stripes = [np.sin(np.arange(64) * rng.uniform(0.3, 1.5)) * 127 + 128 for _ in range(10)]
+    images = [Image.fromarray(np.broadcast_to(wave, (64, 64)).astype(np.uint8)) for wave in stripes]
+    images += [Image.fromarray(rng.integers(0, 256, (64, 64, 3), np.uint8)) for _ in range(10)]
+    digits = open_dataset("digits").train
+    images += [Image.fromarray(np.asarray(digits.read(number))).resize((64, 64)) for number in range(10)]
+    found = [prediction.none_of_these for prediction in vt.Classifier(hub.BOX).stream(images)]
+    assert [sum(found[start : start + 10]) >= 8 for start in (0, 10, 20)] == [True] * 3

@@ -132,6 +132,14 @@ def test_a_teacher_of_other_classes_is_refused(tmp_path):
         Distilled(Recipe(steps=1, teacher=str(tmp_path / "teacher")), tiny(), None, torch.device("cpu"))
 
 
+def test_a_teacher_of_other_channels_is_refused_before_a_run_begins(tmp_path):
+    save(tiny(), tmp_path / "teacher")
+    settings = [*TINY, f"teacher={tmp_path / 'teacher'}", "distillation=features"]
+    with pytest.raises(ConfigError, match="sees 3 channels, the student 1; use teacher_view='fixed'"):
+        train("digits", out=tmp_path / "run", settings=settings)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_teacher_without_labels_is_taken_in_the_order_of_the_data_and_that_is_said(capsys):
     assert shared_classes(tiny(labels=None), tiny(), "w") is None
     assert "teacher='w' states no labels: its 3 classes are taken in data order" in capsys.readouterr().err

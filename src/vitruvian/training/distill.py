@@ -129,6 +129,11 @@ class Teacher:
         self.features = DISTILLATIONS[recipe.distillation].reads_features
         self.columns = None if self.features else shared_classes(self.model, student, recipe.teacher)
         self.student_view, self.device = student.preprocess, device
+        found, wanted = self.model.config.channels, student.config.channels
+        if found != wanted and recipe.teacher_view == "same":
+            raise ConfigError(
+                f"teacher={recipe.teacher!r} sees {found} channels, the student {wanted}; use teacher_view='fixed'"
+            )
         self.values: Tensor | None = None
         """(N, F) features of the evaluation view of each image of the source, where those were asked for."""
         if recipe.teacher_view == "fixed":
@@ -187,8 +192,6 @@ def shared_classes(teacher: Model, student: Model, name: str) -> Tensor | None:
 
 def seen_by(pixels: Tensor, own: Preprocess, other: Preprocess) -> Tensor:
     """Pixels normalized for one model, as another one wants them: its mean, deviation and size."""
-    if len(own.mean) != len(other.mean):
-        raise ConfigError(f"the teacher sees {len(other.mean)} channels, the student {len(own.mean)}")
     if (own.mean, own.std) != (other.mean, other.std):
         mean, std, new_mean, new_std = (
             pixels.new_tensor(values).view(-1, 1, 1) for values in (own.mean, own.std, other.mean, other.std)
