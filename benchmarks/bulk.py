@@ -5,9 +5,10 @@ python benchmarks/bulk.py rate FOLDER [--rounds 12] [--seconds 8]
 python benchmarks/bulk.py kill FOLDER [--kills 10] [--seed 0]
 
 `data` writes 10,000 images of 32 x 32 from a sheet of 100 x 100, a manifest that repeats them, and a tiny ViT. `rate`
-compares the model in the package on pixels that are ready with the whole job on files, in turns, both on all cores.
-`kill` runs the job with the tiny ViT by two shares at a time: once unbroken, and once with SIGKILL at random numbers of
-parts, and compares the merged files byte for byte. Prints one line of JSON.
+compares the model in the package on pixels that are ready with the whole job on files, in turns, both on all cores:
+images a second, and images a second of processor time, which depends less on what else the machine does. `kill` runs
+the job with the tiny ViT by two shares at a time: once unbroken, and once with SIGKILL at random numbers of parts, and
+compares the merged files byte for byte. Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import json
 import os
 import random
 import shutil
-import statistics
 import subprocess
 import sys
 import time
@@ -97,24 +97,30 @@ def rates(folder: Path, rounds: int, seconds: float, batch: int) -> dict[str, ob
     assert pixels is not None
     identity, part = job.begin(), 0
     for turn in range(rounds + 1):  # the first to warm up
-        begun, count = time.perf_counter(), 0
-        while time.perf_counter() - begun < seconds / 2:
+        begun, count = clocks(), 0
+        while clocks()[0] - begun[0] < seconds / 2:
             encoder.features(pixels)
             count += batch
-        bare.append(count / (time.perf_counter() - begun))
-        many = max(1, round(bare[-1] * seconds / 2 / 512)) if turn else 1
-        begun = time.perf_counter()
+        bare.append(count / (clocks() - begun))
+        many = max(1, round(bare[-1][0] * seconds / 2 / 512)) if turn else 1
+        begun = clocks()
         count = sum(job.work(range(part, part + many), identity))
         part += many
-        whole.append(count / (time.perf_counter() - begun))
-    ratios = [one / other for one, other in zip(whole[1:], bare[1:])]
+        whole.append(count / (clocks() - begun))
+    ratios = np.array(whole[1:]) / np.array(bare[1:])
     return {
         "threads": torch.get_num_threads(),
-        "bare": statistics.median(bare[1:]),
-        "job": statistics.median(whole[1:]),
-        "ratio": statistics.median(ratios),
-        "ratios": [round(ratio, 3) for ratio in ratios],
+        "bare": float(np.median(np.array(bare[1:])[:, 0])),
+        "job": float(np.median(np.array(whole[1:])[:, 0])),
+        "ratio": float(np.median(ratios[:, 0])),
+        "ratios": ratios[:, 0].round(3).tolist(),
+        "ratio_of_processor_time": float(np.median(ratios[:, 1])),
     }
+
+
+def clocks() -> np.ndarray:
+    """Seconds that have passed, and seconds of processors that this process has used."""
+    return np.array([time.perf_counter(), time.process_time()])
 
 
 def start(folder: Path, out: Path, share: int) -> subprocess.Popen[bytes]:
