@@ -2,9 +2,10 @@
 
     vit optimize W fast --calibrate OTHER_IMAGES --max-loss 0.5
     python benchmarks/fast.py --model W --fast fast [--data imagenet-val] [--batches 1,16] [--rounds 9]
-    python benchmarks/fast.py --size B --int8 [--batches 1,8]       # random weights: time only
+    python benchmarks/fast.py --size B --int8 --tome-r 13 [--batches 1,8]       # random weights: time only
 
-With --size, a model of random weights is quantized whole, on noise: what int8 gains in time, nothing about answers.
+With --size, a model of random weights is quantized whole, on noise, with merged tokens if asked for: what that gains in
+time, nothing about answers.
 Every round times each once on the same batch, in an order drawn anew; ratios are between medians of the same rounds.
 """
 
@@ -22,15 +23,16 @@ from inference import interleaved, random_model
 from peers import Forward, declare_torchvision_operators, timm_model
 
 
-def random_int8(model: torch.nn.Module, folder: Path) -> Path:
-    """All dense layers in int8, with ranges of noise."""
+def random_int8(model: vt.ViT, folder: Path, r: int) -> Path:
+    """All dense layers in int8, with ranges of noise, and `r` tokens merged in each layer."""
     from vitruvian.engines.export import export
     from vitruvian.engines.int8 import WEIGHT_BITS, prepared, write_int8
 
     noise = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     ready, ranges = prepared(model.eval(), [noise])
-    export(ready, folder / "float.onnx")
-    write_int8(folder / "float.onnx", folder / "int8.onnx", ready, ranges, bits=WEIGHT_BITS)
+    merged = vt.with_merging(ready, r) if r else ready
+    export(merged, folder / "float.onnx")
+    write_int8(folder / "float.onnx", folder / "int8.onnx", merged, ranges, bits=WEIGHT_BITS)
     return folder / "int8.onnx"
 
 
@@ -49,6 +51,7 @@ def main() -> None:
     parser.add_argument("--fast", help="what vit optimize or vit quantize wrote of them")
     parser.add_argument("--size", default="Ti", choices=["Ti", "S", "B"])
     parser.add_argument("--int8", action="store_true", help="quantize random weights")
+    parser.add_argument("--tome-r", type=int, default=0, help="with --int8: tokens merged in each layer")
     parser.add_argument("--data", help="images with labels: top-1 of both")
     parser.add_argument("--batches", default="1,16")
     parser.add_argument("--rounds", type=int, default=9)
@@ -58,7 +61,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         timm = timm_model(model, arguments.size, folder).eval()
-        fast = random_int8(model, folder) if arguments.int8 else arguments.fast
+        fast = random_int8(model, folder, arguments.tome_r) if arguments.int8 else arguments.fast
         forwards: dict[str, Forward] = {
             "timm": timm,
             "ours exact": vt.Classifier(model, engine="auto").logits,

@@ -13,7 +13,7 @@ from typing import Self, cast
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitruvian.catalog import title_of
 from vitruvian.config import BATCH, CascadeConfig, Preprocess
@@ -252,7 +252,9 @@ class Classifier(Encoder):
         """The cheaper model of the cascade, with the same weights."""
         if self._first is None:
             assert self.model.cascade is not None
-            self._first = Classifier(first_of(self.model, self.model.cascade), device=self.device, engine=self.engine)
+            whole: nn.Module = self.model
+            first = whole.first_pass() if isinstance(whole, Graph) else first_of(self.model, self.model.cascade)
+            self._first = Classifier(cast(Model, first), device=self.device, engine=self.engine)
         return self._first
 
     def _engine(self) -> Model | Engine:

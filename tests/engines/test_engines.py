@@ -10,7 +10,7 @@ import torch
 import vitruvian as vt
 from vitruvian.engines import choose, sessions
 from vitruvian.engines.bench import bench, computed
-from vitruvian.errors import ConfigError, MissingExtraError
+from vitruvian.errors import ConfigError, ConversionError, MissingExtraError
 
 pytestmark = pytest.mark.openvino
 
@@ -55,7 +55,7 @@ def test_openvino_answers_like_torch_and_exports_once(model, images, cache, caps
     assert "exporting the model for openvino" in capsys.readouterr().err
     vt.Classifier(model, engine="openvino").predict(images, batch=2)
     assert capsys.readouterr().err == ""
-    assert len(list((cache / "engines").glob("*/openvino/model.xml"))) == 1
+    assert len(list((cache / "engines").glob("*/model.onnx"))) == 1
 
 
 def test_other_weights_are_other_graphs(model, images, cache):
@@ -63,7 +63,7 @@ def test_other_weights_are_other_graphs(model, images, cache):
     other.load_state_dict({name: value * 1.5 for name, value in model.state_dict().items()})
     answers = vt.Classifier(other, engine="openvino").predict(images)
     assert answers[0][0].probability == pytest.approx(vt.Classifier(other).predict(images)[0][0].probability, abs=1e-5)
-    assert len(list((cache / "engines").glob("*/openvino/model.xml"))) == 2
+    assert len(list((cache / "engines").glob("*/model.onnx"))) == 2
 
 
 def test_auto_measures_once_and_remembers(model, cache, monkeypatch, capsys):
@@ -79,6 +79,25 @@ def test_auto_measures_once_and_remembers(model, cache, monkeypatch, capsys):
     assert json.loads(remembered.read_text()) == chosen._asdict()
 
 
+def test_openvino_alone_has_its_own_format(model, images, cache, monkeypatch):
+    without(monkeypatch, "onnxruntime")
+    answers = vt.Classifier(model, engine="openvino").predict(images)
+    assert answers[0][0].probability == pytest.approx(vt.Classifier(model).predict(images)[0][0].probability, abs=1e-5)
+    assert len(list((cache / "engines").glob("*/openvino/model.xml"))) == 1
+
+
+def test_an_engine_that_answers_otherwise_is_refused_and_auto_leaves_it_out(cache, monkeypatch, capsys):
+    other = vt.build(TINY).eval()
+    real = choose.open_session
+    monkeypatch.setattr(choose, "open_session", lambda *given, **named: lambda x: real(*given, **named)(x) + 1)
+    pixels = torch.randn(1, 3, 16, 16)
+    torch.nn.init.normal_(other.head.weight, generator=torch.Generator().manual_seed(3))
+    with pytest.raises(ConversionError, match="onnxruntime answers 1 away from the model"):
+        vt.Classifier(other, engine="onnxruntime").logits(pixels)
+    assert choose.fastest(other, pixels).engine == "torch"
+    assert "note: onnxruntime is left out: onnxruntime answers 1 away" in capsys.readouterr().err
+
+
 def test_the_fastest_is_taken(model, monkeypatch):
     slow, fast = choose.Way("torch"), choose.Way("openvino", split=True)
     monkeypatch.setattr(choose, "candidates", lambda *_: {slow: None, fast: None})
@@ -90,7 +109,7 @@ def test_the_fastest_is_taken(model, monkeypatch):
 def test_a_graph_for_single_images_answers_like_the_model(model, engine):
     pixels = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     for batch in (pixels[:1], pixels):
-        for way in (choose.Way(engine, fixed=True), choose.Way(engine, split=True, fixed=True)):
+        for way in (choose.Way(engine, single=True), choose.Way(engine, split=True, single=True)):
             forward = choose.forward_of(model, way, (16, 16))
             assert forward.shape[0] == 1
             torch.testing.assert_close(forward(batch), model(batch).detach(), rtol=0, atol=1e-5)

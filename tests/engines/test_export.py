@@ -90,7 +90,7 @@ def test_a_fixed_batch_also_takes_a_short_one(folder):
     export(model, folder / "four", to="openvino", batch=4)
     pixels = torch.randn(6, 3, 16, 16)
     graph = open_graph(find_graph(folder / "four"))
-    assert graph.session.shape[0] == 4
+    assert graph.graph.single.shape[0] == 4
     torch.testing.assert_close(graph(pixels), model(pixels).detach(), atol=1e-5, rtol=1e-5)
     with pytest.raises(vt.VitruvianError, match=r"takes images of 3x16x16, not 3x24x16"):
         graph(torch.zeros(1, 3, 24, 16))

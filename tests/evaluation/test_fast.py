@@ -8,11 +8,13 @@ import torch
 from PIL import Image
 
 import vitruvian as vt
+from vitruvian.config import CascadeConfig
 from vitruvian.engines import int8
 from vitruvian.engines.graph import open_graph
 from vitruvian.engines.smooth import channel_maxima, dense_layers, smoothed
 from vitruvian.errors import ConfigError, ConversionError, DataError, MissingExtraError, UnknownNameError
 from vitruvian.evaluation.fast.loss import Sample, loss_of
+from vitruvian.evaluation.fast.optimize import Candidate, Search
 from vitruvian.evaluation.fast.page import write_quantized
 
 pytestmark = pytest.mark.openvino
@@ -226,3 +228,36 @@ def test_the_fastest_model_within_the_loss_is_written_and_predicts(images, tmp_p
     assert answers[0][0].label in LABELS
     with pytest.raises(ConversionError, match="exists already"):
         vt.optimize(tiny_model(), tmp_path / "fast", calibrate=images)
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_a_cascade_of_graphs_asks_the_whole_model_where_the_first_pass_is_unsure(engine, tmp_path):
+    model = tiny_model(image_size=32)
+    pixels = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    search = Search(model, None, None, tmp_path, 1.0)
+    with torch.no_grad():
+        whole, first = model(pixels), vt.with_merging(model, 4)(pixels)
+    threshold = float((first / 1.5).softmax(dim=1).amax(dim=1).median())
+    cascade = CascadeConfig(tome_r=4, threshold=threshold)
+    chosen = Candidate(
+        engine=engine, tome_r=4, int8_layers=0, loss=None, cascade=cascade, again=0.5, path=search.exported(4)
+    )
+    search.write(chosen, tmp_path / "fast")
+    answers = vt.Classifier(tmp_path / "fast").logits(pixels)
+    sure = (first / 1.5).softmax(dim=1).amax(dim=1, keepdim=True) > threshold
+    assert 0 < sure.sum() < 8
+    torch.testing.assert_close(answers, torch.where(sure, first, whole), rtol=0, atol=1e-4)
+    assert chosen.name == f"{engine}, float32, a cascade: 4 tokens merged a layer, 50% seen again"
+
+
+def test_a_cascade_costs_its_first_pass_and_the_whole_model_where_that_is_unsure(images, tmp_path, monkeypatch):
+    monkeypatch.setattr("vitruvian.evaluation.fast.optimize.FEWEST", 8)
+    monkeypatch.setattr("vitruvian.evaluation.fast.optimize.FIRST", (1,))
+    monkeypatch.setattr("vitruvian.evaluation.fast.optimize.MERGED", (1,))
+    monkeypatch.setattr("vitruvian.evaluation.fast.optimize.installed", lambda: ["torch"])
+    monkeypatch.setattr(Search, "int8", lambda *_: iter(()))
+    found = vt.optimize(tiny_model(), tmp_path / "fast", calibrate=images, max_loss=20, timer=faster)
+    (both,) = (each for each in found.candidates if each.cascade is not None)
+    first = next(each for each in found.candidates if each.tome_r == 1 and each.cascade is None)
+    assert both.seconds == pytest.approx(first.seconds + both.again * found.baseline.seconds)
+    assert both.loss.images == 18

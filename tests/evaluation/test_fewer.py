@@ -59,7 +59,7 @@ def test_at_threshold_1_a_cascade_is_the_whole_model_and_at_0_its_first_pass(mod
 def test_each_image_has_the_answer_of_the_pass_that_its_certainty_asks_for(model):
     first = vt.Classifier(vt.with_merging(model, 12)).logits(PIXELS)
     certainty = probabilities_of(model, first).amax(1)
-    threshold = float(certainty.median())
+    threshold = float(certainty.sort().values[4:6].mean())  # no image lies on it, where the last bit would decide
     whole = vt.Classifier(model).logits(PIXELS)
     found = vt.Classifier(with_cascade(model, threshold=threshold, tome_r=12)).logits(PIXELS)
     wanted = torch.where((certainty > threshold)[:, None], first, whole)
@@ -75,7 +75,8 @@ def test_a_cascade_is_saved_and_loaded_as_one_folder(model, tmp_path):
     vt.save(cascade, tmp_path / "cascade")
     again = vt.load(tmp_path / "cascade")
     assert again.cascade == cascade.cascade
-    assert torch.equal(vt.Classifier(again).logits(PIXELS), vt.Classifier(cascade).logits(PIXELS))
+    answers = [vt.Classifier(each).logits(PIXELS) for each in (again, cascade)]
+    torch.testing.assert_close(*answers, atol=1e-5, rtol=1e-5)  # where an array lies in memory changes its last bit
     assert vt.load(tmp_path / "cascade", image_size=64).cascade is None  # fitted to other answers
     assert vt.load(tmp_path / "cascade", classes=3).cascade is None
 

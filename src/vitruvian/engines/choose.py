@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitruvian.engines.export import Forward, export
+from vitruvian.engines.export import TOLERANCE, Forward, compare, evaluating, export, fits_onnx
 from vitruvian.engines.sessions import FORMATS, installed, open_session, versions
-from vitruvian.errors import FileError, VitruvianError
+from vitruvian.errors import ConversionError, FileError, VitruvianError
 from vitruvian.files import cache_folder, locked, read_object, short_hash, write_json
 from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_cores
@@ -32,10 +32,12 @@ class Way(NamedTuple):
     engine: str
     split: bool = False
     """A core takes whole images; else all cores share every operation."""
-    fixed: bool = False
-    """The graph is opened for single images; else for any batch."""
+    single: bool = False
+    """The graph is opened for single images, which lets a runtime prepare more; else for any batch."""
 
 
+LAYOUT = 2
+"""Raised when graphs are written otherwise, so that old ones are not used."""
 ROUNDS = 7
 """Times that each engine is measured, in turn."""
 KEPT_GRAPHS = 8
@@ -72,7 +74,7 @@ class Engine:
 
 def usual_way(engine: str, batch: int) -> Way:
     """How an engine that was asked for runs."""
-    return Way(engine, split=batch > 1, fixed=batch == 1)
+    return Way(engine, split=batch > 1, single=engine != "torch")
 
 
 def forward_of(model: Model, way: Way, size: tuple[int, int]) -> Forward:
@@ -80,7 +82,23 @@ def forward_of(model: Model, way: Way, size: tuple[int, int]) -> Forward:
     if way.engine == "torch":
         return (lambda pixels: map_over_cores(model, pixels)) if way.split else without_gradients(model)
     graph = cached_graph(model, way.engine, size)
-    return open_session(graph, way.engine, split=way.split, batch=1 if way.fixed else None)
+    session = open_session(graph, way.engine, split=way.split, batch=1 if way.single else None)
+    checked = graph.with_name(f"{way.engine}.checked.json")
+    if not checked.is_file():
+        write_json(checked, {"largest_difference": check_answers(model, session, size, way.engine)})
+    return session
+
+
+def check_answers(model: Model, session: Forward, size: tuple[int, int], engine: str) -> float:
+    """How far an engine's answers are from the model's, if that is within what other orders of sums change."""
+    with evaluating(model):
+        difference, largest = compare(model, session, (3, model.config.channels, *size))
+    if not difference <= TOLERANCE * max(1.0, largest):  # also refuses NaN
+        raise ConversionError(
+            f"{engine} answers {difference:.2g} away from the model, where {TOLERANCE * max(1.0, largest):.2g} "
+            "is allowed; use engine='torch', and please report this"
+        )
+    return difference
 
 
 def without_gradients(model: Model) -> Forward:
@@ -92,15 +110,21 @@ def without_gradients(model: Model) -> Forward:
 
 
 def cached_graph(model: Model, engine: str, size: tuple[int, int]) -> Path:
-    """The model's graph in the cache folder, exported and compared with the model the first time."""
-    to, held = FORMATS[engine], versions(("torch", engine))
-    key = short_hash([tensors_digest(model.state_dict()), fingerprint(model.config.to_json()), list(size), held])
+    """The model's graph in the cache folder, exported and compared with the model the first time.
+
+    Both runtimes read ONNX, and are equally quick with it; OpenVINO alone is given its own format.
+    """
+    to = "onnx" if "onnxruntime" in installed() and fits_onnx(model) else FORMATS[engine]
+    held = versions(("torch", "onnxruntime" if to == "onnx" else "openvino"))
+    key = short_hash(
+        [LAYOUT, tensors_digest(model.state_dict()), fingerprint(model.config.to_json()), list(size), held]
+    )
     folder = cache_folder() / "engines" / key
     path = folder / ("model.onnx" if to == "onnx" else "openvino")
     graph = path if to == "onnx" else path / "model.xml"
     with locked(folder / "lock"):
         if not graph.is_file():
-            tell(f"note: exporting the model for {to}, once ...")
+            tell(f"note: exporting the model for {engine}, once ...")
             export(model, path, to=to, image_size=size)  # type: ignore[arg-type]
             forget_old(folder.parent)
     with suppress(OSError):
@@ -123,7 +147,7 @@ def fastest(model: Model, pixels: Tensor) -> Way:
     with suppress(FileError, KeyError):
         known = read_object(file, raises=FileError)
         if known["engine"] in installed():
-            return Way(str(known["engine"]), bool(known["split"]), bool(known["fixed"]))
+            return Way(str(known["engine"]), bool(known["split"]), bool(known["single"]))
     tell("note: measuring which engine is the fastest here, once for this model and batch ...")
     seconds = measure(candidates(model, pixels), pixels, ROUNDS)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
@@ -140,14 +164,19 @@ def best_of(medians: dict[Way, float]) -> list[Way]:
     return [min((way for way in medians if way.engine == name), key=medians.__getitem__) for name in names]
 
 
+def ways_of(engine: str, batch: int) -> list[Way]:
+    """The ways of an engine that may be its fastest."""
+    if batch == 1 or torch.get_num_threads() == 1:
+        return [usual_way(engine, 1)]
+    return [Way(engine), usual_way(engine, batch)]
+
+
 def candidates(model: Model, pixels: Tensor) -> dict[Way, Forward]:
     """Every installed engine in each of its ways; one that fails is said and left out."""
     size = (pixels.shape[2], pixels.shape[3])
     found: dict[Way, Forward] = {}
-    splits = (False, True) if len(pixels) > 1 and torch.get_num_threads() > 1 else (False,)
     for name in installed():
-        fixings = (False, True) if len(pixels) == 1 and name != "torch" else (False,)
-        ways = [Way(name, split, fixed) for split in splits for fixed in fixings]
+        ways = ways_of(name, len(pixels))
         try:
             found |= {way: forward_of(model, way, size) for way in ways}
         except VitruvianError as error:

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import ExportedProgram
 
 from vitruvian.config import ViTConfig
+from vitruvian.engines.layout import three_products
 from vitruvian.engines.sessions import BATCH_AXIS, open_session
 from vitruvian.errors import ConversionError, UnknownNameError, require
 from vitruvian.files import staged
 from vitruvian.model.build import Model
-from vitruvian.model.encoder import Attention, ThreeProducts
 from vitruvian.settings import BatchSize, Size, as_size, typed
 from vitruvian.weights.description import Description
 from vitruvian.weights.files import CARRIED
@@ -92,7 +92,7 @@ def export(
     check_model(model, to, dynamic_size=dynamic_size)
     stride = model.config.stride if isinstance(model.config, ViTConfig) else 1
     with staged(Path(path).expanduser()) as new, evaluating(model):
-        with three_products(model) if to == "onnx" else nullcontext():
+        with nullcontext() if to == "torch" else three_products(model):
             program = trace(model, size, batch=batch, stride=stride if dynamic_size else 0)
         described = dataclasses.replace(Description.of(model), preprocess=model.preprocess.at(size), cascade=None)
         run = WRITERS[to](
@@ -132,9 +132,10 @@ def check_model(model: Model, to: str, *, dynamic_size: bool) -> None:
     if to == "onnx":
         for module in ("onnx", "onnxscript", "onnxruntime"):
             require(module, "onnx")
-        held = sum(value.numel() * 4 for value in model.state_dict().values())
-        if held > MAX_ONNX_BYTES:
-            raise ConversionError(f"the weights take {held / 2**30:.1f} GiB, an ONNX file at most 2: to='openvino'")
+        if not fits_onnx(model):
+            raise ConversionError(
+                f"the weights take {float_bytes(model) / 2**30:.1f} GiB, an ONNX file at most 2: to='openvino'"
+            )
     elif to == "openvino":
         require("openvino", "openvino")
     check_finite(model, model.origin or "the model", raises=ConversionError)
@@ -146,6 +147,15 @@ def check_model(model: Model, to: str, *, dynamic_size: bool) -> None:
         raise ConversionError("dynamic_size=True has no meaning with tome_r; export one graph a size")
     if model.head is not None and not model.head.weight.any():
         raise ConversionError("the head is all zeros, so there is nothing to check a graph against; train it first")
+
+
+def float_bytes(model: Model) -> int:
+    return sum(value.numel() * 4 for value in model.state_dict().values())
+
+
+def fits_onnx(model: Model) -> bool:
+    """Whether one file can hold the weights."""
+    return float_bytes(model) <= MAX_ONNX_BYTES
 
 
 @contextmanager
@@ -167,28 +177,6 @@ def evaluating(model: Model) -> Iterator[None]:
         model.train(training)
         for logger, level in zip(loggers, levels):
             logger.setLevel(level)
-
-
-@contextmanager
-def three_products(model: Model) -> Iterator[None]:
-    """Queries, keys and values by a product each, while a model is traced."""
-    held = [(part, part.qkv) for part in model.modules() if type(part) is Attention]
-    for attention, qkv in held:
-        layers = nn.ModuleList()
-        biases = [None] * 3 if qkv.bias is None else qkv.bias.chunk(3)
-        for weight, bias in zip(qkv.weight.chunk(3), biases):
-            layer = nn.Linear(1, 1, bias=False, device="meta")
-            layer.weight = nn.Parameter(weight)
-            layer.bias = None if bias is None else nn.Parameter(bias)
-            layers.append(layer)
-        attention.qkv = layers  # type: ignore[assignment]
-        attention.__class__ = ThreeProducts
-    try:
-        yield
-    finally:
-        for attention, qkv in held:
-            attention.__class__ = Attention
-            attention.qkv = qkv
 
 
 def trace(model: Model, size: Size, *, batch: int | None, stride: int) -> ExportedProgram:

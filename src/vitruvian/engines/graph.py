@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
-from vitruvian.config import Preprocess
-from vitruvian.engines.sessions import FORMATS, Session, open_session
+from vitruvian.config import CascadeConfig, Preprocess
+from vitruvian.engines.sessions import FORMATS, OpenGraph, Session
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.files import parse_object, read_object
 from vitruvian.labels import imagenet_labels
@@ -20,6 +20,8 @@ from vitruvian.weights.families.timm import published_view
 
 GRAPH_FILES = ("model.onnx", "onnx/model.onnx", "model.xml", "openvino_model.xml")
 """What a folder without weights is searched for."""
+CASCADE_FILE = "cascade.json"
+"""Beside the graph of a cascade, whose first pass is the file `first`."""
 ALONE = "an exported graph gives logits alone; take the weights that it was made of"
 
 
@@ -38,25 +40,35 @@ class Graph(nn.Module):
     source = ""
     """Of the weights, which a graph does not know."""
 
-    def __init__(self, session: Session, description: Description) -> None:
+    def __init__(self, graph: OpenGraph, description: Description) -> None:
         super().__init__()
-        self.session = session
+        self.graph = graph
         for field in fields(description):  # the same attributes as a model's
             setattr(self, field.name, getattr(description, field.name))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        for side, wanted in zip(pixels.shape[1:], self.session.shape[1:]):
+        shape = self.graph.single.shape[1:]
+        for side, wanted in zip(pixels.shape[1:], shape):
             if wanted not in (None, side):
-                fixed = "x".join(str(each or "any") for each in self.session.shape[1:])
+                fixed = "x".join(str(each or "any") for each in shape)
                 found = "x".join(map(str, pixels.shape[1:]))
                 raise ConfigError(f"the graph takes images of {fixed}, not {found}: export it with dynamic_size=True")
-        return self.session(pixels)
+        return self.graph(pixels)
+
+    def first_pass(self) -> Graph:
+        """The cheaper graph that a cascade asks first, beside this one."""
+        return open_graph(first_beside(self.graph.path), engine=self.graph.engine)
 
     def features(self, pixels: Tensor) -> NoReturn:
         raise ConfigError(ALONE)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise ConfigError(ALONE)
+
+
+def first_beside(path: Path) -> Path:
+    """Where the first pass of a cascade lies."""
+    return path.with_name(f"first{path.suffix}")
 
 
 def find_graph(source: str | Path) -> Path | None:
@@ -78,14 +90,18 @@ def open_graph(path: Path, *, engine: str = "auto", image_size: int | Size | Non
     if engine == "onnxruntime" and path.suffix == ".xml":
         raise ConfigError(f"engine={engine!r} does not run {path.name}; leave it out")
     chosen = engine if engine in FORMATS else "openvino" if path.suffix == ".xml" else "onnxruntime"
-    session = open_session(path, chosen)
+    graph = OpenGraph(path, chosen)
+    session = graph.single
     if session.carried:
         description = Description.from_json(parse_object(session.carried, path, raises=CheckpointError), str(path))
     else:
         description = described_beside(path, session)
+    if path.name in GRAPH_FILES and (path.parent / CASCADE_FILE).is_file():
+        found = read_object(path.parent / CASCADE_FILE, raises=CheckpointError)
+        description = replace(description, cascade=CascadeConfig.from_json(found))
     if image_size is not None:
         description = replace(description, preprocess=description.preprocess.at(image_size))
-    return Graph(session, description)
+    return Graph(graph, description)
 
 
 def described_beside(path: Path, session: Session) -> Description:

@@ -23,9 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvian.engines.export import Forward
+from vitruvian.engines.layout import three_layers
 from vitruvian.engines.smooth import channel_maxima, dense_layers, smoothed, watched
 from vitruvian.errors import ConfigError, ConversionError, require
 from vitruvian.model.build import Model
+from vitruvian.model.encoder import Attention
 from vitruvian.model.vit import ViT
 from vitruvian.progress import Track, untracked
 from vitruvian.settings import Size
@@ -196,9 +198,12 @@ def nodes_of(loaded: Any, model: ViT) -> dict[str, list[Any]]:
 
     names: dict[bytes, str] = {}
     for name, layer in dense_layers(model).items():
-        weight = layer.weight.detach()
-        for part in (weight, *(weight.chunk(3) if name.endswith("qkv") else ())):
-            names[digest(part.numpy().T)] = name
+        attention = model.get_submodule(name.rpartition(".")[0])
+        parts = [layer]
+        if type(attention) is Attention and layer is attention.qkv:
+            parts = three_layers(attention)
+        for each in parts:
+            names[digest(each.weight.detach().numpy().T)] = name
     held = {each.name: each for each in loaded.graph.initializer}
     found: dict[str, list[Any]] = {}
     for node in loaded.graph.node:

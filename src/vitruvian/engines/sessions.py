@@ -84,6 +84,22 @@ class Session:
         return self._whole(torch.cat([part, part[-1:].expand(missing, -1, -1, -1)]) if missing else part)[: len(part)]
 
 
+class OpenGraph:
+    """A graph in a file, opened as it runs soonest: all cores share a single image, of more a core takes whole ones."""
+
+    def __init__(self, path: Path, engine: str) -> None:
+        self.path, self.engine = path, engine
+        self.single = open_session(path, engine, batch=1)
+        self._many: Session | None = None
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        if len(pixels) == 1 or torch.get_num_threads() == 1 or self.single.shape[0] not in (None, 1):
+            return self.single(pixels)
+        if self._many is None:
+            self._many = open_session(self.path, self.engine, split=True, batch=1)
+        return self._many(pixels)
+
+
 def open_session(path: Path, engine: str, *, split: bool = False, batch: int | None = None) -> Session:
     """A graph that is ready to run with all cores; with `split`, one core a call.
 

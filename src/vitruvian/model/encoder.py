@@ -86,15 +86,6 @@ class Attention(nn.Module):
         return qkv.permute(2, 0, 3, 1, 4).unbind()
 
 
-class ThreeProducts(Attention):
-    """Attention whose `qkv` holds a layer for each: ONNX Runtime would copy the parts of one product."""
-
-    def split(self, x: Tensor) -> tuple[Tensor, ...]:
-        B, N, _ = x.shape
-        assert isinstance(self.qkv, nn.ModuleList)
-        return tuple(layer(x).view(B, N, self.heads, -1).transpose(1, 2) for layer in self.qkv)
-
-
 class DifferentialAttention(Attention):
     """Two attentions with half the channels each, one subtracted from the other (Differential Transformer).
 

@@ -113,9 +113,7 @@ def run_layer(vit: ViT, layer: int, tokens: Tokens, first: int | None, merging: 
         before = Tokens(*given)  # type: ignore[arg-type]
         q, k, v = block.attention.project(block.attention_input(before.x))
         q = q if kept is None else q[:, :, :kept]
-        bias = None
-        if before.sizes is not None:  # (B, 1, N or kept, N): ONNX Runtime does not broadcast over queries
-            bias = before.sizes.to(q.dtype).log()[:, None, None].expand(-1, -1, q.shape[2], -1)
+        bias = None if before.sizes is None else before.sizes.to(q.dtype).log()[:, None, None]  # (B, 1, 1, N)
         branch = block.attention.joined(block.attention.attend(q, k, v, bias))
         if kept is not None:  # nobody reads what would merge
             return Tokens(block.finish(before.x[:, :kept], branch))

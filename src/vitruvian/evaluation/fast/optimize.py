@@ -5,25 +5,29 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from vitruvian.config import INNER_POSITIONS, ViTConfig
+from vitruvian.config import INNER_POSITIONS, CascadeConfig, ViTConfig
 from vitruvian.engines.choose import Way, forward_of
 from vitruvian.engines.export import Forward, check_model, export
+from vitruvian.engines.graph import CASCADE_FILE
 from vitruvian.engines.int8 import WEIGHT_BITS
-from vitruvian.engines.sessions import FORMATS, check_engine, installed, open_session
-from vitruvian.errors import ConversionError, VitruvianError
+from vitruvian.engines.sessions import OpenGraph, check_engine, installed
+from vitruvian.errors import ConversionError, VitruvianError, require
 from vitruvian.evaluation.fast.loss import BATCH, FEWEST, Loss, Sample, loss_of, read_sample
 from vitruvian.evaluation.fast.page import frontier_page
 from vitruvian.evaluation.fast.quantize import CALIBRATION, EVALUATION, Plan, Timer, median_seconds, plan_of, workplace
+from vitruvian.evaluation.measuring.fewer import certainty_and_losses, fitted_threshold
 from vitruvian.files import json_bytes, staged
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
-from vitruvian.predict import Classifier
+from vitruvian.predict import Classifier, probabilities_of
 from vitruvian.progress import tell
 from vitruvian.report.html import PAGE
 from vitruvian.settings import BatchSize, check_range, typed
@@ -31,8 +35,10 @@ from vitruvian.text import table
 from vitruvian.weights.load import with_merging
 from vitruvian.weights.save import save
 
-MERGED = (2, 4, 6, 8, 11, 14)
+MERGED = (2, 3, 4, 6, 8, 11, 14)
 """Tokens that may merge in each layer: tried in turn until too much is lost."""
+FIRST = (8, 14)
+"""Tokens that merge in each layer of a cascade's first pass, which may lose more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +50,10 @@ class Candidate:
     """Tokens that merge in each layer."""
     int8_layers: int
     loss: Loss
+    cascade: CascadeConfig | None = None
+    """With it, `tome_r` is that of the first pass."""
+    again: float = 0.0
+    """Share of the images that the whole model answers after the first pass."""
     path: str = ""
     """The graph while the search goes on; empty for torch."""
     seconds: float = 0.0
@@ -52,7 +62,11 @@ class Candidate:
     @property
     def name(self) -> str:
         parts = [self.engine, f"int8 in {self.int8_layers} layers" if self.int8_layers else "float32"]
-        return ", ".join([*parts, f"{self.tome_r} tokens merged a layer"][: 3 if self.tome_r else 2])
+        if self.cascade is not None:
+            merged = [f"a cascade: {self.tome_r} tokens merged a layer, {100 * self.again:.0f}% seen again"]
+        else:
+            merged = [f"{self.tome_r} tokens merged a layer"] if self.tome_r else []
+        return ", ".join([*parts, *merged])
 
     def to_json(self) -> dict[str, Any]:
         found = dataclasses.asdict(self) | {"name": self.name, "loss": self.loss.to_json()}
@@ -140,6 +154,7 @@ def optimize(
         tell(f"measuring {len(forwards)} ways to run the model, in turn ...")
         seconds = timer(forwards, pixels)
         timed = [dataclasses.replace(each, seconds=seconds[each.name]) for each in candidates]
+        timed += search.cascades(timed)
         ordered = sorted(timed, key=lambda each: each.seconds)
         found = Optimized(
             path=str(path),
@@ -175,22 +190,56 @@ class Search:
     def __init__(self, model: Model, fitted: Sample, sample: Sample, folder: Path, max_loss: float) -> None:
         self.model, self.fitted, self.sample = model.eval(), fitted, sample
         self.folder, self.max_loss = folder, max_loss
-        self.before: Tensor = sample.logits(self.torch_forward(0), "float32")
+        self.answers: dict[int, Tensor] = {}
+        """Logits (n, K) by the tokens that merge in each layer."""
         self.plan: Plan | None = None
+        self.kept = 0
+        """Layers that int8 has to leave float; more merged tokens need no fewer."""
 
     def candidates(self) -> Iterator[Candidate]:
-        """The model itself first; more merged tokens as long as the loss allows them."""
+        """The model itself first; more merged tokens as long as the loss allows them, or a cascade may use them."""
+        within = True
         for r in self.merges():
-            loss = self.loss(self.torch_forward(r), f"{r} tokens merged") if r else self.loss_of(self.before)
+            if not within and r not in FIRST:
+                continue
+            label = f"{r} tokens merged" if r else "float32"
+            self.answers[r] = self.sample.logits(self.quick(r), label)
+            loss = self.loss_of(self.answers[r])
             yield Candidate(engine="torch", tome_r=r, int8_layers=0, loss=loss)
-            if loss.points > self.max_loss:  # also in every engine, and with int8
-                return
+            within = within and loss.points <= self.max_loss
+            if not within and r not in FIRST:  # also in every engine, and with int8
+                continue
             for engine in installed()[1:]:
                 try:
-                    yield Candidate(engine=engine, tome_r=r, int8_layers=0, loss=loss, path=self.exported(engine, r))
+                    yield Candidate(engine=engine, tome_r=r, int8_layers=0, loss=loss, path=self.exported(r))
                 except VitruvianError as error:
                     tell(f"note: {engine} is left out: {error}")
-            yield from self.int8(r)
+            if within:
+                yield from self.int8(r)
+
+    def cascades(self, timed: list[Candidate]) -> list[Candidate]:
+        """First passes with merged tokens and the whole model, in the same engine, as often as the loss allows.
+
+        Thresholds are fitted on one half of the images, the loss is measured on the other. An image takes the time of
+        the first pass and, for the share that is seen again, that of the whole model.
+        """
+        half = len(self.sample.pixels) // 2
+        if half < FEWEST:
+            return []
+        rest, found = self.sample.part(slice(half, None)), []
+        floats = [each for each in timed if not each.int8_layers]
+        for first in (each for each in floats if each.tome_r in FIRST):
+            whole = next(each for each in floats if each.engine == first.engine and not each.tome_r)
+            before, after = self.answers[0], self.answers[first.tome_r]
+            certainty, losses = certainty_and_losses(self.model, before[:half], after[:half])
+            threshold = fitted_threshold(certainty, losses, self.max_loss / 2)  # what is fitted loses more elsewhere
+            unsure = probabilities_of(self.model, after[half:]).amax(dim=1) <= threshold
+            loss = loss_of(self.model, before[half:], torch.where(unsure[:, None], before[half:], after[half:]), rest)
+            again = float(unsure.double().mean())
+            cascade = CascadeConfig(tome_r=first.tome_r, threshold=threshold)
+            seconds = first.seconds + again * whole.seconds
+            found.append(dataclasses.replace(first, loss=loss, cascade=cascade, again=again, seconds=seconds))
+        return found
 
     def merges(self) -> tuple[int, ...]:
         config = self.model.config
@@ -209,9 +258,10 @@ class Search:
         assert isinstance(ready, ViT)
         plan = dataclasses.replace(self.plan, model=ready, graph=self.folder / f"smooth{r}.onnx")
         export(ready, plan.graph)
-        for kept in plan.steps():
+        for self.kept in [step for step in plan.steps() if step >= self.kept]:
+            kept = self.kept
             path = plan.write(self.folder / f"int8_{r}_{kept}.onnx", kept)
-            loss = self.loss(open_session(path, "onnxruntime"), f"int8, {kept} layers float, {r} tokens merged")
+            loss = self.loss(OpenGraph(path, "onnxruntime"), f"int8, {kept} layers float, {r} tokens merged")
             layers = len(plan.ranges) - kept
             yield Candidate(engine="onnxruntime", tome_r=r, int8_layers=layers, loss=loss, path=str(path))
             if loss.points <= self.max_loss:
@@ -221,12 +271,21 @@ class Search:
         return self.loss_of(self.sample.logits(forward, label))
 
     def loss_of(self, after: Tensor) -> Loss:
-        return loss_of(self.model, self.before, after, self.sample)
+        return loss_of(self.model, self.answers[0], after, self.sample)
 
-    def exported(self, engine: str, r: int) -> str:
-        path = self.folder / (f"float{r}.onnx" if engine == "onnxruntime" else f"openvino{r}")
-        export(merging(self.model, r), path, to=FORMATS[engine])  # type: ignore[arg-type]
-        return str(path if engine == "onnxruntime" else path / "model.xml")
+    def exported(self, r: int) -> str:
+        """The graph that every runtime reads."""
+        path = self.folder / f"float{r}.onnx"
+        if not path.is_file():
+            export(merging(self.model, r), path)
+        return str(path)
+
+    def quick(self, r: int) -> Forward:
+        """The merged model in a runtime where there is one, since most of the search's time is spent here."""
+        for engine in installed()[:0:-1]:
+            with suppress(VitruvianError):
+                return OpenGraph(Path(self.exported(r)), engine)
+        return self.torch_forward(r)
 
     def torch_forward(self, r: int) -> Forward:
         return forward_of(merging(self.model, r), Way("torch", split=True), self.model.preprocess.image_size)
@@ -235,20 +294,31 @@ class Search:
         """As `vit predict` runs what is written."""
         if not candidate.path:
             return self.torch_forward(candidate.tome_r)
-        return open_session(Path(candidate.path), candidate.engine)
+        return OpenGraph(Path(candidate.path), candidate.engine)
 
     def write(self, candidate: Candidate, folder: Path) -> None:
-        """A folder of weights, of ONNX, or of OpenVINO."""
+        """A folder of weights, of ONNX, or of OpenVINO; of a cascade, with both passes."""
+        cascade = candidate.cascade
         if not candidate.path:
-            save(merging(self.model, candidate.tome_r), folder)
+            chosen = merging(self.model, 0 if cascade else candidate.tome_r)
+            kept, chosen.cascade = chosen.cascade, cascade
+            save(chosen, folder)
+            chosen.cascade = kept
             return
         folder.mkdir()
-        made = Path(candidate.path)
-        if made.suffix == ".onnx":
-            shutil.copy(made, folder / "model.onnx")
-        else:
-            for part in made.parent.iterdir():
-                shutil.copy(part, folder / part.name)
+        write_graph(Path(self.exported(0) if cascade else candidate.path), folder, "model", candidate.engine)
+        if cascade is not None:
+            write_graph(Path(candidate.path), folder, "first", candidate.engine)
+            (folder / CASCADE_FILE).write_bytes(json_bytes(cascade.to_json()))
+
+
+def write_graph(made: Path, folder: Path, name: str, engine: str) -> None:
+    """An ONNX file in the form that makes `vit predict` take this engine."""
+    if engine == "onnxruntime":
+        shutil.copy(made, folder / f"{name}.onnx")
+    else:
+        openvino = require("openvino", "openvino")
+        openvino.save_model(openvino.Core().read_model(made), folder / f"{name}.xml", compress_to_fp16=False)
 
 
 def merging(model: Model, r: int) -> Model:

@@ -87,10 +87,7 @@ def fit_cascade(
     if relative >= 1:
         raise ConfigError("the first pass costs as much as the whole model: set image_size= or tome_r=")
     certainty, losses = compared(whole, cascade, data, split=split, batch=batch, track=track)
-    order = np.argsort(-certainty, kind="stable")
-    spent = np.cumsum(losses[order])
-    answered = int(np.searchsorted(spent, max_loss / 100 * len(order), side="right"))
-    threshold = float(certainty[order[answered]]) if answered < len(order) else 0.0
+    threshold = fitted_threshold(certainty, losses, max_loss)
     sure = certainty > threshold
     again = 1 - sure.mean()
     if relative + again >= 1:
@@ -100,12 +97,29 @@ def fit_cascade(
         )
     return FittedCascade(
         cascade=cascade.replace(threshold=threshold),
-        images=len(order),
+        images=len(certainty),
         again=100 * float(again),
         cost=float(relative + again),
-        expected_loss=100 * float(losses[sure].sum() / len(order)),
-        disagreement=100 * float((losses[sure] > 0).sum() / len(order)),
+        expected_loss=100 * float(losses[sure].sum() / len(certainty)),
+        disagreement=100 * float((losses[sure] > 0).sum() / len(certainty)),
     )
+
+
+def fitted_threshold(certainty: NDArray[np.float64], losses: NDArray[np.float64], max_loss: float) -> float:
+    """The smallest certainty above which answers of the first pass lose at most `max_loss` points of all images."""
+    order = np.argsort(-certainty, kind="stable")
+    spent = np.cumsum(losses[order])
+    answered = int(np.searchsorted(spent, max_loss / 100 * len(order), side="right"))
+    return float(certainty[order[answered]]) if answered < len(order) else 0.0
+
+
+def certainty_and_losses(
+    whole: Model, before: torch.Tensor, after: torch.Tensor
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Of logits (n, K) of the whole model and of a first pass: the latter's probability, and what it may lose."""
+    wanted = probabilities_of(whole, before).double()
+    certainty, answer = probabilities_of(whole, after).double().max(dim=1)
+    return certainty.numpy(), (wanted.amax(dim=1) - wanted.gather(1, answer[:, None])[:, 0]).numpy()
 
 
 def compared(
@@ -117,9 +131,8 @@ def compared(
     full, first = Classifier(plain), Classifier(first_of(whole, cascade))
 
     def both(pixels: torch.Tensor) -> torch.Tensor:
-        wanted = probabilities_of(whole, full.logits(pixels)).double()
-        certainty, answer = probabilities_of(whole, first.logits(reduced(pixels, cascade))).double().max(dim=1)
-        return torch.stack([certainty, wanted.amax(dim=1) - wanted.gather(1, answer[:, None])[:, 0]], dim=1)
+        found = certainty_and_losses(whole, full.logits(pixels), first.logits(reduced(pixels, cascade)))
+        return torch.from_numpy(np.stack(found, axis=1))
 
     opened = open_dataset(data)
     source = opened.splits[chosen_split(opened, split)]

@@ -1,0 +1,65 @@
+"""How attention is written in a graph, so that the runtimes find what they compute soonest.
+
+Queries, keys and values have a product each, because ONNX Runtime copies the parts of one product. Softmax stands
+between two products, which OpenVINO joins into one kernel, and the scale of the queries is in their weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+from vitruvian.model.build import Model
+from vitruvian.model.encoder import Attention
+
+# B images, N tokens, H heads of K channels
+
+
+class ThreeProducts(Attention):
+    """Attention whose `qkv` holds the layers of `three_layers`."""
+
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        B, N, _ = x.shape
+        assert isinstance(self.qkv, nn.ModuleList)
+        return tuple(layer(x).view(B, N, self.heads, -1).transpose(1, 2) for layer in self.qkv)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:  # each (B, H, N, K)
+        scaled = q if scale_in_weights(self) else q * q.shape[-1] ** -0.5
+        logits = scaled @ k.transpose(-2, -1)
+        return (logits if bias is None else logits + bias).softmax(dim=-1) @ v
+
+
+def scale_in_weights(attention: Attention) -> bool:
+    """Whether the queries are what their layer gives; a norm would undo the scale."""
+    return isinstance(attention.q_norm, nn.Identity)
+
+
+def three_layers(attention: Attention) -> list[nn.Linear]:
+    """The layers of queries, scaled, keys and values."""
+    qkv, layers = attention.qkv, []
+    channels = qkv.out_features // 3 // attention.heads
+    scales = (channels**-0.5 if scale_in_weights(attention) else 1.0, 1.0, 1.0)
+    biases = [None] * 3 if qkv.bias is None else qkv.bias.detach().chunk(3)
+    for weight, bias, scale in zip(qkv.weight.detach().chunk(3), biases, scales):
+        layer = nn.Linear(1, 1, bias=False, device="meta")
+        layer.weight = nn.Parameter(weight * scale)
+        layer.bias = None if bias is None else nn.Parameter(bias * scale)
+        layers.append(layer)
+    return layers
+
+
+@contextmanager
+def three_products(model: Model) -> Iterator[None]:
+    """Attention written for runtimes while a model is traced."""
+    held = [(part, part.qkv) for part in model.modules() if type(part) is Attention]
+    for attention, _ in held:
+        attention.qkv = nn.ModuleList(three_layers(attention))  # type: ignore[assignment]
+        attention.__class__ = ThreeProducts
+    try:
+        yield
+    finally:
+        for attention, qkv in held:
+            attention.__class__ = Attention
+            attention.qkv = qkv
