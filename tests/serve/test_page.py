@@ -263,6 +263,22 @@ def test_two_models_are_side_by_side_and_hover_together(page):
     assert left["x"] < right["x"]
 
 
+def test_a_link_to_two_models_works_whichever_answers_first(page, browser):
+    slow = """const old = window.fetch; window.fetch = async (path, options) => {
+      const first = options?.body instanceof FormData && options.body.get("model") === "one";
+      if (first) await new Promise((done) => setTimeout(done, 600));
+      return old(path, options); };"""
+    added = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": slow})
+    try:
+        page.open("model=one&with=two&patch=1,2&erased=0,5")
+    finally:
+        browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+    page.until("return document.querySelectorAll('.layers svg').length === 2")
+    page.settled()
+    assert [text.split(" attends")[0] for text in page.texts("figure:first-child figcaption")] == ["Patch 1,2"] * 2
+    assert page.errors() == []
+
+
 def test_a_drawn_digit_is_answered_and_kept_in_the_link(page):
     page.open("model=digits&sample=7")
     before = page.pixels()

@@ -46,7 +46,7 @@ def serve(
         from vitruvian.errors import ConfigError, require
         from vitruvian.serve.limits import Limits
         from vitruvian.serve.run import serve as run
-        from vitruvian.weights.hub import default_source
+        from vitruvian.weights.hub import BOX, default_source
         from vitruvian.weights.load import check_finite, load
 
     require("uvicorn", "serve")
@@ -59,7 +59,9 @@ def serve(
             loaded[name] = load(weights, image_size=image_size)
             check_finite(loaded[name], weights)
     else:
-        loaded["default"] = load(default_source(), image_size=image_size)
+        source = default_source()
+        name = "in-package" if source == str(BOX) else name_and_weights(source)[0]
+        loaded[name] = load(source, image_size=image_size)
     key = os.environ.get(KEY_VARIABLE, "")
     hosts = tuple(allow_host or ())
     run(

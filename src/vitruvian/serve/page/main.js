@@ -67,6 +67,7 @@ function fitControls() {
   byId("layer-label").hidden = !["attention", "similarity"].includes(state.show);
   byId("head-label").hidden = state.show !== "attention";
   byId("restore").hidden = !state.erased;
+  byId("scale").hidden = state.show === "erase";
   for (const button of byId("show").children) {
     const chosen = button.dataset.show === state.show;
     button.setAttribute("aria-checked", String(chosen));

@@ -24,7 +24,6 @@ function part(kind, name, title) {
 }
 
 export class Panel {
-  // `first` is the panel whose grid the patches of the URL belong to.
   constructor(facts, hover, first) {
     [this.facts, this.vit, this.first] = [facts, facts.vit, first || this];
     this.hovered = undefined;
@@ -73,10 +72,13 @@ export class Panel {
   get words() { return this.facts.classes ? "" : this.facts.words ? state.words || WORDS : null; }
   get head() { return state.head < this.vit.heads ? state.head : -1; }
 
-  // A patch of the first panel's grid, here.
+  // The panel whose grid the patches of the URL belong to: the first one where it has a grid.
+  get reference() { return this.first.grid ? this.first : this; }
+
+  // A patch of the reference's grid, here.
   here(patch) {
-    if (patch === null || this.first === this || !this.first.grid) return patch;
-    const [rows, columns] = this.first.grid;
+    if (patch === null || this.reference === this) return patch;
+    const [rows, columns] = this.reference.grid;
     const [down, across] = [(Math.floor(patch / columns) + 0.5) / rows, ((patch % columns) + 0.5) / columns];
     return Math.floor(down * this.grid[0]) * this.columns + Math.floor(across * this.columns);
   }
@@ -84,17 +86,17 @@ export class Panel {
   get held() {
     const [row, column] = state.patch.split(",").map(Number);
     if (!state.patch || Number.isNaN(row + column)) return null;
-    const patch = row * this.first.columns + column;
-    return patch < this.first.patches ? this.here(patch) : null;
+    const patch = row * this.reference.columns + column;
+    return patch < this.reference.patches ? this.here(patch) : null;
   }
 
   get erased() {
-    const theirs = textToPatches(state.erased, this.first.patches);
-    if (this.first === this) return theirs;
+    const theirs = textToPatches(state.erased, this.reference.patches);
+    if (this.reference === this) return theirs;
     const own = new Set();
     for (let patch = 0; patch < this.patches; patch += 1) {
       const [down, across] = [(Math.floor(patch / this.columns) + 0.5) / this.grid[0], ((patch % this.columns) + 0.5) / this.columns];
-      const [rows, columns] = this.first.grid;
+      const [rows, columns] = this.reference.grid;
       if (theirs.has(Math.floor(down * rows) * columns + Math.floor(across * columns))) own.add(patch);
     }
     return own;
@@ -103,8 +105,10 @@ export class Panel {
   // A new image: what the model sees and answers first, then what is inside.
   async load(image) {
     [this.image, this.inside, this.before, this.now, this.layers] = [image, {}, null, null, null];
+    const view = this.vit ? this.loadView(image) : null;
+    this.viewed = Promise.allSettled([view]);
     try {
-      await Promise.all([this.loadAnswers(image), this.vit ? this.loadView(image) : null]);
+      await Promise.all([this.loadAnswers(image), view]);
       showProblem("");
       if (!this.vit) return;
       await Promise.all([this.loadLayers(image), state.erased ? this.askErased() : null, this.askInside()]);
@@ -127,6 +131,7 @@ export class Panel {
     this.grid = found.grid;
     for (const grid of [this.left, this.right]) grid.setImage(view, ...found.grid);
     this.grids.hidden = false;
+    if (this.first !== this) await this.first.viewed;
     this.draw();
   }
 
@@ -190,7 +195,7 @@ export class Panel {
     this.hovered = undefined;
     if (patch === null) change({ patch: "" });
     else {
-      const [rows, columns] = this.first.grid;
+      const [rows, columns] = this.reference.grid;
       const down = (Math.floor(patch / this.columns) + 0.5) / this.grid[0];
       const across = ((patch % this.columns) + 0.5) / this.columns;
       const text = `${Math.floor(down * rows)},${Math.floor(across * columns)}`;
@@ -201,11 +206,11 @@ export class Panel {
 
   // Erase a patch, or give it back where the stroke began on one that was erased.
   paint(patch, first) {
-    const erased = textToPatches(state.erased, this.first.patches);
-    const theirs = this.first === this ? [patch] : [...Array(this.first.patches).keys()].filter((each) => this.here(each) === patch);
+    const erased = textToPatches(state.erased, this.reference.patches);
+    const theirs = this.reference === this ? [patch] : [...Array(this.reference.patches).keys()].filter((each) => this.here(each) === patch);
     if (first) this.restoring = theirs.some((each) => erased.has(each));
     for (const each of theirs) if (this.restoring) erased.delete(each); else erased.add(each);
-    change({ erased: patchesToText(erased, this.first.patches) });
+    change({ erased: patchesToText(erased, this.reference.patches) });
   }
 
   showAnswers() {
@@ -294,7 +299,7 @@ export class Panel {
 function described({ parameters, image_size: size, vit, classes, words, origin }) {
   const millions = parameters >= 1e6 ? `${(parameters / 1e6).toFixed(1)}M` : `${Math.round(parameters / 1e3)}k`;
   const shape = vit ? `${vit.layers} layers, ${vit.heads} heads, ${vit.grid[0]} × ${vit.grid[1]} patches of ${vit.patch} px` : "no attention";
-  return [`${millions} parameters`, shape, `${size[0]} × ${size[1]} px`, words ? "answers in your words" : classes ? `${classes} classes` : "no head", origin.split("; not used")[0]].filter(Boolean).join(" · ");
+  return [`${millions} parameters`, shape, `${size[0]} × ${size[1]} px`, words ? "answers in your words" : classes ? `${classes} classes` : "no head", origin.split(";")[0]].filter(Boolean).join(" · ");
 }
 
 function picture(base64) {
