@@ -15,6 +15,7 @@ from two_towers import change_json, clip_vocabulary, save_clip, save_siglip, wit
 
 import vitruvian as vt
 from vitruvian.errors import CheckpointError
+from vitruvian.weights.tokenizer import basic
 from vitruvian.weights.words import load_text
 
 PEERS = Path(__file__).parents[1] / "golden" / "peers"
@@ -219,3 +220,17 @@ def big_vision_arrays(state):
                 x = x.T
             arrays[f"params/{tower}/{name.replace('weight', 'kernel')}"] = x
     return {name: x.contiguous().numpy() for name, x in arrays.items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("ﬁne ĳs ½", "fine ijs ½"),
+        ("ＷＩＤＥ\u3000ｶﾞ", "WIDE ガ"),
+        ("“quoted” e\u0301 don’t", '"quoted" é don\'t'),
+        ("a &amp;lt; b", "a < b"),
+    ],
+)
+def test_open_clips_texts_are_cleaned_as_ftfy_does(text, wanted):
+    """What ftfy 6.3 and open_clip's two unescapings give; ftfy itself is used where it is installed."""
+    assert basic(text) == wanted

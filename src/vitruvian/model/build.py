@@ -13,9 +13,11 @@ from vitruvian.catalog import resolve
 from vitruvian.config import ModelConfig, ResNetConfig
 from vitruvian.errors import UnknownNameError
 from vitruvian.model.conv import BatchNorm
-from vitruvian.model.encoder import Block, DifferentialAttention, Mlp, differential_share
+from vitruvian.model.encoder import Block, DifferentialAttention, differential_share
+from vitruvian.model.mlp import Mlp
+from vitruvian.model.pool import AttentionPool
 from vitruvian.model.resnet import PostActivationUnit, PreActivationUnit, ResNet, StdConv
-from vitruvian.model.vit import AttentionPool, ViT
+from vitruvian.model.vit import ViT
 
 Model = ViT | ResNet
 

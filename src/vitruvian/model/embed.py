@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitruvian.config import PositionResize, ViTConfig
 from vitruvian.model.batch_stems import MobileClipStem, ResNetDStem
 from vitruvian.model.conv import ConvStem
-from vitruvian.model.encoder import norm_layer
+from vitruvian.model.mlp import norm_layer
 from vitruvian.model.resample import is_open, matrix, resampled
 from vitruvian.model.resnet import Stem
 from vitruvian.settings import Size

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import html
+import importlib
+import importlib.util
 import re
 import string
 import unicodedata
@@ -37,12 +39,25 @@ OPENAI_MERGES = 49_152 - 256 - 2
 """That CLIP uses of the lines in its own vocabulary file."""
 MAX_VOCABULARY_BYTES = 2**24
 STRAIGHT_QUOTES = {ord(curly): straight for curlies, straight in (("‘’‛", "'"), ("“”‟", '"')) for curly in curlies}
+LIGATURES = "ĲĳŉǱǲǳǄǅǆǇǈǉǊǋǌﬀﬁﬂﬃﬄﬆ"
+WIDE = [chr(code) for code in (0x3000, *range(0xFF01, 0xFFF0))]
+PLAIN_LETTERS = {ord(letter): unicodedata.normalize("NFKC", letter) for letter in (*LIGATURES, *WIDE)}
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def basic(text: str) -> str:
-    """Straight quotes, composed letters and no HTML entities, as open_clip cleans every text."""
-    return html.unescape(html.unescape(unicodedata.normalize("NFC", text.translate(STRAIGHT_QUOTES)))).strip()
+    """Repaired Unicode and no HTML entities, as open_clip cleans every text."""
+    return html.unescape(html.unescape(repaired(text))).strip()
+
+
+def repaired(text: str) -> str:
+    """Straight quotes, composed letters of one width; where ftfy is installed also what a wrong encoding broke."""
+    if text.isascii():
+        return text
+    if importlib.util.find_spec("ftfy") is not None:
+        found: str = importlib.import_module("ftfy").fix_text(text)
+        return found
+    return unicodedata.normalize("NFC", text.translate(STRAIGHT_QUOTES | PLAIN_LETTERS))
 
 
 def spaced(text: str) -> str:
