@@ -63,6 +63,18 @@ def test_without_classes_it_explains_each_images_own_answer():
     torch.testing.assert_close(gradient_attention(model, pixels), gradient_attention(model, pixels, answers))
 
 
+def test_a_term_that_all_logits_share_is_not_explained_where_a_threshold_is_on_the_energy():
+    model = random_model()
+    pixels = random_pixels(model)
+    model.threshold_on = "energy"
+    before = gradient_attention(model, pixels, [0, 1])
+    with torch.no_grad():
+        model.head.weight += 3 * torch.randn_like(model.head.weight[:1])
+        model.head.bias += 1
+    # float32 rounding of weights that are several times as large
+    torch.testing.assert_close(gradient_attention(model, pixels, [0, 1]), before, atol=1e-5, rtol=1e-3)
+
+
 def test_it_leaves_no_gradients_behind_and_works_on_frozen_models_without_gradients():
     model = random_model()
     wanted = gradient_attention(model, random_pixels(model), [1, 2])

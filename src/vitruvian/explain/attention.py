@@ -197,19 +197,25 @@ def answer_gradient(vit: ViT, tokens: Tensor, classes: Sequence[int] | Tensor | 
     tokens = tokens.detach().requires_grad_()
     encoded = tokens if vit.config.norm_after_pool else vit.norm(tokens)
     if vit.attn_pool is None:
-        chosen = chosen_logits(vit.forward_head(encoded), classes)
+        chosen = chosen_logits(vit, vit.forward_head(encoded), classes)
         (gradient,) = torch.autograd.grad(chosen.sum(), tokens)
         return token_shares(vit, tokens.shape[1]).to(tokens).expand(len(tokens), -1), gradient
     assert vit.head is not None
     pooled, weights = vit.attn_pool.explicit(encoded)
     pooled = vit.norm(pooled) if vit.config.norm_after_pool else pooled
-    chosen = chosen_logits(vit.head(vit.pre_logits(pooled)), classes)
+    chosen = chosen_logits(vit, vit.head(vit.pre_logits(pooled)), classes)
     gradient, slope = torch.autograd.grad(chosen.sum(), [tokens, weights])
     return speaking(weights, slope)[:, 0], gradient
 
 
-def chosen_logits(logits: Tensor, classes: Sequence[int] | Tensor | None) -> Tensor:  # (B, K) -> (B)
+def chosen_logits(vit: ViT, logits: Tensor, classes: Sequence[int] | Tensor | None) -> Tensor:  # (B, K) -> (B)
+    """Of one class an image; where a threshold is on the energy, without what all logits of the image share.
+
+    That term says how much of any class there is, not of which (evaluation/measuring/energy.py).
+    """
     B, K = logits.shape
+    if vit.threshold_on == "energy":
+        logits = logits - logits.mean(dim=1, keepdim=True)
     chosen = logits.argmax(dim=1) if classes is None else torch.as_tensor(classes, device=logits.device)
     if chosen.shape != (B,):
         raise ConfigError(f"{B} images need {B} classes, one each, not {tuple(chosen.shape)}")
