@@ -193,14 +193,22 @@ def test_models_that_read_the_mean_are_written_as_the_kinds_that_do(architecture
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"positions": "relative_bias", "image_size": (32, 48)}, "exchanges rows and columns of biases"),
+        (
+            {"positions": "relative_bias", "image_size": (32, 48)},
+            "BEiT of transformers has positions of a square grid alone",
+        ),
+        (
+            {"layer_scale": True, "pool": "token_mean", "image_size": (32, 48)},
+            "DINOv2 has positions of a square grid alone",
+        ),
+        ({"layer_scale": True, "class_token": False}, "DINOv2 always has a class token"),
         ({"positions": "relative_bias", "norm_after_pool": False}, "has a norm after the mean of the patches"),
         ({"norm_after_pool": True, "qkv_bias": False}, "BEiT of transformers has qkv_bias=True, this model False"),
         ({"final_norm": False}, "have a norm before their head"),
         ({"class_token": False, "norm_after_pool": True}, "no norm after the mean of the patches without a class"),
     ],
 )
-def test_what_beit_and_i_jepa_of_transformers_have_not_is_named(changes, reason, tmp_path):
+def test_what_beit_dinov2_and_i_jepa_of_transformers_have_not_is_named(changes, reason, tmp_path):
     with pytest.raises(ConversionError, match=reason):
         save(build(MEAN.replace(**changes)), tmp_path / "ours", "huggingface")
 

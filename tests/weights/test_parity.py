@@ -49,7 +49,7 @@ EXPRESSED_BY = {
     "timm_registers": "native timm",
     "timm_registers_placed": "native timm",
     "timm_swiglu": "native timm",
-    "open_clip": "native huggingface",
+    "open_clip": "native timm huggingface",
     "aimv2_large_patch14_224": "native timm",
     "beit_base_patch16_224": "native timm huggingface",
     "beit3_base_patch16_224": "native timm",

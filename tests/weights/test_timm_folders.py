@@ -151,6 +151,19 @@ def test_a_conversion_is_certified_with_what_timms_code_would_answer(tmp_path):
     assert (tmp_path / "timm" / "certificate.json").is_file()
 
 
+def test_a_projection_is_a_head_without_bias_as_in_timms_own_clips(tmp_path):
+    model = load(path_of("open_clip"))
+    save(model, tmp_path / "timm", "timm")
+    found = config_of(tmp_path / "timm")
+    assert (found["num_classes"], found["num_features"]) == (16, 32)
+    assert found["architecture"] == "vit_base_patch16_clip_quickgelu_224"
+    again, stranger = load(tmp_path / "timm"), load(tmp_path / "timm", family="timm")
+    assert again.config == model.config
+    pixels = torch.randn(1, 3, 32, 32)
+    for other in (again, stranger):
+        torch.testing.assert_close(other(pixels), model(pixels), atol=TOLERANCE, rtol=TOLERANCE)
+
+
 def test_a_norm_that_no_architecture_has_is_noted(tmp_path):
     save(randomized(TIMM.replace(**SMALL, numerics=TIMM.numerics.replace(norm_eps=1e-3))), tmp_path / "native")
     certificate = convert(tmp_path / "native", tmp_path / "timm", to="timm")

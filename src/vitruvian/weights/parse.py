@@ -65,6 +65,7 @@ def parse_checkpoint(checkpoint: Checkpoint, hints: LoadHints) -> tuple[str, Des
     if carried is not None:
         description = Description.from_json(carried, "the description it carries")
         check_hints(description.config, hints)
+        reading = replace(reading, native=family.restore(reading.native, description.config))
         refuse_contradictions(description.config, reading.native, "; pass family= to read it without")
     else:
         refuse_architectures(tensors, family.refused_parts(checkpoint))

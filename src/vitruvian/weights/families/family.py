@@ -124,6 +124,10 @@ class Family(ABC):
             del joined[FLAT]
         return joined
 
+    def restore(self, native: Tensors, config: ModelConfig) -> Tensors:
+        """Arrays under our names as a model that was written by us, with these settings, had them."""
+        return native
+
     def rename_parameters(self, native: Tensors, config: ModelConfig) -> Tensors:
         """Our arrays under the names by which the table knows them, where a family uses one for another."""
         return native

@@ -135,8 +135,8 @@ class HuggingFaceBeit(HuggingFace):
             return
         if config.positions == "relative":
             yield "BEiT of transformers has biases for offsets, no embeddings of them"
-        if config.positions == "relative_bias" and config.grid[0] != config.grid[1]:
-            yield "BEiT of transformers exchanges rows and columns of biases that are not of a square"
+        if config.positions != "none" and config.grid[0] != config.grid[1]:
+            yield "BEiT of transformers has positions of a square grid alone"
         mean = config.pool == "mean"
         if config.pool not in ("token", "mean") or (config.final_norm and config.norm_after_pool != mean):
             yield "BEiT of transformers has a norm after the mean of the patches, or before the class token is read"
@@ -235,6 +235,10 @@ class HuggingFaceDinoV2(HuggingFace):
             yield "huggingface has gated MLPs and a head on class token and mean only with LayerScale (DINOv2)"
         if config.classes and config.pool == "token":
             yield "huggingface's model with LayerScale (DINOv2) reads class token and mean side by side"
+        if not config.class_token:
+            yield "huggingface's DINOv2 always has a class token"
+        if config.grid[0] != config.grid[1]:
+            yield "huggingface's DINOv2 has positions of a square grid alone"
         if config.distillation:
             yield "huggingface has no LayerScale beside a distillation token"
         if mlp_ratio(config) is None:

@@ -205,6 +205,12 @@ class Timm(Family):
             tensors = rename(tensors, [(r"^patch_embed\.backbone\.stem\.", "patch_embed.backbone.")])
         return tensors
 
+    def restore(self, native: Tensors, config: ModelConfig) -> Tensors:
+        """A projection of features, which timm has as a head without bias."""
+        if not isinstance(config, ViTConfig) or not config.projection or "head.weight" not in native or config.classes:
+            return native
+        return rename({name: t for name, t in native.items() if name != "head.bias"}, [(r"^head\.", "pre_logits.")])
+
     def family_numerics(self, config: ModelConfig) -> ModelConfig:
         assert isinstance(config, ViTConfig)
         released = config.stem and config.stem.style == "hybrid"

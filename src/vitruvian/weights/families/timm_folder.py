@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from vitruvian.config import ModelConfig, Preprocess, ResNetConfig, ViTConfig
 from vitruvian.errors import ConversionError
 from vitruvian.settings import Size
@@ -28,7 +30,8 @@ class TimmArchitecture(Timm):
     def __init__(self, config: ViTConfig, state: Tensors, known_as: str = "") -> None:
         # added to every key alike, it changes no softmax, unless keys are turned or normalized after it
         acts = config.rope is not None or config.qk_norm
-        found = choose(config, known_as, key_bias=acts and has_key_bias(state))
+        self.seen = with_projection_as_head(config)
+        found = choose(self.seen, known_as, key_bias=acts and has_key_bias(state))
         self.reasons = found if isinstance(found, list) else []
         self.choice: Choice | None = None if isinstance(found, list) else found
         self.kv_heads: list[int] = []
@@ -58,6 +61,12 @@ class TimmArchitecture(Timm):
         placed = shape.maker == WITH_TEACHER or not arguments.get("no_embed_class", not own)
         return config.prefix_tokens if placed and shape.maker != "NaFlexVit" else 0
 
+    def rename_parameters(self, native: Tensors, config: ModelConfig) -> Tensors:
+        if self.seen.classes == config.classes:
+            return native
+        head = rename(native, [(r"^pre_logits\.", "head.")])
+        return head | {"head.bias": torch.zeros(self.seen.classes)}
+
     def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
         assert isinstance(config, ViTConfig)
         named = super().from_table_names(tensors, config)
@@ -83,7 +92,7 @@ class TimmArchitecture(Timm):
         classifier = ["head", "head_dist"] if shape.maker == WITH_TEACHER else "head"
         plain = config.stem is None and shape.maker != "NaFlexVit" and config.channels == 3
         extra = {"fixed_input_size": shape.maker != "NaFlexVit"} | ({"first_conv": "patch_embed.proj"} if plain else {})
-        settings = hub_settings(shape.name, config, labels=labels, view=view, classifier=classifier)
+        settings = hub_settings(shape.name, self.seen, labels=labels, view=view, classifier=classifier)
         settings["global_pool"] = POOLS[config.pool]
         settings["pretrained_cfg"] |= extra
         if arguments:
@@ -152,6 +161,13 @@ def kept_share(size: Size, scaled: Size) -> float:
         if share and all(int(side / share) == wanted for side, wanted in zip(size, scaled)):
             return share
     return size[0] / (scaled[0] + 0.5)
+
+
+def with_projection_as_head(config: ViTConfig) -> ViTConfig:
+    """CLIP's projection is what timm has as its head, with a bias of zeros."""
+    if not config.projection or config.classes or config.unit_features:
+        return config
+    return config.replace(classes=config.representation_size, representation_size=0, projection=False)
 
 
 def has_key_bias(state: Tensors) -> bool:
