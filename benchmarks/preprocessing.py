@@ -26,7 +26,7 @@ from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, Preprocess, ViTConfig
 from vitruvian.data.preprocess import preprocess_image
 from vitruvian.weights.families.huggingface_json import preprocess_of
 from vitruvian.weights.families.openclip import stated_view
-from vitruvian.weights.families.timm import published_view
+from vitruvian.weights.families.timm_view import published_view
 from vitruvian.weights.files import Checkpoint
 
 PROCESSORS = {

@@ -201,6 +201,10 @@ def test_models_that_read_the_mean_are_written_as_the_kinds_that_do(architecture
             {"layer_scale": True, "pool": "token_mean", "image_size": (32, 48)},
             "DINOv2 has positions of a square grid alone",
         ),
+        (
+            {"pool": "map", "image_size": (32, 48)},
+            "CLIP and SigLIP of transformers have positions of a square grid alone",
+        ),
         ({"layer_scale": True, "class_token": False}, "DINOv2 always has a class token"),
         ({"positions": "relative_bias", "norm_after_pool": False}, "has a norm after the mean of the patches"),
         ({"norm_after_pool": True, "qkv_bias": False}, "BEiT of transformers has qkv_bias=True, this model False"),
@@ -208,7 +212,7 @@ def test_models_that_read_the_mean_are_written_as_the_kinds_that_do(architecture
         ({"class_token": False, "norm_after_pool": True}, "no norm after the mean of the patches without a class"),
     ],
 )
-def test_what_beit_dinov2_and_i_jepa_of_transformers_have_not_is_named(changes, reason, tmp_path):
+def test_what_beit_dinov2_siglip_and_i_jepa_of_transformers_have_not_is_named(changes, reason, tmp_path):
     with pytest.raises(ConversionError, match=reason):
         save(build(MEAN.replace(**changes)), tmp_path / "ours", "huggingface")
 

@@ -14,7 +14,7 @@ from vitruvian.model.build import build, create_model
 from vitruvian.weights import hub
 from vitruvian.weights.convert import convert
 from vitruvian.weights.families.google import Google
-from vitruvian.weights.families.huggingface import HuggingFaceViT
+from vitruvian.weights.families.huggingface_vit import HuggingFaceViT
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save
 

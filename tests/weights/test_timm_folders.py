@@ -20,9 +20,9 @@ from vitruvian.model.build import build
 from vitruvian.weights.convert import convert
 from vitruvian.weights.families.timm_arguments import ratio
 from vitruvian.weights.families.timm_choice import Choice, choose
-from vitruvian.weights.families.timm_folder import kept_share
 from vitruvian.weights.families.timm_shapes import shapes
 from vitruvian.weights.families.timm_variants import architectures
+from vitruvian.weights.families.timm_view import kept_share
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save
 

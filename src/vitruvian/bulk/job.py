@@ -30,7 +30,7 @@ from vitruvian.model.build import Model
 from vitruvian.predict import Classifier, Encoder
 from vitruvian.progress import tell
 from vitruvian.text import printable
-from vitruvian.weights.save import tensors_digest
+from vitruvian.weights.store import tensors_digest
 
 FORMAT = 1
 JOB_FILE = "job.json"

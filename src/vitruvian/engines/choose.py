@@ -23,7 +23,7 @@ from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_cores
 from vitruvian.progress import tell
 from vitruvian.weights.description import fingerprint
-from vitruvian.weights.save import tensors_digest
+from vitruvian.weights.store import tensors_digest
 
 
 class Way(NamedTuple):

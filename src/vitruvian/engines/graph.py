@@ -16,7 +16,7 @@ from vitruvian.labels import imagenet_labels
 from vitruvian.settings import Settings, Size
 from vitruvian.weights.description import Description
 from vitruvian.weights.families.huggingface_json import labels_of, preprocess_of
-from vitruvian.weights.families.timm import published_view
+from vitruvian.weights.families.timm_view import published_view
 
 GRAPH_FILES = ("model.onnx", "onnx/model.onnx", "model.xml", "openvino_model.xml")
 """What a folder without weights is searched for."""

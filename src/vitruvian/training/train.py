@@ -35,7 +35,7 @@ from vitruvian.training.trainer import Trainer
 from vitruvian.training.whiten import whiten
 from vitruvian.weights.description import Description
 from vitruvian.weights.load import RUN_FILE, locate
-from vitruvian.weights.save import digests
+from vitruvian.weights.store import digests
 
 FEW_IMAGES = 50_000
 """Below which a model that starts from scratch lags far behind one that starts from weights."""

@@ -22,7 +22,8 @@ from vitruvian.weights.families.registry import check_writer, writer
 from vitruvian.weights.families.text_writing import TextWeights, text_obstacles, tokenizer_files
 from vitruvian.weights.load import check_finite, load, locate, open_model, published_name, with_config
 from vitruvian.weights.parse import LoadHints
-from vitruvian.weights.save import check_destination, digests, write
+from vitruvian.weights.save import check_destination, write
+from vitruvian.weights.store import digests
 
 TOLERANCE, HALF_TOLERANCE = 1e-5, 2e-2
 """Largest difference allowed, times the largest answer where that is above 1: float32 sums in another order, and

@@ -26,7 +26,7 @@ from vitruvian.errors import ConfigError, FileError
 from vitruvian.files import cache_folder, short_hash, writing
 from vitruvian.predict import Encoder
 from vitruvian.settings import Settings
-from vitruvian.weights.save import tensors_digest
+from vitruvian.weights.store import tensors_digest
 
 FORMAT = 3
 """Raised when features come out differently, so that older ones are not used."""

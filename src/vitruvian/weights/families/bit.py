@@ -10,7 +10,7 @@ from vitruvian.errors import CheckpointError
 from vitruvian.settings import as_size
 from vitruvian.weights.families.family import Facts, Family
 from vitruvian.weights.families.rules import CONV, POINTWISE, VECTOR, Kind, Row, Table, Tensors, pair, rename
-from vitruvian.weights.families.timm import crop_view, published, published_view
+from vitruvian.weights.families.timm_view import crop_view, published, published_view
 from vitruvian.weights.files import Checkpoint
 
 UNIT = "block{S}/unit{U:02d}"

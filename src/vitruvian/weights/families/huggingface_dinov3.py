@@ -11,9 +11,8 @@ import torch
 from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, ModelConfig, Numerics, Preprocess, RopeConfig, ViTConfig
 from vitruvian.errors import CheckpointError
 from vitruvian.weights.families.family import Facts, kind_obstacles
-from vitruvian.weights.families.huggingface import HuggingFace
+from vitruvian.weights.families.huggingface import HuggingFace, add_absent_biases
 from vitruvian.weights.families.huggingface_json import flag, number
-from vitruvian.weights.families.huggingface_kinds import add_absent_biases
 from vitruvian.weights.families.rules import STACKED, Row, Table, Tensors, pair, rename
 from vitruvian.weights.files import Checkpoint
 

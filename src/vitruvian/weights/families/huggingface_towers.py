@@ -137,6 +137,8 @@ class HuggingFaceTower(HuggingFace):
         return "CLIPVisionModelWithProjection" if config.representation_size else "CLIPVisionModel"
 
     def obstacles(self, config: ModelConfig) -> Iterator[str]:
+        if isinstance(config, ViTConfig) and config.grid[0] != config.grid[1]:
+            yield "CLIP and SigLIP of transformers have positions of a square grid alone"
         if isinstance(config, ViTConfig) and config.pool == "map":
             yield from kind_obstacles(config, "SigLIP of transformers", pool="map", class_token=False, classes=0)
             return

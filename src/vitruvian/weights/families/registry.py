@@ -12,10 +12,12 @@ from vitruvian.weights.families.dino import Dino, DinoV2
 from vitruvian.weights.families.dinov3 import DinoV3
 from vitruvian.weights.families.family import Family
 from vitruvian.weights.families.google import BigVision, Google
-from vitruvian.weights.families.huggingface import HuggingFace, HuggingFaceViT
+from vitruvian.weights.families.huggingface import HuggingFace
+from vitruvian.weights.families.huggingface_beit import HuggingFaceBeit
+from vitruvian.weights.families.huggingface_dinov2 import HuggingFaceDinoV2
 from vitruvian.weights.families.huggingface_dinov3 import HuggingFaceDinoV3
-from vitruvian.weights.families.huggingface_kinds import HuggingFaceBeit, HuggingFaceDinoV2
 from vitruvian.weights.families.huggingface_towers import HuggingFaceTower
+from vitruvian.weights.families.huggingface_vit import HuggingFaceViT
 from vitruvian.weights.families.openclip import OpenClip, OpenClipTimm
 from vitruvian.weights.families.timm import Timm
 from vitruvian.weights.families.timm_folder import TimmArchitecture, TimmBitFolder

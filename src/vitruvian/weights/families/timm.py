@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import torch
 
@@ -11,8 +11,6 @@ from vitruvian.config import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     TIMM_NUMERICS,
-    Fit,
-    Interpolation,
     ModelConfig,
     Preprocess,
     ViTConfig,
@@ -32,6 +30,7 @@ from vitruvian.weights.families.timm_rows import (
     TOKEN_ROWS,
 )
 from vitruvian.weights.families.timm_variants import stated_settings, stated_shape
+from vitruvian.weights.families.timm_view import crop_view, published, published_view
 from vitruvian.weights.files import Checkpoint
 
 ANCHORS = ("patch_embed.proj.weight", "patch_embed.backbone.2.conv.weight", "embeds.proj.weight")
@@ -232,31 +231,3 @@ def naflex_size(tensors: Tensors, checkpoint: Checkpoint) -> Size | None:
             return tensor.shape[1] * side, tensor.shape[2] * side
     rows, columns = tensors.get("pos_embed_y"), tensors.get("pos_embed_x")
     return None if rows is None or columns is None else (len(rows) * side, len(columns) * side)
-
-
-def published(checkpoint: Checkpoint) -> dict[str, Any]:
-    """`pretrained_cfg` of a folder from timm's hub, or nothing."""
-    cfg = checkpoint.settings.get("config.json", {}).get("pretrained_cfg")
-    return cfg if isinstance(cfg, dict) else {}
-
-
-def published_view(cfg: dict[str, Any], size: Size) -> Preprocess:
-    """The evaluation view that `pretrained_cfg` states."""
-    interpolation = {"box": "area"}.get(str(cfg.get("interpolation")), cfg.get("interpolation", "bicubic"))
-    if interpolation not in get_args(Interpolation):
-        raise CheckpointError(f"config.json: interpolation {interpolation!r} is not known")
-    try:
-        view = crop_view(size, float(cfg.get("crop_pct") or 0.9), squash=cfg.get("crop_mode") == "squash")
-        mean, std = (tuple(float(x) for x in cfg.get(key) or (0.5, 0.5, 0.5)) for key in ("mean", "std"))
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"config.json: pretrained_cfg cannot be read: {error}") from error
-    return view.replace(interpolation=interpolation, mean=mean, std=std)
-
-
-def crop_view(size: Size, share: float, *, squash: bool = False) -> Preprocess:
-    """Bicubic; the center whose side is `share` of the scaled image."""
-    if squash and share == 1.0:
-        return Preprocess(image_size=size, interpolation="bicubic")
-    scaled = int(size[0] / share), int(size[1] / share)
-    fit: Fit = "squash" if squash else "crop"
-    return Preprocess(image_size=size, fit=fit, scaled_size=scaled, interpolation="bicubic")

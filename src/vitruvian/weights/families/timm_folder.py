@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,18 +9,15 @@ import torch
 
 from vitruvian.config import ModelConfig, Preprocess, ResNetConfig, ViTConfig
 from vitruvian.errors import ConversionError
-from vitruvian.settings import Size
 from vitruvian.weights.families.bit import TimmBit
 from vitruvian.weights.families.positions import FLAT
 from vitruvian.weights.families.rules import Tensors, rename
-from vitruvian.weights.families.timm import Timm, published_view
+from vitruvian.weights.families.timm import Timm
 from vitruvian.weights.families.timm_arguments import POOLS
 from vitruvian.weights.families.timm_choice import Choice, choose
 from vitruvian.weights.families.timm_shapes import WITH_TEACHER
 from vitruvian.weights.families.timm_split import in_pieces, shared_heads
-
-INTERPOLATIONS = {"area": "box"}
-"""What timm calls Pillow's filters by another name."""
+from vitruvian.weights.families.timm_view import published_view, stated_view
 
 
 class TimmArchitecture(Timm):
@@ -138,29 +134,6 @@ def hub_settings(
         | stated_view(view, config),
     }
     return settings | ({"label_names": list(labels)} if labels else {})
-
-
-def stated_view(view: Preprocess, config: ModelConfig) -> dict[str, Any]:
-    """The evaluation view in the words of `pretrained_cfg`; what they cannot say is left out."""
-    settings: dict[str, Any] = {"input_size": [config.channels, *config.image_size]}
-    if not view.stated:
-        return settings
-    return settings | {
-        "interpolation": INTERPOLATIONS.get(view.interpolation, view.interpolation),
-        "crop_pct": kept_share(view.image_size, view.scaled_size or view.image_size),
-        "crop_mode": "center" if view.fit == "crop" else "squash",
-        "mean": list(view.mean),
-        "std": list(view.std),
-    }
-
-
-def kept_share(size: Size, scaled: Size) -> float:
-    """The share with the fewest digits of which timm computes the scaled size."""
-    for digits in range(1, 7):
-        share = math.floor(size[0] / scaled[0] * 10**digits) / 10**digits
-        if share and all(int(side / share) == wanted for side, wanted in zip(size, scaled)):
-            return share
-    return size[0] / (scaled[0] + 0.5)
 
 
 def with_projection_as_head(config: ViTConfig) -> ViTConfig:
