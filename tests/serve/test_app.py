@@ -249,6 +249,17 @@ def test_an_answer_that_takes_too_long_is_given_up(client_of, model):
     assert response.json()["error"] == "no answer within 0.2 s"
 
 
+def test_an_image_that_takes_too_long_to_decode_is_given_up(client_of, model, monkeypatch):
+    client = client_of({"tiny": model}, limits=Limits(max_seconds=0.2))
+    gate = threading.Event()
+    monkeypatch.setattr(client.service, "_view", lambda *_: gate.wait(20))
+    response = client.post("/predict", files=[file(photo())])
+    gate.set()
+    assert response.status_code == 503
+    assert response.json()["error"] == "no answer within 0.2 s"
+    assert client.service.models["tiny"].batcher.accepted == 0
+
+
 def test_an_unforeseen_error_is_500_without_details(client, monkeypatch, caplog):
     def surprise(*_: object) -> None:
         raise RuntimeError("secret path")

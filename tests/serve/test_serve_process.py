@@ -85,6 +85,11 @@ def test_another_host_name_is_refused_on_a_loopback_address(service):
     assert raw(service, "GET /models HTTP/1.1\nHost: evil.example\nConnection: close\n\n").startswith(b"HTTP/1.1 403")
 
 
+def test_a_websocket_is_no_error_of_the_service(service):
+    upgrade = "Connection: Upgrade, close\nUpgrade: websocket\nSec-WebSocket-Version: 13\nSec-WebSocket-Key: AAAA"
+    assert raw(service, f"GET /health HTTP/1.1\nHost: localhost\n{upgrade}\n\n").startswith(b"HTTP/1.1 200")
+
+
 def test_clients_that_leave_are_forgotten(service):
     host, port = service.url.removeprefix("http://").split(":")
     for _ in range(20):

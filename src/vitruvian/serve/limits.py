@@ -26,4 +26,4 @@ class Limits(Settings):
     max_pixels: Count = 40_000_000
     """Pixels of one image, whatever its file's size."""
     max_seconds: Annotated[float, Range(0.01, 1e6)] = 30.0
-    """For the body of a request to arrive, and again for its answer."""
+    """For the body of a request to arrive, for its images to be decoded, and for the answer."""

@@ -51,7 +51,8 @@ def serve(
         access_log=False,
         server_header=False,
         lifespan="on",
-        timeout_graceful_shutdown=max(1, round(2 * bounds.max_seconds)),
+        ws="none",
+        timeout_graceful_shutdown=max(1, round(3 * bounds.max_seconds)),
     )
     name = f"[{host}]" if ":" in host else host
     started(f"http://{name}:{listening.getsockname()[1]}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -272,18 +272,23 @@ class Service:
                 return error
 
         loop = asyncio.get_running_loop()
-        return list(await asyncio.gather(*(loop.run_in_executor(self._decoders, safely, call) for call in calls)))
+        under_way = asyncio.gather(*(loop.run_in_executor(self._decoders, safely, call) for call in calls))
+        return list(await self._in_time(under_way))
 
     async def _results(self, futures: Iterable[Future[R]]) -> list[R | BaseException]:
         """The results or errors when all are there; those that nobody waits for any more are cancelled."""
         waiting = asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
         try:
-            return await asyncio.wait_for(waiting, self.limits.max_seconds)
-        except TimeoutError:
-            raise TookTooLong(f"no answer within {self.limits.max_seconds:g} s") from None
+            return await self._in_time(waiting)
         finally:
             for future in futures:
                 future.cancel()
+
+    async def _in_time(self, result: Awaitable[R]) -> R:
+        try:
+            return await asyncio.wait_for(result, self.limits.max_seconds)
+        except TimeoutError:
+            raise TookTooLong(f"no answer within {self.limits.max_seconds:g} s") from None
 
 
 def explained(model: Model, image: Image.Image, settings: MapSettings) -> Json:
