@@ -9,7 +9,7 @@ from PIL import Image
 
 import vitruvian as vt
 from vitruvian.config import CascadeConfig
-from vitruvian.engines import int8
+from vitruvian.engines import int8, sessions
 from vitruvian.engines.graph import open_graph
 from vitruvian.engines.smooth import channel_maxima, dense_layers, smoothed
 from vitruvian.errors import ConfigError, ConversionError, DataError, MissingExtraError, UnknownNameError
@@ -142,6 +142,26 @@ def test_the_graph_computes_what_the_simulation_says(quantized, images):
         wanted = model(pixels)
     off = (open_graph(path)(pixels) - wanted).abs().mean()
     assert off < 3 * (simulated - wanted).abs().mean()
+
+
+def test_a_quantized_graph_runs_in_int8_at_a_fixed_batch_too(quantized, tmp_path):
+    """ONNX Runtime writes what it runs: a product that it computes in float is none of integers."""
+    import onnx
+    import onnxruntime
+
+    _, path, report = quantized
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "runs.onnx")
+    options.log_severity_level = 3
+    real = onnxruntime.SessionOptions
+    onnxruntime.SessionOptions = lambda: options
+    try:
+        sessions.open_session(path, "onnxruntime", batch=1)
+    finally:
+        onnxruntime.SessionOptions = real
+    kinds = [node.op_type for node in onnx.load(str(tmp_path / "runs.onnx")).graph.node]
+    int8_products = kinds.count("MatMulIntegerToFloat") + kinds.count("DynamicQuantizeMatMul")
+    assert int8_products >= len(report.sensitivity) - len(report.float_layers)
 
 
 def test_the_page_draws_the_sensitivity(quantized, tmp_path):
