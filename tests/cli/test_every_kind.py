@@ -44,11 +44,11 @@ KINDS = {
 REFUSED = {
     # kind and command: why it has no meaning
     ("BiT", "explain"): "ResNet",
+    ("differential", "explain"): "attention rollout has no meaning for differential attention",
 }
 COMMANDS = {
     "probe": "probe {data} --model {model} --only neighbors,linear",
     "explain": "explain {image} --model {model} --out {out}",
-    "finetune": "finetune {data} --from {model} --quick --steps 1 --batch-size 4 --out {out} --workers 0",
     "train": "train {data} --from {model} --recipe finetune-small --epochs 1 --batch-size 4 --out {out} --workers 0",
 }
 

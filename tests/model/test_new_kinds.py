@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import vitruvian as vt
-from vitruvian.config import Numerics, StemConfig, ViTConfig
+from vitruvian.config import Numerics, RopeConfig, StemConfig, ViTConfig
 from vitruvian.errors import ConfigError
 from vitruvian.explain.analysis import attention_distance
 from vitruvian.explain.attention import attention_map, attention_rollout, gradient_attention
@@ -48,3 +48,15 @@ def test_square_positions_have_the_same_step_down_and_across(tmp_path):
     torch.testing.assert_close(oblong, square[:, :2])
     vt.save(model, tmp_path / "m")
     assert vt.load(tmp_path / "m").config == model.config
+
+
+@pytest.mark.parametrize("changes", [{"positions": "relative_bias", "pool": "mean"}, {"rope": RopeConfig()}])
+def test_a_model_learns_after_it_has_answered_in_inference_mode(changes):
+    """Tables of places are kept between calls, and one that was made in inference mode cannot be learned with."""
+    config = ViTConfig(image_size=40, patch_size=8, width=32, mlp_width=48, layers=1, heads=4, classes=2)
+    model = build(config.replace(**changes))
+    pixels = torch.randn(2, 3, 40, 40)
+    with torch.inference_mode():
+        model(pixels)
+    model(pixels).sum().backward()
+    assert model.embed.patch.weight.grad is not None

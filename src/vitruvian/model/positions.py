@@ -66,7 +66,10 @@ class RelativeBias(AttentionPosition):
         return table[index].permute(2, 0, 1)[None].to(q.dtype)  # (1, H, N, N)
 
 
-_kept = lru_cache(maxsize=24)(lambda make, *settings: make(*settings))
+@lru_cache(maxsize=24)
+def _kept(make: Callable[..., Table], *settings: Hashable) -> Table:
+    with torch.inference_mode(False):  # a table first made for a prediction is used in training, too
+        return make(*settings)
 
 
 def kept(make: Callable[..., Table], *settings: Hashable) -> Table:

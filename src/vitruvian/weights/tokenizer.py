@@ -95,7 +95,7 @@ class Tokenizer:
     def __init__(self, folder: Path, rules: TokenizerRules) -> None:
         self.rules = rules
         self.clean = CLEANING[rules.clean]
-        self.tokenizer = read_tokenizer(folder)
+        self.tokenizer = read_tokenizer(folder, lowercase=rules.clean != "whitespace")
         settings = optional_object(folder / "special_tokens_map.json") | optional_object(
             folder / "tokenizer_config.json"
         )
@@ -135,8 +135,11 @@ class Tokenizer:
         return tokens, torch.tensor([text.attention_mask for text in found]) if self.masks else None
 
 
-def read_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a folder: its own description, or CLIP's with its vocabulary and merges."""
+def read_tokenizer(folder: Path, *, lowercase: bool = True) -> Any:
+    """The tokenizer of a folder: its own description, or CLIP's with its vocabulary and merges.
+
+    `lowercase` is for CLIP's own vocabulary file, where open_clip leaves letters to the cleaning of the text.
+    """
     library = require("tokenizers", "text")
     try:
         if (folder / "tokenizer.json").is_file():
@@ -147,7 +150,7 @@ def read_tokenizer(folder: Path) -> Any:
             merges = [line for line in lines if line and not line.startswith("#version")]
             return clip_tokenizer(vocabulary, merges, ("<|startoftext|>", "<|endoftext|>"))
         if (folder / TOKENIZER_FILES[-1]).is_file():
-            return openai_tokenizer(folder / TOKENIZER_FILES[-1])
+            return openai_tokenizer(folder / TOKENIZER_FILES[-1], lowercase=lowercase)
     except CheckpointError:
         raise
     except Exception as error:  # the library raises bare exceptions
@@ -158,7 +161,7 @@ def read_tokenizer(folder: Path) -> Any:
     )
 
 
-def openai_tokenizer(path: Path) -> Any:
+def openai_tokenizer(path: Path, *, lowercase: bool = True) -> Any:
     """CLIP's own vocabulary file: a line for each merge, which makes its token."""
     with gzip.open(path) as file:
         lines = file.read(MAX_VOCABULARY_BYTES).decode().split("\n")[1 : OPENAI_MERGES + 1]
@@ -166,11 +169,14 @@ def openai_tokenizer(path: Path) -> Any:
     letters = byte_letters()
     marks = ("<start_of_text>", "<end_of_text>")
     tokens = [*letters, *(f"{x}</w>" for x in letters), *(merge.replace(" ", "") for merge in merges), *marks]
-    return clip_tokenizer({token: number for number, token in enumerate(tokens)}, merges, marks)
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    return clip_tokenizer(vocabulary, merges, marks, lowercase=lowercase)
 
 
-def clip_tokenizer(vocabulary: dict[str, int], merges: list[str], marks: tuple[str, str]) -> Any:
-    """Byte-pair encoding of lower-case words between the two marks."""
+def clip_tokenizer(
+    vocabulary: dict[str, int], merges: list[str], marks: tuple[str, str], *, lowercase: bool = True
+) -> Any:
+    """Byte-pair encoding of words, usually in lower case, between the two marks."""
     library = require("tokenizers", "text")
     start, end = marks
     if start not in vocabulary or end not in vocabulary:
@@ -181,8 +187,9 @@ def clip_tokenizer(vocabulary: dict[str, int], merges: list[str], marks: tuple[s
     tokenizer.add_special_tokens(list(marks))
     normalizers, splits = library.normalizers, library.pre_tokenizers
     whitespace = normalizers.Replace(library.Regex(r"\s+"), " ")
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), whitespace, normalizers.Lowercase()])
-    words = library.Regex("|".join([*map(re.escape, marks), WORDS]))
+    letters = [normalizers.Lowercase()] if lowercase else []
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), whitespace, *letters])
+    words = library.Regex("|".join([*map(re.escape, marks), WORDS if lowercase else f"(?i:{WORDS})"]))
     bytewise = splits.ByteLevel(add_prefix_space=False)
     tokenizer.pre_tokenizer = splits.Sequence([splits.Split(words, "removed", invert=True), bytewise])
     tokenizer.post_processor = library.processors.RobertaProcessing(
