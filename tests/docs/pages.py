@@ -34,7 +34,7 @@ def blocks(page: Path) -> list[Block]:
 def is_shell(block: Block) -> bool:
     first = re.sub(r"^(\$ |\w+=\S+ )+", "", block.text)
     return block.language in ("sh", "shell", "bash") or (
-        not block.language and re.match(rf"(?:{'|'.join(PROGRAMS)})\b", first) is not None
+        block.language in ("", "text") and re.match(rf"(?:{'|'.join(PROGRAMS)})\b", first) is not None
     )
 
 

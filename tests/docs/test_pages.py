@@ -17,84 +17,17 @@ import httpx
 import pytest
 import torch
 from pages import PAGES, ROOT, Block, blocks, commands, is_shell
+from smaller import ELSEWHERE, NOT_RUN, SMALLER_CODE, STAND_INS, TESTED_ELSEWHERE, UNAVAILABLE, UNTRIED, added
 from world import environment, make_world, names
 
 from forked import Forked, Ran, ranks
 
-TRIED = (
-    "CONTRIBUTING.md",
-    "README.md",
-    "docs/doctor.md",
-    "docs/evaluate.md",
-    "docs/pack.md",
-    "docs/start.md",
-    "docs/tasks.md",
-)
-"""Pages that run; the others are not tried yet, apart from docs/pytorch.md, which has a test of its own."""
-
-NOT_RUN = {
-    "pip": "installs packages",
-    "make": "sets up environments; the targets call what the tests call",
-    "docker": "needs a docker daemon",
-    "hf": "downloads",
-    "tensorboard": "serves until it is stopped",
-    "python": "a measurement of its own in benchmarks/",
-}
-"""Programs that are named and not run."""
-
-TESTED_ELSEWHERE = {
-    "--on ray": "tests/bulk/test_ray.py starts a cluster of processes",
-    "similar --text": "needs vectors of a CLIP",
-    "--calibrated": "needs more images, and a model that a temperature helps",
-}
-"""Commands with these words are left to other tests."""
-
-UNAVAILABLE = {
-    "torchvision": "its builds tie the environment to one build of torch",
-    "ray": "tests/bulk/test_ray.py starts a cluster of processes",
-}
-"""Blocks of Python that name these are compiled, not run."""
-
-STAND_INS = (
-    ("s3://bucket/", "bucket/"),
-    (" /data/", " data/"),
-    (" /shared/", " "),
-    ("seq 64", "seq 2"),
-    ("/64", "/2"),
-    ("epochs=90", "epochs=1"),
-)
-"""Places of other machines, and how many of them."""
-
-SMALLER_CODE = (
-    ("workers=4", "workers=0"),
-    ("batch_size=256", "batch_size=4"),
-    ("seeds=3", "seeds=1"),
-    ('"epochs=10"', '"epochs=1", "workers=0"'),
-    ('"epochs=20"', '"epochs=1", "workers=0"'),
-)
-"""The same in Python."""
-
-SMALL_MODEL = "--set architecture.layers=1 --set architecture.width=48 --set architecture.mlp_width=48 " + (
-    "--set architecture.heads=3 --set architecture.patch_size=16 --set image_size=32"
-)
-SMALLER = (
-    (r"(train(?!.*(--resume|--recipes|--cluster|--plan|epochs=)).*)", "--epochs 1"),
-    (r"(train(?!.*(--resume|--recipes|--cluster|--plan)).*)", "--workers 0"),
-    (r"(train(?!.*(--from|--resume|--recipes|--cluster|digits)).*(--model|paper).*)", SMALL_MODEL),
-    (r"(finetune .*)", "--steps 2 --seeds 2 --workers 0 --image-size 32"),
-    (r"(study (data-size|compute) .*)", "--steps 1"),
-    (r"(study data-size .*)", "--sizes 20"),
-    (r"(study (table5|vtab) .*)", "--set steps=1 --set image_size=32"),
-    (r"(explain .*--figures.*)", "--count 2"),
-    (r"(bench .*)", "--rounds 1 --batches 1"),
-    (r"((doctor|pack) .*)", "--workers 0"),
-    (r"(serve.*)", "--port 0"),
-)
-"""Words that are added to a command so that it takes as little time as it can; the last of two settings holds."""
+SECONDS = 600
+"""For a command, on however slow a machine."""
 
 SHELL = r"""
 said() { printf '%s\0' "$@" $'\n' >> "$CALLS"; }
-sbatch() { SLURM_ARRAY_TASK_ID=1 SLURM_JOB_NODELIST=here bash -c "${@: -1}"; }
+sbatch() { SLURM_ARRAY_TASK_ID=1 SLURM_JOB_ID=1 SLURM_JOB_NODELIST=here bash -c "${@: -1}"; }
 srun() { "$@"; }
 scontrol() { echo localhost; }
 """ + "".join(f'{name}() {{ said {name} "$@"; }}\n' for name in ("vit", "torchrun", "curl", *NOT_RUN))
@@ -139,12 +72,12 @@ class Page:
             elif program == "torchrun":
                 words = words[words.index("-m") + 2 :]
                 for process in ranks(*words, *added(words)):
-                    ran = passed(process.wait(), command)
+                    ran = passed(process.wait(SECONDS), command)
             elif program == "vit" and words[0] == "serve":
                 self.serve(words)
             elif program == "vit" and not any(some in command for some in TESTED_ELSEWHERE):
                 make_room(words)
-                ran = passed(Forked(*words, *added(words)).wait(), command)
+                ran = passed(Forked(*words, *added(words)).wait(SECONDS), command)
             else:
                 assert program in NOT_RUN or program == "vit"
         return ran
@@ -179,17 +112,13 @@ class Page:
             for large, small in SMALLER_CODE:
                 text = text.replace(large, small)
             code = compile(padding + text, block.where, "exec")
-            if not any(f"import {name}" in block.text or f"{name}." in block.text for name in UNAVAILABLE):
+            if not re.search(rf"\b(import ({'|'.join(UNAVAILABLE)})|({'|'.join(UNAVAILABLE)})\.)", text):
                 exec(code, self.names)
+                sys.stdout.flush()  # before a copy of this process inherits it
 
     def close(self) -> None:
         for service in self.services:
             assert service.kill(signal.SIGTERM).code in (0, -signal.SIGTERM)
-
-
-def added(words: list[str]) -> list[str]:
-    line = " ".join(words)
-    return [word for pattern, more in SMALLER if re.fullmatch(pattern, line) for word in more.split()]
 
 
 def make_room(words: list[str]) -> None:
@@ -205,29 +134,33 @@ def passed(ran: Ran, command: str) -> Ran:
     return ran
 
 
+def to_type(page: Path) -> list[Block]:
+    python = page.name != "CONTRIBUTING.md"  # its own is that of test_extending.py and test_extending_data.py
+    return [block for block in blocks(page) if is_shell(block) or (python and block.language == "python")]
+
+
+NAMES = {str(page.relative_to(ROOT)): page for page in PAGES if to_type(page)}
+HERE = {name: page for name, page in NAMES.items() if name not in (*ELSEWHERE, *UNTRIED)}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if str(page.relative_to(ROOT)) in TRIED], ids=TRIED)
-def test_what_a_page_tells_to_type_works(page, base, tmp_path):
-    found = [block for block in blocks(page) if is_shell(block) or block.language == "python"]
-    if page.name == "CONTRIBUTING.md":  # its Python is that of test_extending.py and test_extending_data.py
-        found = [block for block in found if is_shell(block)]
-    if not found:
-        pytest.skip("nothing to type")
+@pytest.mark.parametrize("name", HERE)
+def test_what_a_page_tells_to_type_works(name, base, tmp_path):
     copytree(base, tmp_path, symlinks=True, dirs_exist_ok=True)
 
     def all_of_it() -> None:
         os.chdir(tmp_path)
         compiler = torch.compile
         torch.compile = lambda model: compiler(model, backend="eager")
-        here, wrong = Page(tmp_path, page.name), 0
-        for block in found:
+        here, wrong = Page(tmp_path, HERE[name].name), 0
+        for block in to_type(HERE[name]):
             try:
                 here.run(block)
-            except Exception:
+            except (Exception, pytest.fail.Exception):
                 wrong += 1
                 print(f"\n{block.where}:\n{traceback.format_exc(limit=-3)}", file=sys.stderr, flush=True)
         here.close()
         sys.exit(wrong)
 
-    ran = Forked(env=environment(tmp_path), work=all_of_it).wait(900)
+    ran = Forked(env=environment(tmp_path), work=all_of_it).wait(3 * SECONDS)
     assert ran.code == 0, ran.err

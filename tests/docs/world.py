@@ -19,8 +19,13 @@ from two_towers import save_clip, save_siglip
 
 import vitruvian as vt
 from vitruvian.config import Preprocess, ViTConfig
-from vitruvian.labels import imagenet_ids
+from vitruvian.labels import imagenet_ids, imagenet_labels
 
+MODELS = {
+    "explain.md": {"classes": 1000, "layers": 6, "heads": 4, "image_size": 128},  # layer 5, head 2, patch 7, 3
+    "speed.md": {"labels": ("cat", "dog"), "layers": 12},
+}
+"""What a page's Python has for `model`, where the tiniest will not do."""
 SHAPE = {"image_size": 32, "patch_size": 16, "layers": 2, "width": 32, "mlp_width": 32, "heads": 2}
 
 
@@ -48,7 +53,7 @@ def make_photos(folder: Path, names: tuple[str, ...], splits: dict[str, int]) ->
 def make_images(root: Path) -> None:
     cats_and_dogs = ("cat", "dog")
     make_photos(root / "photos", cats_and_dogs, {"train": 12, "test": 4})
-    for name in ("DATA", "SRC", "IMAGES", "SHARDS", "new", "bucket/shards", "bucket/jft"):
+    for name in ("DATA", "SRC", "IMAGES", "PHOTOS", "OTHERS", "SHARDS", "new", "bucket/shards", "bucket/jft"):
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).symlink_to("../photos" if "/" in name else "photos")
     make_photos(root / "pets", cats_and_dogs, {"train": 12, "test": 4})
@@ -74,10 +79,10 @@ def make_tasks(root: Path) -> None:
 
 
 def make_weights(root: Path) -> None:
-    ours, imagenet = tiny(("cat", "dog")), tiny(classes=1000)
+    ours, imagenet = tiny(("cat", "dog")), tiny(imagenet_labels())
     for name in ("weights.safetensors", "first.safetensors"):
         vt.save(ours, root / name, family="timm")
-    for name in ("second", "W", "WEIGHTS", "runs/photos"):
+    for name in ("second", "W", "WEIGHTS", "runs/photos", "runs/mine"):
         vt.save(ours, root / name)
     vt.save(imagenet, root / "weights.npz", family="google")
     vt.save(imagenet, root / "ViT-B_16.npz", family="google")
@@ -112,10 +117,10 @@ def names(root: Path, page: str) -> dict[str, object]:
     from vitruvian.data.loader import Loader
     from vitruvian.data.sources import open_dataset
 
-    large = page == "explain.md"  # it names the layer 5, the head 2, the patch 7, 3 and the class 409
-    model = tiny(classes=1000, layers=6, heads=4, image_size=128) if large else tiny(("cat", "dog"))
+    one = page == "explain.md"  # it names a class for one image
+    model = tiny(**MODELS.get(page, {"labels": ("cat", "dog")}))
     paths = [root / "a.jpg", root / "b.png"]
-    pixels = torch.stack([model.preprocess(path) for path in paths[: 1 if large else 2]])
+    pixels = torch.stack([model.preprocess(path) for path in paths[: 1 if one else 2]])
     loader = Loader(open_dataset(root / "photos").splits["test"], view=view, batch_size=4, training=False, seed=0)
     given = {"model": model, "paths": paths, "pixels": pixels, "image": Image.open(paths[0]), "view": view}
     return {"__name__": "__main__", "vt": vt, "torch": torch, "json": json, "loader": loader, **given}

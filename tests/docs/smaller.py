@@ -1,0 +1,90 @@
+"""A page's commands and Python here: other places, smaller sizes, and what is not run, with the reason."""
+
+from __future__ import annotations
+
+import re
+
+NOT_RUN = {
+    "pip": "installs packages",
+    "make": "sets up environments; the targets call what the tests call",
+    "docker": "needs a docker daemon",
+    "hf": "downloads",
+    "tensorboard": "serves until it is stopped",
+    "python": "a measurement of its own in benchmarks/",
+}
+"""Programs that are named and not run."""
+
+ELSEWHERE = {"docs/pytorch.md": "tests/test_pytorch_page.py also looks at its results"}
+"""Pages that a test of their own runs."""
+
+UNTRIED = (
+    "docs/index.md",
+    "docs/paper.md",
+    "docs/scaling.md",
+    "docs/speed.md",
+    "docs/study.md",
+    "docs/training.md",
+    "docs/weights.md",
+)
+"""Pages that have not been seen to run to their end with these stand-ins; to be taken out of this list."""
+
+TESTED_ELSEWHERE = {
+    "--on ray": "tests/bulk/test_ray.py starts a cluster of processes",
+    "similar --text": "needs vectors of a CLIP: tests/words/test_text_search.py",
+    "--calibrated": "needs more images, and a model that a temperature helps: tests/evaluation/test_evaluate.py",
+}
+"""Commands with these words are left to other tests."""
+
+UNAVAILABLE = {
+    "torchvision": "its builds tie the environment to one build of torch",
+    "ray": "tests/bulk/test_ray.py starts a cluster of processes",
+}
+"""Blocks of Python that name these are compiled, not run."""
+
+STAND_INS = (
+    ("s3://bucket/", "bucket/"),
+    (" /data/", " data/"),
+    (" /shared/", " "),
+    ("seq 64", "seq 2"),
+    ("/64", "/2"),
+    ("epochs=90", "epochs=1"),
+    ("explain photos/", "explain photos/test/cat/"),
+    ("explain IMAGES", "explain photos/test/cat/"),
+)
+"""Places of other machines, and how many of them."""
+
+SMALLER_CODE = (
+    ("workers=4", "workers=0"),
+    ("batch_size=256", "batch_size=4"),
+    ("seeds=3", "seeds=1"),
+    ('"epochs=10"', '"epochs=1", "workers=0"'),
+    ('"epochs=20"', '"epochs=1", "workers=0"'),
+)
+"""The same in Python."""
+
+SMALL_MODEL = "--set architecture.layers=1 --set architecture.width=48 --set architecture.mlp_width=48 " + (
+    "--set architecture.heads=3 --set architecture.patch_size=16 --set image_size=32"
+)
+SMALLER = (
+    (r"(train(?!.*(--resume|--recipes|--cluster|--plan|epochs=)).*)", "--epochs 1"),
+    (r"(train(?!.*(--resume|--recipes|--cluster|--plan|workers=)).*)", "--workers 0"),
+    (r"(train(?!.*(--resume|--recipes|--cluster)).*--recipe paper.*)", "--set warmup=0"),
+    (r"(train(?!.*(--from|--resume|--recipes|--cluster|digits)).*(--model|paper).*)", SMALL_MODEL),
+    (r"(finetune .*)", "--steps 2 --seeds 2 --workers 0 --image-size 32"),
+    (r"(study .*)", "--set workers=0"),
+    (r"(study (data-size|compute) .*)", "--steps 1"),
+    (r"(study data-size .*)", "--sizes 4"),
+    (r"(study (table5|vtab) .*)", "--set steps=1 --set image_size=32"),
+    (r"(explain .*--figures.*)", "--count 2"),
+    (r"(demo)", "--set epochs=2"),
+    (r"(bench .*)", "--rounds 1 --batches 1"),
+    (r"((doctor|pack) .*)", "--workers 0"),
+    (r"(serve.*)", "--port 0"),
+)
+"""Words that are added to a command so that it takes as little time as it can; the last of two settings holds."""
+
+
+def added(words: list[str]) -> list[str]:
+    """What is added to a command."""
+    line = " ".join(words)
+    return [word for pattern, more in SMALLER if re.fullmatch(pattern, line) for word in more.split()]
