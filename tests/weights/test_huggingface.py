@@ -50,7 +50,7 @@ class TestConfig:
             ({"model_type": "swin"}, "model_type 'swin'"),
             ({"id2label": {"a": "cat"}}, "id2label has a key that is not a number"),
             ({"id2label": {"0": "cat", "2": "dog"}}, "without gaps"),
-            ({"id2label": {"0": "cat"}}, "names 1 labels for a head of 10 classes"),
+            ({"id2label": {"0": "cat"}}, "the settings say classes=1, the arrays have 10"),
         ],
     )
     def test_settings_that_cannot_be_are_refused(self, changes, text, folder):

@@ -67,6 +67,11 @@ def test_every_architecture_is_itself_without_arguments():
         (VARIANTS["DINOv3-S/16"], "vit_small_patch16_lingbot", {"img_size": 224}),
         (VARIANTS["DINOv2-g/14"], "vit_giant_patch14_dinov2", {}),
         (VARIANTS["BEiT-L/16"], "beit_large_patch16_224", {}),
+        (
+            VARIANTS["SigLIP-B/16"].replace(image_size=60, patch_size=14, trim=True, classes=1000),
+            "vit_base_patch32_siglip_256",
+            {"img_size": 60, "patch_size": 14, "num_classes": 1000},
+        ),
         (TIMM.replace(layers=2, mlp_width=100), "vit_base_patch16_224", {"depth": 2, "mlp_ratio": 100 / 768}),
     ],
 )

@@ -73,7 +73,7 @@ def fitted(shape: Shape, config: ViTConfig, *, key_bias: bool) -> Choice | list[
 def compared(config: ViTConfig, shape: Shape) -> dict[str, Any]:
     """A model's settings without those that change nothing in it, or are written in another way."""
     settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    for name in (*CHANGEABLE, "numerics"):
+    for name in (*CHANGEABLE, "numerics", "trim"):
         del settings[name]
     flexible = shape.maker == "NaFlexVit"
     written_out = config.positions in ("learned_2d", "sincos") or (config.positions == "factorized" and not flexible)
