@@ -56,6 +56,8 @@ def folder_of(tmp_path, arrays, **changes):
         ("img_size", 64, "a grid of 8x8 does not fit"),
         ("num_heads", 5, "not divisible by heads=5"),
         ("norm_layer", "rmsnorm", "norm_layer='rmsnorm', which is not known"),
+        ("ref_feat_shape", None, "ref_feat_shape=None, which is not known"),
+        ("rope_rotate_half", True, "rotary positions, which vit_base_patch16_224 has not"),
     ],
 )
 def test_timm_arguments_that_the_arrays_contradict_are_refused(name, value, words, arrays, tmp_path):
@@ -64,7 +66,7 @@ def test_timm_arguments_that_the_arrays_contradict_are_refused(name, value, word
 
 
 def test_timm_arguments_that_are_null_are_the_architecture_s_own(arrays, tmp_path):
-    nothing = dict.fromkeys(("init_values", "norm_layer", "qkv_bias", "reg_tokens", "act_layer"))
+    nothing = dict.fromkeys(("init_values", "qkv_bias", "reg_tokens", "act_layer"))
     assert load(folder_of(tmp_path, arrays, **nothing, patch_size=[8, 8])).config.qkv_bias
 
 

@@ -91,6 +91,8 @@ def stated_settings(config: dict[str, Any]) -> dict[str, Any] | None:
         if not known.get("rope"):
             raise CheckpointError(f"config.json: model_args states rotary positions, which {architecture} has not")
         settings["rope"] = known["rope"] | changes["rope"]
+        if settings["rope"]["half"] != known["rope"]["half"]:  # timm turns halves by angles laid out for pairs
+            raise CheckpointError("config.json: model_args states rope_rotate_half other than the architecture's own")
     if settings["pool"] != known["pool"]:  # the pooling decides where the norm is, unless the architecture does
         settings["norm_after_pool"] = known.get("fc_norm", settings["pool"] == "mean")
     settings.pop("fc_norm", None)
@@ -140,11 +142,15 @@ def changed_arguments(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def arguments_of(config: dict[str, Any]) -> dict[str, Any]:
-    """`model_args` without those that are null, which timm takes for the architecture's own."""
+    """`model_args` without those that are null, where the arrays or the architecture tell the same."""
     arguments = config.get("model_args") or {}
     if not isinstance(arguments, dict):
         raise CheckpointError("config.json: model_args is not an object")
-    return {name: value for name, value in arguments.items() if value is not None}
+    known = {*CHOICES, *TOLD_BY_ARRAYS}
+    null = {name for name, value in arguments.items() if value is None}
+    if unknown := sorted(name for name in null - known if not HARMLESS.fullmatch(name)):
+        raise CheckpointError(f"config.json: model_args states {unknown[0]}=None, which is not known here")
+    return {name: value for name, value in arguments.items() if name not in null}
 
 
 def chosen(name: str, value: Any) -> Any:
