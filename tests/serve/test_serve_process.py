@@ -178,7 +178,9 @@ def test_a_signal_under_load_loses_no_accepted_request(weights, stop):
     clients = [Client(running.url, seed) for seed in range(8)]
     for client in clients:
         client.start()
-    time.sleep(1.0)
+    end = time.monotonic() + 60
+    while sum(len(client.statuses) for client in clients) <= 16 and time.monotonic() < end:
+        time.sleep(0.05)
     os.kill(running.process.pid, stop)
     assert running.process.wait(30) in (0, -stop, 128 + stop)
     for client in clients:
