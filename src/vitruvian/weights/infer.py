@@ -52,7 +52,7 @@ def infer_config(
     positions = native.get(FLAT)
     count = positions.shape[1] if positions is not None and positions.dim() == 3 else 0
     before = shape["class_token"] + shape["distillation"]
-    size = facts.image_size or image_size
+    size = facts.image_size  # what a caller asks for is not trimmed: patches have to divide it
     whole = (rows * stride, columns * stride)
     trim = size is not None and size != whole and as_grid(size, stride) == (rows, columns) and stem is None
     settings: dict[str, Any] = {
