@@ -2,6 +2,7 @@
 
     python benchmarks/architectures.py table    # writes timm.json and timm_shapes.json of weights/families
     python benchmarks/architectures.py scan     # loads random weights of every name and compares the logits
+    python benchmarks/architectures.py resized  # the same at twice the side, as timm resizes on loading
     python benchmarks/architectures.py trip     # the same, written as a timm folder, which timm loads and answers from
 
 It needs timm, but not torchvision. A model is made with two blocks, its own heads and 8 channels for each.
@@ -217,13 +218,18 @@ def shared_keys(name: str, options: dict[str, Any]) -> dict[str, Any]:
     return {"num_kv_heads": (heads, heads // 2)}
 
 
+def resizing_of(name: str) -> dict[str, str]:
+    """FlexiViT's weights follow another grid bilinearly without antialiasing, which timm tells by the name."""
+    return {"position_resize": "bilinear"} if "flexi" in name else {}
+
+
 def write_table() -> None:
     """One entry a group of names with the same settings; names with other parts say which."""
     groups: dict[str, list[str]] = defaultdict(list)
     for name in names():
         try:
             with torch.device("meta"):
-                settings = settings_of(made(name)) | fixed_norm_of(name)
+                settings = settings_of(made(name)) | fixed_norm_of(name) | resizing_of(name)
         except OtherPartError as part:
             settings = {"other": str(part)}
         groups[json.dumps(settings)].append(name)
@@ -235,10 +241,10 @@ def write_table() -> None:
 def scan(mode: str, only: str = "") -> None:
     """Load every architecture's random weights as timm saves them for the hub, and compare logits.
 
-    `trip` writes them as a timm folder again, from which timm's own code answers. `each-kind` takes one name of those
-    whose settings differ in the number of heads alone.
+    `resized` does so at twice the side, `trip` writes them as a timm folder again, from which timm's own code answers.
+    `each-kind` takes one name of those whose settings differ in the number of heads alone.
     """
-    verdict_of = {"scan": reading, "trip": round_trip}[mode]
+    verdict_of = {"scan": reading, "resized": resized, "trip": round_trip}[mode]
     counts: Counter[str] = Counter()
     for name in one_of_each_kind() if only == "each-kind" else [name for name in names() if only in name]:
         with tempfile.TemporaryDirectory() as folder:
@@ -318,10 +324,29 @@ def reading(name: str, folder: Path) -> str:
 
 
 @torch.no_grad()
-def compared(model: nn.Module, folder: Path, options: dict[str, Any]) -> str:
+def resized(name: str, folder: Path) -> str:
+    """The same folder loaded at twice the side, by timm and by us."""
+    import timm
+
+    _, options = saved(name, folder)
+    if "img_size" not in options:
+        return "any size: see scan"
+    downloads = re.search(r"resnet\d+d", name) is not None
+    if downloads:
+        return "not tried: timm fetches weights of the stem"
+    side = 2 * options["img_size"]
+    try:
+        theirs = timm.create_model(f"local-dir:{folder}", pretrained=True, img_size=side).eval()
+    except Exception as error:  # whatever it has against another size
+        return f"timm cannot: {type(error).__name__}"
+    return compared(theirs, folder, {"img_size": side}, image_size=side)
+
+
+@torch.no_grad()
+def compared(model: nn.Module, folder: Path, options: dict[str, Any], *, image_size: int | None = None) -> str:
     """Whether our model from the folder answers as timm's."""
     try:
-        ours = vt.load(folder)
+        ours = vt.load(folder, image_size=image_size)
     except vt.VitruvianError as error:
         return f"refused: {str(error).removeprefix(f'{folder}: ')[:150]}"
     errors = []

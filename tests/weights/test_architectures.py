@@ -18,18 +18,34 @@ from vitruvian.weights.families.timm_variants import architectures
 SCAN = Path(__file__).parents[2] / "benchmarks" / "architectures.py"
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
-def test_one_of_each_kind_of_the_installed_timm_answers_as_timm_does():
+def scanned(mode: str) -> list[str]:
     """In a process of its own: timm imports torchvision, in whose place the scan puts an empty module."""
-    command = [sys.executable, str(SCAN), "trip", "each-kind"]
+    command = [sys.executable, str(SCAN), mode, "each-kind"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
-    *lines, counts = done.stdout.splitlines()
+    return done.stdout.splitlines()
+
+
+needs_timm = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
+
+
+@pytest.mark.slow
+@needs_timm
+def test_one_of_each_kind_of_the_installed_timm_answers_as_timm_does():
+    *lines, counts = scanned("trip")
     assert [line for line in lines if ": agrees: " not in line and ": same: " not in line] == []
     numbers = {verdict: int(count) for count, verdict in (part.split() for part in counts.split(", "))}
     assert numbers["same"] > 3 * numbers["agrees"]  # most arrays are the very same
     assert len(lines) > 40
+
+
+@pytest.mark.slow
+@needs_timm
+def test_one_of_each_kind_answers_as_timm_does_at_twice_the_side():
+    *lines, _ = scanned("resized")
+    allowed = ": agrees: ", ": any size: ", ": not tried: ", ": timm cannot: "
+    assert [line for line in lines if not any(each in line for each in allowed)] == []
+    assert sum(": agrees: " in line for line in lines) > 30
 
 
 def test_the_table_names_no_part_that_is_not_known():

@@ -10,7 +10,9 @@ from vitruvian.settings import Range, Settings, Share, Size
 
 Pool = Literal["token", "mean", "map", "token_mean"]
 Positions = Literal["none", "learned", "learned_2d", "factorized", "relative", "relative_bias", "sincos"]
-PositionResize = Literal["zoom", "bicubic", "bicubic_antialias", "bicubic_aligned", "bilinear_antialias", "dino"]
+PositionResize = Literal[
+    "zoom", "bicubic", "bicubic_antialias", "bicubic_aligned", "bilinear", "bilinear_antialias", "dino"
+]
 Gelu = Literal["erf", "tanh", "quick"]
 Mlp = Literal["gelu", "swiglu"]
 Norm = Literal["layer", "rms"]

@@ -23,6 +23,7 @@ from vitruvian.engines.sessions import BATCH_AXIS, open_session
 from vitruvian.errors import ConversionError, UnknownNameError, require
 from vitruvian.files import staged
 from vitruvian.model.build import Model
+from vitruvian.model.positions import geometric_biases
 from vitruvian.settings import BatchSize, Size, as_size, typed
 from vitruvian.weights.description import Description
 from vitruvian.weights.files import CARRIED
@@ -141,6 +142,8 @@ def check_model(model: Model, to: str, *, dynamic_size: bool) -> None:
     check_finite(model, model.origin or "the model", raises=ConversionError)
     if dynamic_size and (not isinstance(model.config, ViTConfig) or model.config.stem is not None):
         raise ConversionError("dynamic_size=True is for Vision Transformers without a stem; export one graph a size")
+    if dynamic_size and isinstance(model.config, ViTConfig) and geometric_biases(model.config):
+        raise ConversionError("relative biases that timm resizes need a known grid; export one graph a size")
     if isinstance(model.config, ViTConfig) and model.config.tome_thresholds:
         raise ConversionError("tome_thresholds give each image another number of tokens, a graph has one: set tome_r")
     if dynamic_size and isinstance(model.config, ViTConfig) and model.config.merges_tokens:

@@ -10,11 +10,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from vitruvian.config import RopeConfig, ViTConfig
-from vitruvian.model.resample import is_open, matrix
+from vitruvian.config import PositionResize, RopeConfig, ViTConfig
+from vitruvian.model.resample import geometric_matrix, is_open, matrix
 from vitruvian.settings import Size
 
 Table = TypeVar("Table")
+TIMM_RESIZE: PositionResize = "bicubic_antialias"
+"""How learned positions follow another grid in timm, which has a way of its own for relative biases."""
 
 # B images, N tokens (T before the patches), H heads, K = D // H, R rows and C columns of patches
 
@@ -57,11 +59,12 @@ class RelativeBias(AttentionPosition):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.grid = config.grid
+        self.method = config.numerics.position_resize
         rows, columns = config.grid
         self.table = nn.Parameter(torch.empty((2 * rows - 1) * (2 * columns - 1) + 3, config.heads))
 
     def bias(self, q: Tensor, grid: Size) -> Tensor:
-        table = resize_bias_table(self.table, self.grid, grid)
+        table = resize_bias_table(self.table, self.grid, grid, self.method)
         index = kept(relative_index, grid).to(q.device)
         return table[index].permute(2, 0, 1)[None].to(q.dtype)  # (1, H, N, N)
 
@@ -77,11 +80,23 @@ def kept(make: Callable[..., Table], *settings: Hashable) -> Table:
     return make(*settings) if torch.compiler.is_compiling() else _kept(make, *settings)
 
 
-def resize_bias_table(table: Tensor, old: Size, new: Size) -> Tensor:
-    """The biases (offsets + 3, H) for another grid, bilinear as in transformers; those of the class token stay."""
-    if not is_open(new) and old == new:
+def geometric_biases(config: ViTConfig) -> bool:
+    """Whether relative biases follow another grid as timm resizes them, which needs to know its size."""
+    return config.positions == "relative_bias" and config.numerics.position_resize == TIMM_RESIZE
+
+
+def resize_bias_table(table: Tensor, old: Size, new: Size, method: PositionResize) -> Tensor:
+    """The biases (offsets + 3, H) for another grid, as timm does it, or bilinear as in transformers.
+
+    `method` is that of learned positions, which tells the two apart. Biases of the class token stay.
+    """
+    if not is_open(new) and tuple(old) == tuple(new):
         return table
-    down, across = (matrix(2 * was - 1, 2 * side - 1, "bilinear", table) for was, side in zip(old, new))
+    offsets = [(2 * was - 1, 2 * side - 1) for was, side in zip(old, new)]
+    if method == TIMM_RESIZE:
+        down, across = (geometric_matrix(was, side, table) for was, side in offsets)
+    else:
+        down, across = (matrix(was, side, "bilinear", table) for was, side in offsets)
     image = table[:-3].reshape(2 * old[0] - 1, 2 * old[1] - 1, -1)
     return torch.cat([torch.einsum("rp,pqh,cq->rch", down, image, across).flatten(0, 1), table[-3:]])
 

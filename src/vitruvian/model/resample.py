@@ -53,6 +53,28 @@ def matrix(old: int, new: int, method: str, like: Tensor, *, excess: Tensor | fl
     return weights.to(like)
 
 
+def geometric_matrix(old: int, new: int, like: Tensor) -> Tensor:
+    """Weights (new, old) of offsets around a middle: the old ones are laid out at distances that grow geometrically.
+
+    So that near offsets keep their biases when a grid grows (BEiT's release, with linear interpolation in timm). Both
+    lengths are odd; past the outermost old offset its bias stays.
+    """
+    steps = old // 2
+    if not steps:
+        return like.new_ones(new, 1)
+    low, high, ratio = 1.01, 1.5, 1.01
+    while high - low > 1e-6:
+        ratio = (low + high) / 2
+        low, high = (low, ratio) if (ratio**steps - 1) / (ratio - 1) > new // 2 else (ratio, high)
+    side = (ratio ** torch.arange(steps, dtype=torch.float64)).cumsum(0)
+    places = torch.cat([-side.flip(0), side.new_zeros(1), side])
+    wanted = torch.arange(-(new // 2), new // 2 + 1, dtype=torch.float64).clamp(places[0], places[-1])
+    right = torch.bucketize(wanted, places).clamp(1, old - 1)[:, None]
+    share = (wanted[:, None] - places[right - 1]) / (places[right] - places[right - 1])
+    weights = torch.zeros(new, old, dtype=torch.float64).scatter(1, right, share).scatter(1, right - 1, 1 - share)
+    return weights.to(like)
+
+
 def cubic(distance: Tensor, a: float) -> Tensor:
     """Keys' cubic convolution kernel."""
     x = distance.abs()

@@ -77,7 +77,7 @@ def change_patches(config: ViTConfig, state: Tensors, changes: Changes) -> tuple
         length = 2 * (new.prefix_tokens + new.grid[0] * new.grid[1]) - 1
         state[name] = F.interpolate(state[name].T[None], length, mode="linear", align_corners=True)[0].T
     for name in [name for name in state if name.endswith(".attention.position.table")]:
-        state[name] = resize_bias_table(state[name], config.grid, new.grid)
+        state[name] = resize_bias_table(state[name], config.grid, new.grid, method)
     return new, state
 
 
