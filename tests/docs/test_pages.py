@@ -123,8 +123,9 @@ class Page:
 
 def make_room(words: list[str]) -> None:
     """Take away the model that stands for a run which a page makes itself."""
-    out = Path(words[words.index("--out") + 1]) if words[0] == "train" and "--out" in words else None
-    if out and out.is_dir() and not (out / "run.json").is_file():
+    makes = words[0] in ("train", "finetune") and "--out" in words
+    out = Path(words[words.index("--out") + 1]) if makes else None
+    if out and out.is_dir() and not any((out / f"{kind}.json").is_file() for kind in ("run", "sweep")):
         rmtree(out)
 
 

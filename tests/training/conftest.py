@@ -22,7 +22,7 @@ def shards(tmp_path_factory):
 @pytest.fixture(scope="module")
 def bucket(shards):
     """The shards in a bucket behind an S3 API."""
-    pytest.importorskip("s3fs")
+    s3fs = pytest.importorskip("s3fs")
     moto, boto3 = pytest.importorskip("moto.server"), pytest.importorskip("boto3")
     server = moto.ThreadedMotoServer(port=0, verbose=False)
     server.start()
@@ -32,6 +32,7 @@ def bucket(shards):
             patch.setenv(name, "testing")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        s3fs.S3FileSystem.clear_instance_cache()  # of earlier endpoints
         client = boto3.client("s3")
         client.create_bucket(Bucket="digits")
         for path in shards.rglob("*"):

@@ -53,6 +53,7 @@ class Machine:
         self.cache, self.log = tmp_path / f"cache{number}", tmp_path / f"log{number}"
         meeting = f"--rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{port} --rdzv-id=elastic --local-addr=127.0.0.1"
         waits = "join_timeout=240,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=5"
+        waits += f",is_host={number == 0}"  # else whoever is there first holds what the other needs
         program = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", f"--nproc-per-node={processes}"]
         program += ["--max-restarts=3", "--monitor-interval=0.1", *meeting.split(), f"--rdzv-conf={waits}"]
         environment = {"VITRUVIAN_CACHE": self.cache, "TOLD": tmp_path, "OMP_NUM_THREADS": 1, NO_SHARING: 1}

@@ -74,10 +74,10 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def write_log() -> None:
-    """Access lines as JSON and errors with their traceback, all on stderr."""
+    """Access lines as JSON and errors with their traceback, all on stderr; uvicorn's warnings are about clients."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
-    for name, level in (("vitruvian.serve", logging.INFO), ("uvicorn", logging.WARNING)):
+    for name, level in (("vitruvian.serve", logging.INFO), ("uvicorn", logging.ERROR)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)
