@@ -132,6 +132,8 @@ def describe(
         view = family.usual_view(checkpoint, config)
         if view is not None:
             assumed.append(f"preprocess={view.brief()}")
+    elif hints.preprocess is None and (caveat := family.view_caveat(checkpoint)):
+        note(f"{checkpoint.path}: {caveat}; it is the same for images of that shape")
     left_out = [f"{name} ({why})" for name in reading.unused if (why := first_match(name, family.ignored))]
     origin = f"{family.name} weights from {hints.name or checkpoint.path.name}"
     if left_out or checkpoint.beside:
