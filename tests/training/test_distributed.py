@@ -166,6 +166,40 @@ def test_a_job_of_torchrun_that_is_asked_to_stop_can_be_continued(tmp_path):
     assert json.loads((checkpoint / "position.json").read_text())["step"] % 10 == 0
 
 
+def test_processes_whose_torchrun_is_killed_write_a_checkpoint_and_end(tmp_path):
+    run, log = tmp_path / "run", tmp_path / "log"
+    with open(log, "w") as file:
+        settings = changes("steps=1000000", "eval_every=10000")
+        job = subprocess.Popen(command("digits", "--out", run, *settings, processes=2), stdout=file, stderr=file)
+    end, workers = time.monotonic() + 240, []
+    try:
+        while not has_begun(run):
+            assert job.poll() is None
+            assert time.monotonic() < end, log.read_text()
+            time.sleep(0.1)
+        workers = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+        job.kill()
+        while log.read_text().count("stopped after step") < 1 or any(map(lives, workers)):
+            assert time.monotonic() < end, log.read_text()
+            time.sleep(0.1)
+    finally:
+        job.kill()
+        job.wait()
+        for pid in filter(lives, workers):
+            os.kill(int(pid), signal.SIGKILL)
+    assert len(workers) == 2
+    assert "torchrun's agent has ended: stopping" in log.read_text()
+    (checkpoint,) = (run / "checkpoints").glob("step-*")
+    assert f"stopped after step {int(checkpoint.name[5:])} " in log.read_text()
+
+
+def lives(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def test_running_statistics_and_orthogonal_steps_are_the_same_however_the_model_is_spread(tmp_path):
     settings = (*STEM, "steps=4", "log_every=1", "eval_every=0")
     for parallel in ("ddp", "fsdp"):

@@ -300,6 +300,28 @@ def test_images_of_ones_own_are_trained_from_scratch_with_an_honest_note(tmp_pat
     assert "from scratch, 6 images give a poor model; weights to start from do far better" in str(run.facts["notes"])
 
 
+@pytest.mark.parametrize("what", ["weights", "teacher"])
+def test_a_run_behind_this_one_that_held_out_other_images_is_told(tmp_path, capsys, what):
+    data = folder_of(tmp_path / "images", cat=8, dog=8)
+    small = ["steps=1", "batch_size=2", "workers=0", "image_size=32", "architecture.layers=1", "val_fraction=0.25"]
+    first = train(data, model="ViT-Ti/16", out=tmp_path / "first", settings=small)
+    further = [*small[:4], "val_fraction=0.25"]
+
+    def again(name, *settings):
+        start = {"weights": first.folder} if what == "weights" else {"model": "ViT-Ti/16"}
+        given = [] if what == "weights" else [f"teacher={first.folder}"]
+        run = train(data, **start, out=tmp_path / name, settings=[*further, *given, *settings])
+        return [note for note in run.facts["notes"] if "held out other images" in note]
+
+    assert again("same") == []
+    capsys.readouterr()
+    (note,) = again("other", "seed=1")
+    assert f"{first.folder} held out other images (seed=0, val_fraction=0.25; here seed=1, val_fraction=0.25)" in note
+    assert "their accuracy will be too high" in note
+    assert note in capsys.readouterr().err
+    assert "val_fraction=0.5" in str(again("more", "val_fraction=0.5"))
+
+
 def test_an_existing_folder_is_refused_before_the_head_is_fitted(tmp_path, monkeypatch):
     monkeypatch.setitem(train.__globals__, "fit_head", None)
     (tmp_path / "run").mkdir()

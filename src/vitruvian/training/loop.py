@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from torch import Tensor
 from vitruvian.data.loader import Batch, Loader
 from vitruvian.errors import Interrupted, NotFiniteError, TrainingError
 from vitruvian.model.build import empty
+from vitruvian.progress import tell
 from vitruvian.text import brief
 from vitruvian.training.checkpoint import (
     Checkpoints,
@@ -263,16 +265,25 @@ class EvaluationCut(Exception):
 
 
 class StopRequest:
-    """The signal that asked, or 0."""
+    """A signal asks to stop; under torchrun, so does the end of its agent, without which nobody ends the process."""
 
     def __init__(self) -> None:
-        self.number = 0
+        self.received = 0
+        self.agent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+
+    @property
+    def number(self) -> int:
+        """The signal that asked, or 0."""
+        if self.agent is not None and not self.received and os.getppid() != self.agent:
+            tell("torchrun's agent has ended: stopping")
+            self.received = signal.SIGTERM
+        return self.received
 
     def receive(self, number: int, _: FrameType | None) -> None:
-        if self.number:  # asked twice: now
+        if self.received:  # asked twice: now
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        self.number = number
+        self.received = number
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from vitruvian.training.model import model_again, model_for
 from vitruvian.training.recipe import DESCRIPTION, HARMLESS, LOCAL, Recipe
 from vitruvian.training.recipes import changed, keys_of
 from vitruvian.training.run import RESULT_FILE, Run, claimed, create, environment, lasting_path, owned
+from vitruvian.training.seen import seen_notes
 from vitruvian.training.trainer import Trainer
 from vitruvian.training.whiten import whiten
 from vitruvian.weights.description import Description
@@ -160,7 +161,8 @@ def begin(
         plan, notes = fitting_workers(recipe)
         plan, images = fitted(plan, images_for(data, plan), processes)
         processes.check_same(sizes_of(images))
-        images = replace(images, notes=(*images.notes, *views.notes(), *notes, *honest_notes(plan, images)))
+        seen = seen_notes(data.name, plan, images.validation_is)
+        images = replace(images, notes=(*images.notes, *views.notes(), *notes, *seen, *honest_notes(plan, images)))
         folder = Path(processes.on_main(lambda: str(stack.enter_context(claimed(out, data.short_name)))))
         start = starting_model(plan, images, processes=processes, listeners=listeners)
         trainer = Trainer.build(plan, images, processes, start, views=views)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from vitruvian.config import ModelConfig, Preprocess, ViTConfig
 from vitruvian.errors import CheckpointError, ConfigError
@@ -114,6 +115,16 @@ def locate(source: str | Path) -> Path:
     from vitruvian.weights import hub
 
     return hub.resolve_source(source)
+
+
+def run_facts(source: str | Path, data: str) -> tuple[Path, dict[str, Any]] | None:
+    """The folder and run.json of the run whose model this is, where it learned from `data`, a path or a name."""
+    path = Path(source).expanduser()
+    folder = next((place for place in (path, path.parent) if (place / RUN_FILE).is_file()), None)
+    if folder is None or not path.is_dir() or not data:
+        return None
+    facts = read_object(folder / RUN_FILE)
+    return (folder, facts) if facts.get("data") in (data, str(Path(data).expanduser().resolve())) else None
 
 
 def published_name(source: str | Path) -> str:

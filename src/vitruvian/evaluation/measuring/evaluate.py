@@ -33,13 +33,12 @@ from vitruvian.evaluation.measuring.label_files import (
 )
 from vitruvian.evaluation.measuring.label_spaces import LabelSpace, label_space
 from vitruvian.evaluation.measuring.metrics import SHOWN_MISTAKES, Counts, Measures, Tally, ranks
-from vitruvian.files import read_object
 from vitruvian.model.build import Model
 from vitruvian.predict import Classifier, Encoder
 from vitruvian.progress import Track, untracked
 from vitruvian.settings import Seed, typed
 from vitruvian.tasks import file_beside
-from vitruvian.weights.load import RUN_FILE, locate
+from vitruvian.weights.load import locate, run_facts
 from vitruvian.weights.save import save
 
 # n images, C classes of the label space
@@ -213,15 +212,13 @@ def chosen_split(data: Dataset, wanted: str | None) -> str:
 
 def training_notes(model: str, data: str, split: str) -> tuple[str, ...]:
     """That the model was trained on images that are measured, where the folder of its run says so."""
-    facts = locate(model).parent / RUN_FILE if data and split == "train" and Path(model).expanduser().is_dir() else None
-    if facts is None or not facts.is_file():
+    found = run_facts(locate(model), data) if split == "train" and Path(model).expanduser().is_dir() else None
+    if found is None:
         return ()
-    run = read_object(facts)
-    if run.get("data") not in (data, str(Path(data).expanduser().resolve())):
-        return ()
+    folder, run = found
     return (
         f"the model was trained on {run.get('training_images')} of these images; "
-        f"for its accuracy on those held out see {facts.parent / 'report.html'}",
+        f"for its accuracy on those held out see {folder / 'report.html'}",
     )
 
 

@@ -23,7 +23,7 @@ class FolderSource(IndexedSource):
         self.root = root
 
     def read(self, index: int) -> RawImage:
-        return read_file(self.root / self.key(index))
+        return read_file(os.path.join(self.root, self.key(index)))
 
 
 def open_folder(folders: list[Path], name: str) -> Dataset:
