@@ -229,7 +229,7 @@ def test_a_result_behind_a_url_is_that_of_a_folder(images, model, whole, tmp_pat
         ({"images": 10**18}, "1000000000000000000 is not between"),
         (
             {"images": 10**8, "piece": 1},
-            r"100,000,000 parts are missing \(number 1, 2, 3, 4, 5, \.\.\.\)",
+            r"job.json describes 100,000,000 parts, and part-000000-of-000005.parquet is none of them; if it",
         ),
         ({"images": "24"}, "images='24' is not a whole number"),
         ({"width": None}, "width=None is not"),
@@ -278,6 +278,41 @@ def test_a_part_with_other_columns_is_refused_and_not_made_again(images, model, 
         embed(images, model, folder, piece=5, batch=2)
     assert part.read_bytes() == before
     assert not (tmp_path / "all.parquet").exists()
+
+
+def test_a_part_that_was_edited_is_refused_and_not_made_again(images, model, whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    part = sorted(folder.glob("part-*"))[1]
+    table = pq.read_table(part)
+    for name, values in {"label": ["zebra"] * 5, "vector": [np.ones(16, np.float16)] * 5}.items():
+        changed = replaced(table, name, values, table.schema.field(name).type)
+        pq.write_table(changed.replace_schema_metadata(table.schema.metadata), part)
+        before = part.read_bytes()
+        for work in (lambda: merge(folder), lambda: embed(images, model, folder, piece=5, batch=2)):
+            with pytest.raises(DataError, match=f"{part.name}: edited since it was written; remove it and run"):
+                work()
+        assert part.read_bytes() == before
+    pq.write_table(table, part)  # the same rows, by another writer
+    assert merge(folder).images == 24
+    pq.write_table(
+        replaced(table, "label", ["zebra"] * 5, pa.string()).replace_schema_metadata(
+            {b"vitruvian": table.schema.metadata[b"vitruvian"]}
+        ),
+        part,
+    )
+    assert merge(folder).images == 24, "earlier versions wrote no digest"
+
+
+@pytest.mark.parametrize("damaged", [b"", b'{"task', b"[]", b"\x00\xff"])
+def test_a_damaged_description_is_one_line_that_tells_how_to_get_it_back(images, model, whole, tmp_path, damaged):
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    (folder / "job.json").write_bytes(damaged)
+    for work in (lambda: merge(folder), lambda: embed(images, model, folder, piece=5, batch=2)):
+        with pytest.raises(DataError, match=r"job.json: .*; remove it and run the job again, which keeps the parts"):
+            work()
+    (folder / "job.json").unlink()
+    embed(images, model, folder, piece=5, batch=2)
+    assert content(folder) == content(whole)
 
 
 def test_every_flipped_byte_of_a_part_is_noticed_and_mended(images, model, whole, tmp_path):

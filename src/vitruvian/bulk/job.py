@@ -123,7 +123,7 @@ class Job:
         description = self.description
         if JOB_FILE in self.place.names():
             where = f"{self.place}/{JOB_FILE}"
-            before = parse_object(self.place.read(JOB_FILE), where, raises=DataError)
+            before = read_description(self.place)
             description |= self._same(before)
             changed = [name for name, value in description.items() if before.get(name) != value and name not in NAMES]
             if changed:
@@ -223,6 +223,14 @@ class Job:
     @property
     def columns(self) -> Any:
         return columns_of({"task": self.task, **self.settings})
+
+
+def read_description(place: Place) -> dict[str, Any]:
+    """What `job.json` says, which can be made anew where it is damaged."""
+    try:
+        return parse_object(place.read(JOB_FILE), f"{place}/{JOB_FILE}", raises=DataError)
+    except DataError as error:
+        raise DataError(f"{error}; remove it and run the job again, which keeps the parts") from error
 
 
 def identity_of(description: Mapping[str, Any]) -> str:

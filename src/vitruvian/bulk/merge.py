@@ -11,11 +11,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from vitruvian.bulk.job import JOB_FILE, MAX_PIECE, identity_of
+from vitruvian.bulk.job import JOB_FILE, MAX_PIECE, identity_of, read_description
 from vitruvian.bulk.parts import WRITING, columns_of, is_part, part_name, read_part
 from vitruvian.bulk.place import Place
 from vitruvian.errors import ConfigError, DataError, FileError, require
-from vitruvian.files import parse_object, writing
+from vitruvian.files import writing
 from vitruvian.settings import check_choice, check_range, typed
 
 SHOWN = 5
@@ -68,6 +68,12 @@ class Result:
         """DataError where a part is missing, or one is there that does not belong."""
         there = {name for name in self.place.names() if name.startswith("part-")}
         own = {name for name in there if is_part(name, self.parts)}
+        foreign = sorted(there - own)
+        if foreign and not own:
+            raise DataError(
+                f"{self.place}: {JOB_FILE} describes {self.parts:,} parts, and {foreign[0]} is none of them; if it was "
+                "edited, remove it and run the job again, which keeps the parts"
+            )
         if len(own) < self.parts:
             missing = (number for number in range(1, self.parts + 1) if part_name(number - 1, self.parts) not in own)
             some = ", ".join(map(str, islice(missing, SHOWN)))
@@ -75,7 +81,6 @@ class Result:
                 f"{self.place}: {self.parts - len(own):,} of {self.parts:,} parts are missing (number {some}"
                 f"{', ...' * (self.parts - len(own) > SHOWN)}); run the job again, it makes only these"
             )
-        foreign = sorted(there - own)
         if foreign:
             raise DataError(f"{self.place}: {foreign[0]} is no part of this job of {self.parts:,} parts; remove it")
 
@@ -97,7 +102,7 @@ def open_result(where: str | Path) -> Result:
     if JOB_FILE not in place.names():
         raise DataError(f"{place}: no {JOB_FILE} in it; wanted a folder that `vit embed` or `vit predict --out` wrote")
     name = f"{place}/{JOB_FILE}"
-    job = parse_object(place.read(JOB_FILE), name, raises=DataError)
+    job = read_description(place)
     try:
         check_choice("task", job["task"], ("embed", "predict"))
         limits = {"images": MAX_IMAGES, "piece": MAX_PIECE}

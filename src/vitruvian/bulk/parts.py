@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +24,8 @@ WRITING: dict[str, Any] = {
 }
 IDENTITY = b"vitruvian"
 """Key of the job's identity in the metadata of a part."""
+DIGEST = b"vitruvian_digest"
+"""Key of the digest of its rows, which tells an edited part from one that is as it was written."""
 
 
 @dataclass
@@ -60,7 +64,22 @@ class Rows:
             vectors_array(each, kind) if pa.types.is_fixed_size_list(kind) else pa.array(each, kind)
             for each, kind in zip(values, columns.types)
         ]
-        return pa.table(arrays, columns.with_metadata({IDENTITY: identity.encode()}))
+        table = pa.table(arrays, columns)
+        return table.replace_schema_metadata({IDENTITY: identity.encode(), DIGEST: digest_of(table)})
+
+
+def digest_of(table: Any) -> bytes:
+    """Of the values of all rows, however a file has stored them."""
+    pa, found = require("pyarrow", "parquet"), hashlib.sha256()
+    for name, column in zip(table.column_names, table.columns):
+        found.update(name.encode())
+        if pa.types.is_fixed_size_list(column.type):
+            whole = column.combine_chunks()
+            found.update(np.asarray(whole.is_valid()).tobytes())
+            found.update(whole.flatten().to_numpy(zero_copy_only=False).tobytes())
+        else:
+            found.update(json.dumps(column.to_pylist()).encode())
+    return found.hexdigest()[:24].encode()
 
 
 def vectors_array(vectors: Sequence[Any], kind: Any) -> Any:
@@ -124,10 +143,13 @@ def read_part(
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DamagedPart(f"{where}: a damaged part ({one_line(error)[:80]}); {again}") from error
-    if (table.schema.metadata or {}).get(IDENTITY) != identity.encode():
+    metadata = table.schema.metadata or {}
+    if metadata.get(IDENTITY) != identity.encode():
         raise DataError(f"{where}: written by another job, with another model, data or settings; choose another folder")
     if not table.schema.equals(columns if only is None else pa.schema([columns.field(each) for each in only])):
         raise DataError(f"{where}: its columns are not those of the job; {again}")
     if not np.array_equal(table["index"].to_numpy(), np.arange(rows.start, rows.stop)):
         raise DamagedPart(f"{where}: not the rows {rows.start} to {rows.stop - 1}; {again}")
-    return table
+    if only is None and DIGEST in metadata and metadata[DIGEST] != digest_of(table):  # earlier versions wrote none
+        raise DataError(f"{where}: edited since it was written; {again}")
+    return table.replace_schema_metadata({IDENTITY: identity.encode()})
