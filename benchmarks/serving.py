@@ -3,8 +3,8 @@
     python benchmarks/serving.py --model W.safetensors [--clients 16] [--seconds 10] [--rounds 3] [--engines torch,auto]
 
 Each server runs alone in a process of its own, in another order each round; the clients are a process of threads that
-send one JPEG again and again over kept connections. `forward` is the model alone at that batch size, without HTTP and
-decoding. litserve is measured where it is installed.
+send one JPEG again and again over kept connections. `vit bench` is the model alone at that batch size, without HTTP and
+decoding, as that command measures it; of `auto` it is the fastest engine. litserve is measured where it is installed.
 """
 
 from __future__ import annotations
@@ -85,39 +85,34 @@ def main() -> None:
         program.write_text(LITSERVE)
         servers["litserve"] = [str(program), asked.model]
     found: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
-    alone: dict[str, list[float]] = {engine: [] for engine in asked.engines.split(",")}
+    engines = asked.engines.split(",")
+    alone: dict[str, list[float]] = {engine: [] for engine in engines}
     for number in range(asked.rounds):
         order = list(servers)
         random.Random(number).shuffle(order)
+        speeds = bench(asked.model, engines)
+        print(number, "vit bench", speeds, file=sys.stderr, flush=True)
         for engine, rates in alone.items():
-            rates.append(forward(asked.model, engine, asked.seconds))
-            print(number, "forward", engine, rates[-1], file=sys.stderr, flush=True)
+            rates.append(max(speeds.values()) if engine == "auto" else speeds[engine])
         for name in order:
             found[name].append(measured(servers[name], asked.clients, asked.seconds))
             print(number, name, found[name][-1], file=sys.stderr, flush=True)
     for engine, rates in alone.items():
-        print(json.dumps({"forward": statistics.median(rates), "engine": engine, "batch": BATCH}))
+        print(json.dumps({"vit bench": statistics.median(rates), "engine": engine, "batch": BATCH}))
     for name, rounds in found.items():
         row = {key: round(statistics.median(each[key] for each in rounds), 4) for key in rounds[0]}
+        for engine in engines:
+            if name == f"vit serve ({engine})":
+                row["of_vit_bench"] = round(row["images_per_second"] / statistics.median(alone[engine]), 3)
         print(json.dumps({"server": name, "clients": asked.clients, **row}))
 
 
-def forward(weights: str, engine: str, seconds: float) -> float:
-    """Images a second of the model alone, in a process of its own."""
-    code = f"""
-import sys, time, torch
-from vitruvian.predict import Classifier
-classifier = Classifier(sys.argv[1], engine=sys.argv[2])
-pixels = torch.zeros({BATCH}, len(classifier.model.preprocess.mean), *classifier.model.preprocess.image_size)
-classifier.logits(pixels)
-started, count = time.monotonic(), 0
-while time.monotonic() - started < {seconds}:
-    classifier.logits(pixels)
-    count += len(pixels)
-print(count / (time.monotonic() - started))
-"""
-    command = [sys.executable, "-c", code, weights, engine]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+def bench(weights: str, engines: list[str]) -> dict[str, float]:
+    """Images a second by engine of the model alone, as `vit bench` tells; of all that are installed for `auto`."""
+    command = [sys.executable, "-m", "vitruvian.cli", "bench", "--model", weights, "--batches", str(BATCH), "--json"]
+    command += ["--rounds", "10"] + ([] if "auto" in engines else [f"--engine={engine}" for engine in engines])
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return {speed["engine"]: round(speed["images_per_second"], 2) for speed in found["speeds"]}
 
 
 def measured(arguments: list[str], clients: int, seconds: float) -> dict[str, float]:

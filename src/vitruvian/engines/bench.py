@@ -169,14 +169,20 @@ def peak_memory(model: Model, way: Way, pixels: Tensor) -> tuple[float | None, F
     size = (pixels.shape[2], pixels.shape[3])
     if way.engine != "torch":
         cached_graph(model, way.engine, size)  # an export is not counted
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # what was freed would hide what is added
+    trim_memory()  # what was freed would hide what is added
+    with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     before = resident("VmRSS")
     forward = forward_of(model, way, size)
     forward(pixels)
     after = resident("VmHWM")
     return None if before is None or after is None else after - before, forward
+
+
+def trim_memory() -> None:
+    """Return freed memory to the system, where the C library keeps it for later and can be told so (glibc)."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def resident(entry: str) -> float | None:

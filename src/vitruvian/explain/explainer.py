@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -22,6 +22,7 @@ from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Answer, Classifier, Encoder
 from vitruvian.settings import check_choice, check_range
+from vitruvian.text import printable
 
 Method = Literal["gradient", "rollout", "attention"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -131,7 +132,11 @@ class Explainer:
             image = decode(source)
         except ImageError as error:
             return Explained(path=path, error=str(error))
-        pixels = view(image, self.vit.preprocess)
+        found = self.explain_view(view(image, self.vit.preprocess), path)
+        return found if found.error else replace(found, image=image)
+
+    def explain_view(self, pixels: Tensor, path: str = "image") -> Explained:
+        """The maps of what the model sees of an image, normalized pixels (channels, rows, columns)."""
         answers: tuple[Answer, ...] = ()
         targets: list[Answer] = []
         none = False
@@ -139,13 +144,13 @@ class Explainer:
             logits = self.classifier.logits(pixels[None])
             ranked = self.classifier.ranked(logits, len(self.classifier.labels))[0]
             if not ranked:
-                return Explained(path=path, error=f"{name_of(source)}: the model's answer is not a finite number")
+                return Explained(path=path, error=f"{printable(path)}: the model's answer is not a finite number")
             answers, none = ranked[:ANSWERS], self.classifier.none_of_these(logits)[0]
             targets = [a for a in ranked if a.index == self.target] if self.target is not None else []
             targets = targets or list(ranked[: self.settings.top])
         maps = self.maps(pixels, targets)
         curves = self.curves(pixels, maps, targets[0].index) if self.settings.deletion and maps else {}
-        return Explained(path=path, image=image, answers=answers, none_of_these=none, maps=maps, curves=curves)
+        return Explained(path=path, answers=answers, none_of_these=none, maps=maps, curves=curves)
 
     def maps(self, pixels: Tensor, targets: list[Answer]) -> tuple[Map, ...]:
         """The maps that the settings ask for, of one image's normalized pixels; gradients are for `targets`."""

@@ -54,10 +54,11 @@ def create_app(
     limits: Limits | None = None,
     access: Access | None = None,
     engine: EngineName = "torch",
+    metrics: Metrics | None = None,
 ) -> tuple[ASGIApp, Service]:
     """The application for these models by name, and the service inside it."""
-    bounds, metrics = limits or Limits(), Metrics()
-    service = Service(models, bounds, metrics.batch, engine)
+    bounds, counters = limits or Limits(), metrics or Metrics()
+    service = Service(models, bounds, counters.batch, engine)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -72,7 +73,7 @@ def create_app(
         redoc_url=None,
         lifespan=lifespan,
     )
-    add_states(app, service, metrics)
+    add_states(app, service, counters)
     add_questions(app, service)
     add_page(app)
     add_errors(app)
@@ -81,7 +82,7 @@ def create_app(
     async def docs() -> Response:
         return Response(docs_page(app.openapi()), media_type="text/html")
 
-    return Gate(app, limits=bounds, allowed=access or Access(), metrics=metrics), service
+    return Gate(app, limits=bounds, allowed=access or Access(), metrics=counters), service
 
 
 def add_states(app: FastAPI, service: Service, metrics: Metrics) -> None:
@@ -222,8 +223,15 @@ def add_errors(app: FastAPI) -> None:
     on(Closed, lambda error: Refused(503, str(error), headers={"retry-after": "1"}))
     on(TookTooLong, lambda error: Refused(503, str(error), headers={"retry-after": "1"}))
     on(ClientDisconnect, lambda _: Refused(499, "the client has gone"))
-    on(HTTPException, lambda error: Refused(error.status_code, str(error.detail), headers=dict(error.headers or {})))
+    on(HTTPException, routing)
     on(Exception, unforeseen)
+
+
+def routing(error: HTTPException) -> Refused:
+    """What the router says, in a sentence."""
+    said = {404: "there is nothing at this path; /docs lists the routes", 405: "this path does not take this method"}
+    text = said.get(error.status_code, str(error.detail))
+    return Refused(error.status_code, text, headers=dict(error.headers or {}))
 
 
 def unforeseen(error: Exception) -> Refused:

@@ -9,7 +9,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -48,14 +48,15 @@ class Access:
     hosts: tuple[str, ...] = ()
     """Names by which clients may call the service; empty for any."""
 
-    def check(self, method: str, path: str, headers: Mapping[str, str]) -> None:
+    def check(self, method: str, path: str, headers: Headers) -> None:
         """Raise Refused where host, origin or key are wrong."""
         host = headers.get("host", "")
+        if len(headers.getlist("host")) > 1:
+            raise Refused(400, "the request has more than one Host header")
         if self.hosts and host_name(host) not in self.hosts:
             raise Refused(403, "this Host is not served here; allow it with --allow-host")
         if method not in ("GET", "HEAD"):
-            origin = headers.get("origin")
-            if origin is not None and urlsplit(origin).netloc != host:
+            if any(address(origin) != host for origin in headers.getlist("origin")):
                 raise Refused(403, "requests from pages of another origin are refused")
             if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
                 raise Refused(403, "requests from pages of another origin are refused")
@@ -108,11 +109,8 @@ class Gate:
             self.tell(scope, status, time.monotonic() - started, body)
 
     def tell(self, scope: MutableMapping[str, Any], status: int, seconds: float, body: Body) -> None:
-        route = getattr(scope.get("route"), "path", "other")
-        self.metrics.response(route, status, seconds)
         state = scope["state"]
         line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "request_id": state["request_id"],
             "client": (scope.get("client") or ("",))[0],
             "method": scope["method"],
@@ -122,7 +120,13 @@ class Gate:
             "bytes": body.read,
         }
         line |= {key: state[key] for key in ("model", "images") if key in state}
-        access.info(json.dumps(line))
+        write_access(self.metrics, getattr(scope.get("route"), "path", "other"), line)
+
+
+def write_access(metrics: Metrics, route: str, line: dict[str, Any]) -> None:
+    """Count a response, and log it as one line of JSON."""
+    metrics.response(route, line["status"], line.get("seconds", 0.0))
+    access.info(json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **line}))
 
 
 class Body:
@@ -130,8 +134,8 @@ class Body:
 
     def __init__(self, receive: Receive, headers: Headers, limits: Limits) -> None:
         self._receive, self.limits = receive, limits
-        length = headers.get("content-length", "")
-        self.length = int(length) if length.isdecimal() and len(length) < 20 else 0
+        length = headers.get("content-length", "").lstrip("0") or "0"
+        self.length = int(length) if length.isdecimal() and len(length) <= 20 else limits.max_bytes + 1
         self.waits = "100-continue" in headers.get("expect", "").lower()
         self.complete = not self.length and "transfer-encoding" not in headers
         self.read = 0
@@ -177,6 +181,17 @@ def problem(refused: Refused, request_id: str) -> Response:
 
 
 def host_name(host: str) -> str:
-    """The name in a Host header, without its port."""
-    name = urlsplit(f"//{host}").hostname if host.count("@") == 0 else None
+    """The name in a Host header, without its port; empty where it is none."""
+    try:
+        name = urlsplit(f"//{host}").hostname if host.count("@") == 0 else None
+    except ValueError:  # half an IPv6 address
+        return ""
     return (name or "").lower()
+
+
+def address(origin: str) -> str | None:
+    """Host and port of an Origin header."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None

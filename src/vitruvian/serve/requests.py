@@ -46,16 +46,19 @@ async def read_request(request: Request, options: type[O], limits: Limits, *, mo
     if kind == "multipart/form-data":
         asked = await read_form(request, options, limits)
     elif kind == "application/json":
-        asked = read_json(await request.body(), options)
+        asked = read_json(await request.body(), options, most_images)
     else:
         found = f"not {kind}" if kind else "and it has no Content-Type"
         raise Refused(415, f"send multipart/form-data with files, or application/json with base64, {found}")
-    count = len(asked.images)
-    if not count:
+    if not asked.images:
         raise Refused(422, "the request has no image; send files in the form's field 'image'")
-    if count > most_images:
-        raise Refused(413, f"{count} images are more than the limit of {most_images} a request")
+    check_count(len(asked.images), most_images)
     return asked
+
+
+def check_count(images: int, most: int) -> None:
+    if images > most:
+        raise Refused(413, f"{images} images are more than the limit of {most} a request")
 
 
 async def read_form(request: Request, options: type[O], limits: Limits) -> Asked[O]:
@@ -81,7 +84,7 @@ async def read_form(request: Request, options: type[O], limits: Limits) -> Asked
     return Asked(names, images, checked(options, fields))
 
 
-def read_json(body: bytes, options: type[O]) -> Asked[O]:
+def read_json(body: bytes, options: type[O], most_images: int) -> Asked[O]:
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):
@@ -91,6 +94,7 @@ def read_json(body: bytes, options: type[O]) -> Asked[O]:
     listed = content.pop("images", [])
     if not isinstance(listed, list):
         raise Refused(422, 'images: not a list such as [{"data": "..."}]')
+    check_count(len(listed), most_images)  # before each of them is looked at
     images = [checked(Image, image, f"images.{number}") for number, image in enumerate(listed)]
     data = [from_base64(image.data, number) for number, image in enumerate(images)]
     return Asked([image.name for image in images], data, checked(options, content))
@@ -108,6 +112,8 @@ def from_base64(text: str, number: int) -> bytes:
 
 def checked(model: type[M], content: object, place: str = "") -> M:
     """The content as what it should be; Refused names the first field that is wrong."""
+    if isinstance(content, dict) and len(content) > MAX_FIELDS:
+        raise Refused(422, f"{place or 'the request'}: {len(content)} fields are more than the limit of {MAX_FIELDS}")
     try:
         return model.model_validate(content)
     except ValidationError as error:

@@ -33,10 +33,13 @@ def serve(
     """
     uvicorn = require("uvicorn", "serve")
     require("fastapi", "serve")
+    require("httptools", "serve")
     require("python_multipart", "serve")
     require("prometheus_client", "serve")
     from vitruvian.serve.app import create_app
+    from vitruvian.serve.connection import connection_class
     from vitruvian.serve.gate import Access
+    from vitruvian.serve.metrics import Metrics
 
     listening = bound(host, port)
     if host in LOOPBACK:
@@ -44,9 +47,11 @@ def serve(
     write_log()
     bounds = limits or Limits()
     access = Access(api_key=api_key, hosts=tuple(h.lower() for h in hosts))
-    app, _ = create_app(models, limits=bounds, access=access, engine=check_engine(engine))
+    metrics = Metrics()
+    app, _ = create_app(models, limits=bounds, access=access, engine=check_engine(engine), metrics=metrics)
     settings = uvicorn.Config(
         app,
+        http=connection_class(bounds, metrics),
         log_config=None,
         access_log=False,
         server_header=False,

@@ -10,19 +10,17 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from PIL import Image
 from torch import Tensor
 
-from vitruvian.data.decode import decode
-from vitruvian.data.preprocess import view
 from vitruvian.engines.sessions import EngineName
 from vitruvian.errors import ImageError, UnknownNameError, VitruvianError
 from vitruvian.explain.explainer import Explainer, MapSettings
-from vitruvian.explain.overlay import overlay, seen_box
+from vitruvian.explain.overlay import overlay
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.predict import DECODERS, Answer, Classifier, Encoder
 from vitruvian.serve.batching import Batcher, Place, Work
+from vitruvian.serve.decoding import Upload, decode_upload, decode_view
 from vitruvian.serve.inside import Json, Part, erased, inspect, png
 from vitruvian.serve.limits import Limits
 from vitruvian.serve.schema import PredictOptions
@@ -220,10 +218,11 @@ class Service:
     async def explain(self, served: Served, image: bytes, settings: MapSettings) -> Json:
         """Maps of one image with their overlays."""
         with served.batcher.reserve(1) as place:
-            upright = (await self._decoded([lambda: decode(image, max_pixels=self.limits.max_pixels)]))[0]
-            if isinstance(upright, VitruvianError):
-                raise upright
-            return await self._look(place, served, lambda: explained(served.model, upright, settings))
+            most = self.limits.max_pixels
+            upload = (await self._decoded([lambda: decode_upload(image, served.model, most)]))[0]
+            if isinstance(upload, VitruvianError):
+                raise upload
+            return await self._look(place, served, lambda: explained(served.model, upload, settings))
 
     async def _look(self, place: Place, served: Served, call: Callable[[], R]) -> R:
         (found,) = await self._results(place.put(served.look, [call]))
@@ -259,8 +258,7 @@ class Service:
         return found
 
     def _view(self, served: Served, image: bytes, patches: Sequence[int]) -> Tensor:
-        pixels = view(decode(image, max_pixels=self.limits.max_pixels), served.model.preprocess)
-        return erased(pixels, patches, served.encoder)
+        return erased(decode_view(image, served.model, self.limits.max_pixels), patches, served.encoder)
 
     async def _decoded(self, calls: Iterable[Callable[[], R]]) -> list[R | VitruvianError]:
         """Each call's value, or the error of its image, from the decoding threads."""
@@ -291,21 +289,21 @@ class Service:
             raise TookTooLong(f"no answer within {self.limits.max_seconds:g} s") from None
 
 
-def explained(model: Model, image: Image.Image, settings: MapSettings) -> Json:
-    """The maps of an upright image as nested lists, each with its overlay as a PNG file in base64."""
-    found = Explainer(model, settings).explain(image)
+def explained(model: Model, upload: Upload, settings: MapSettings) -> Json:
+    """The maps of an image as nested lists, each with its overlay as a PNG file in base64."""
+    found = Explainer(model, settings).explain_view(upload.pixels)
     if found.error:
         raise ImageError(found.error)
     return {
         "answers": as_json(found.answers),
-        "seen": [round(edge, 3) for edge in seen_box((image.height, image.width), model.preprocess)],
+        "seen": [round(edge, 3) for edge in upload.seen],
         "maps": [
             {
                 "map": each.name,
                 "title": each.title,
                 "class": each.index,
                 "values": [[float(f"{value:.6g}") for value in row] for row in each.values.tolist()],
-                "overlay": png(overlay(image, each.values, model.preprocess, patch=each.patch)),
+                "overlay": png(overlay(upload.shown, each.values, model.preprocess, patch=each.patch)),
             }
             for each in found.maps
         ],
