@@ -29,7 +29,10 @@ def service(tmp_path_factory):
     vt.save(tiny_vit(1, size=48), folder / "two")
     vt.save(tiny_digits(), folder / "digits")
     save_clip(folder / "clip")
-    names = ("one", "two", "digits", "clip")
+    doubtful = tiny_vit()
+    doubtful.threshold = 1.0
+    vt.save(doubtful, folder / "doubtful")
+    names = ("one", "two", "digits", "clip", "doubtful")
     running = Process(*(part for name in names for part in ("--model", f"{name}={folder / name}")))
     yield running
     running.close()
@@ -216,6 +219,14 @@ def test_an_answer_is_clicked_for_its_class_map(page):
     page.run("document.querySelectorAll('.answer')[2].click()")
     page.settled()
     assert page.texts(".grids figcaption")[0].endswith(page.answers()[2])
+
+
+def test_an_image_of_no_class_is_said_to_be_none_of_these(page):
+    assert page.texts(".none") == []
+    page.open("model=doubtful")
+    assert page.texts(".none") == ["None of its classes; the nearest are:"]
+    assert len(page.answers()) == 5
+    assert page.errors() == []
 
 
 def test_brushing_erases_patches_and_changes_the_answer(page):

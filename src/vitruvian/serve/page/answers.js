@@ -40,7 +40,8 @@ export function showAnswers(place, answers, { before = null, chosen = -1, choose
   }));
   if (answers[0].none) {
     const line = document.createElement("p");
-    line.textContent = "None of these; the nearest:";
+    line.className = "none";
+    line.textContent = "None of its classes; the nearest are:";
     place.prepend(line);
   }
 }
