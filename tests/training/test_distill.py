@@ -11,6 +11,7 @@ from vitruvian.errors import ConfigError, TrainingError
 from vitruvian.model.build import build
 from vitruvian.training import Interrupted, Recipe, resume, train
 from vitruvian.training.distill import Distilled, seen_by, shared_classes, similarity_loss, soft_loss
+from vitruvian.training.distributed import Processes
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save
 
@@ -62,7 +63,7 @@ def test_labels_are_for_the_class_token_and_the_teacher_for_the_distillation_tok
     save(tiny(tuple("cba")), tmp_path / "teacher")
     student = tiny()
     recipe = Recipe(steps=1, teacher=str(tmp_path / "teacher"), distillation="token", distillation_weight=weight)
-    objective = Distilled(recipe, student, None, torch.device("cpu"))
+    objective = Distilled(recipe, student, None, Processes())
     pixels = torch.randn(2, 3, 8, 8)
     answers = torch.eye(3)[:2] if weight else objective.answers(None, pixels)
     losses, _ = objective.judged(student, pixels, torch.tensor([0, 1]), answers, torch.enable_grad)
@@ -76,7 +77,7 @@ def test_the_outputs_of_the_teacher_are_matched_by_name(tmp_path):
     with torch.no_grad():
         model.head.bias.copy_(torch.tensor([1.0, 2.0, 4.0]))
     save(model, tmp_path / "teacher")
-    objective = Distilled(Recipe(steps=1, teacher=str(tmp_path / "teacher")), tiny(), None, torch.device("cpu"))
+    objective = Distilled(Recipe(steps=1, teacher=str(tmp_path / "teacher")), tiny(), None, Processes())
     assert objective.answers(None, torch.zeros(1, 3, 8, 8)).tolist() == [[2.0, 1.0, 0.5]]  # two heads are averaged
 
 
@@ -129,7 +130,7 @@ def test_what_cannot_be_distilled_is_said(tmp_path, teacher, settings, text):
 def test_a_teacher_of_other_classes_is_refused(tmp_path):
     save(tiny(tuple("xyc")), tmp_path / "teacher")
     with pytest.raises(ConfigError, match=r"does not know the classes a, b; choose another teacher, or distillation="):
-        Distilled(Recipe(steps=1, teacher=str(tmp_path / "teacher")), tiny(), None, torch.device("cpu"))
+        Distilled(Recipe(steps=1, teacher=str(tmp_path / "teacher")), tiny(), None, Processes())
 
 
 def test_a_teacher_of_other_channels_is_refused_before_a_run_begins(tmp_path):

@@ -15,7 +15,8 @@ from runs import TINY, changes, command, identical, lines, weights
 from test_resume import STEM, StopAt
 
 from forked import Forked, ranks
-from vitruvian.training import Interrupted, distributed, resume, train
+from vitruvian.evaluation.probes.features import features_of
+from vitruvian.training import Interrupted, distributed, features, resume, train
 
 pytestmark = pytest.mark.slow
 
@@ -102,6 +103,23 @@ def last_lines(processes):
     ended = [process.wait() for process in processes]
     assert {each.code for each in ended} == {1}, ended
     return [each.err.splitlines()[-1] for each in ended]
+
+
+def test_two_processes_ask_a_teacher_about_each_image_once(tmp_path, alone, monkeypatch):
+    def counted(*words, **settings):
+        found = features_of(*words, **settings)
+        with open(tmp_path / "computed", "a") as file:
+            print(found.computed, file=file)
+        return found
+
+    settings = ("steps=3", "eval_every=0", "log_every=1", f"teacher={alone}", "teacher_view=fixed")
+    monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "one"))
+    expected = train("digits", out=tmp_path / "alone", settings=[*TINY, *settings], progress=False)
+    monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "two"))
+    monkeypatch.setattr(features, "features_of", counted)
+    in_two("digits", "--out", tmp_path / "run", *changes(*settings))
+    assert sorted(map(int, (tmp_path / "computed").read_text().split())) == [0, 0, 719, 719]
+    assert curve(tmp_path / "run") == pytest.approx(curve(expected.folder), rel=2e-4)
 
 
 def test_processes_with_different_settings_are_refused(tmp_path):

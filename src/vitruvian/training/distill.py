@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,13 +18,13 @@ from vitruvian.config import Preprocess
 from vitruvian.data.loader import Batch
 from vitruvian.data.sources import Source
 from vitruvian.errors import ConfigError, DataError
-from vitruvian.evaluation.probes.features import features_of
-from vitruvian.evaluation.probes.store import open_store
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Encoder
-from vitruvian.progress import tell, track
+from vitruvian.progress import tell
 from vitruvian.text import brief
+from vitruvian.training.distributed import Processes
+from vitruvian.training.features import shared_features
 from vitruvian.training.objective import LOSSES, Autocast, Labels, right
 from vitruvian.weights.load import load
 
@@ -89,10 +88,10 @@ DISTILLATIONS = {
 class Distilled(Labels):
     """The class of each image, and what a teacher says of it."""
 
-    def __init__(self, recipe: Recipe, student: Model, source: Source, device: torch.device) -> None:
+    def __init__(self, recipe: Recipe, student: Model, source: Source, processes: Processes) -> None:
         super().__init__(recipe, student.config.classes)
         self.kind, self.seen = DISTILLATIONS[recipe.distillation], Seen()
-        self.teacher = Teacher(recipe, student, source, device)
+        self.teacher = Teacher(recipe, student, source, processes)
         token_head = student.distillation_head if isinstance(student, ViT) else None
         if self.kind.head_alone and token_head is None:
             raise ConfigError("distillation='token' needs a distillation token: architecture.distillation=true")
@@ -124,11 +123,11 @@ class Distilled(Labels):
 class Teacher:
     """A frozen model that is asked about the images as the student sees them, or was asked once about each."""
 
-    def __init__(self, recipe: Recipe, student: Model, source: Source, device: torch.device) -> None:
-        self.model = load(recipe.teacher).to(device).requires_grad_(False)
+    def __init__(self, recipe: Recipe, student: Model, source: Source, processes: Processes) -> None:
+        self.model = load(recipe.teacher).to(processes.device).requires_grad_(False)
         self.features = DISTILLATIONS[recipe.distillation].reads_features
         self.columns = None if self.features else shared_classes(self.model, student, recipe.teacher)
-        self.student_view, self.device = student.preprocess, device
+        self.student_view, self.device = student.preprocess, processes.device
         found, wanted = self.model.config.channels, student.config.channels
         if found != wanted and recipe.teacher_view == "same":
             raise ConfigError(
@@ -137,7 +136,7 @@ class Teacher:
         self.values: Tensor | None = None
         """(N, F) features of the evaluation view of each image of the source, where those were asked for."""
         if recipe.teacher_view == "fixed":
-            self.values = self.fixed(source, recipe)
+            self.values = self.fixed(source, recipe, processes)
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """Answers (B, A) to normalized pixels of the student."""
@@ -157,7 +156,7 @@ class Teacher:
         logits = logits / self.model.temperature
         return logits if self.columns is None else logits[:, self.columns]
 
-    def fixed(self, source: Source, recipe: Recipe) -> Tensor:
+    def fixed(self, source: Source, recipe: Recipe, processes: Processes) -> Tensor:
         """The features of all images, taken from the store that probes share, or put there."""
         if isinstance(self.model, ViT) and self.model.distillation_head is not None and not self.features:
             raise ConfigError(
@@ -166,8 +165,7 @@ class Teacher:
         if recipe.augment.mixes:
             raise ConfigError("teacher_view='fixed' knows no mixed images; use teacher_view='same', or mix none")
         encoder = Encoder(self.model, device=str(self.device))
-        follow = partial(track, label="asking the teacher")
-        found = features_of(encoder, source, open_store(encoder), track=follow)
+        found = shared_features(encoder, source, processes, label="asking the teacher")
         if found.unreadable:
             raise DataError(f"teacher_view='fixed' needs every image, and cannot read {brief(list(found.unreadable))}")
         return torch.from_numpy(found.values)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -17,14 +16,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitruvian.data.sources import Source, Subset
-from vitruvian.evaluation.probes.features import FeatureSet, divided, features_of
+from vitruvian.evaluation.probes.features import FeatureSet, divided
 from vitruvian.evaluation.probes.linear import L2, chosen_l2, fit
-from vitruvian.evaluation.probes.store import open_store
 from vitruvian.files import scratch_folder
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Encoder
-from vitruvian.progress import track
+from vitruvian.training.distributed import Processes
+from vitruvian.training.features import shared_features
 from vitruvian.training.recipe import Recipe
 
 # N images, D features, K classes
@@ -57,7 +56,7 @@ def is_fresh(model: Model) -> bool:
 
 
 def fit_head(
-    model: Model, source: Source, recipe: Recipe, *, device: torch.device, said: Callable[[str], None]
+    model: Model, source: Source, recipe: Recipe, *, processes: Processes, said: Callable[[str], None]
 ) -> LinearHead:
     """Put the fitted head into the model; features are taken from the store that probes share.
 
@@ -66,11 +65,11 @@ def fit_head(
     assert model.head is not None
     heads = 2 if isinstance(model, ViT) and model.distillation_head is not None else 1
     training = model.training
-    encoder = Encoder(model.eval(), device=str(device))
-    few, follow = thinned(source, MOST_IMAGES), partial(track, label="fitting the head")
+    encoder = Encoder(model.eval(), device=str(processes.device))
+    few = thinned(source, MOST_IMAGES)
     said(f"fitting the head to {len(few):,} images")
     try:
-        found = features_of(encoder, few, open_store(encoder), track=follow)
+        found = shared_features(encoder, few, processes, label="fitting the head")
     finally:
         model.train(training)
     if recipe.head_init == "probe":

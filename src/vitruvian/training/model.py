@@ -18,6 +18,7 @@ from vitruvian.model.build import Model, build
 from vitruvian.model.vit import ViT
 from vitruvian.settings import Size
 from vitruvian.training.distill import Distilled
+from vitruvian.training.distributed import Processes
 from vitruvian.training.masked import Colors, MaskedViT
 from vitruvian.training.objective import Labels, Objective
 from vitruvian.training.optimizer import freeze
@@ -48,11 +49,11 @@ def model_for(recipe: Recipe, labels: Sequence[str]) -> Model:
     return model.train()
 
 
-def objective_for(recipe: Recipe, model: Model, source: Source, device: torch.device) -> Objective:
+def objective_for(recipe: Recipe, model: Model, source: Source, processes: Processes) -> Objective:
     """What the model of a recipe learns to answer."""
     if isinstance(model, MaskedViT):
         return Colors(recipe, model)
-    return Distilled(recipe, model, source, device) if recipe.teacher else Labels(recipe, model.config.classes)
+    return Distilled(recipe, model, source, processes) if recipe.teacher else Labels(recipe, model.config.classes)
 
 
 def model_again(description: Description, recipe: Recipe) -> Model:

@@ -203,7 +203,7 @@ def starting_model(recipe: Recipe, images: Images, *, processes: Processes, list
         whiten(model, images.train)
     if recipe.head_init != "zero" and is_fresh(model):
         said = partial(tell_all, listeners if processes.is_main else ())
-        fit_head(model, images.train, recipe, device=processes.device, said=said)
+        fit_head(model, images.train, recipe, processes=processes, said=said)
     return model
 
 

@@ -56,7 +56,7 @@ class Trainer:
             module,
             optimizer,
             batches=batches,
-            objective=objective_for(recipe, model, images.train, processes.device),
+            objective=objective_for(recipe, model, images.train, processes),
             average=average_for(model, recipe, batches.total),
             class_weights=balanced_weights(images.train) if recipe.class_weights == "balanced" else None,
         )
