@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from vitruvian.cost import multiply_adds
+import vitruvian.training.plan as planning
 from vitruvian.training.plan import peak_bytes, plan, plan_lines
 from vitruvian.training.recipe import Recipe
 
@@ -94,3 +95,10 @@ def test_the_peak_of_a_backward_pass_is_what_it_keeps():
         w.grad = None
 
     assert 5 * 4000 <= peak_bytes(work, CPU) <= 8 * 4000
+
+
+def test_a_slow_step_is_measured_on_part_of_its_batch_without_multiplying_what_the_optimizer_takes(monkeypatch):
+    monkeypatch.setattr(planning, "timed", lambda stepper, batch: 2.0 + 0.05 * len(batch))
+    assert planned().step_seconds == pytest.approx(2.0 + 0.05 * 32, abs=0.5)  # beside the wait for a batch
+    monkeypatch.setattr(planning, "timed", lambda stepper, batch: 3.0 * len(batch))
+    assert planned().step_seconds == pytest.approx(3.0 * 32, abs=0.5)

@@ -205,6 +205,7 @@ def measured_steps(stepper: Stepper, batches: Iterator[Batch], *, seconds: float
     timed(stepper, first)  # the optimizer makes its memory
     step_bytes = measured_bytes(stepper, batch, len(first))
     share, work = len(first), timed(stepper, first)
+    alone = work
     while share < size and work < SLOW_SECONDS / 2:
         share = min(size, 2 * share)
         work = timed(stepper, part(batch, share))
@@ -217,8 +218,20 @@ def measured_steps(stepper: Stepper, batches: Iterator[Batch], *, seconds: float
             break
         waits.append(time.perf_counter() - before)
         works.append(timed(stepper, part(following, share)))
-    whole = statistics.median(works) * size / share
+    whole = whole_seconds({len(first): alone, share: statistics.median(works)}, size)
     return Timing(steps=len(works), step_seconds=statistics.median(waits) + whole, step_bytes=step_bytes)
+
+
+def whole_seconds(measured: Mapping[int, float], size: int) -> float:
+    """Of a step with `size` images, from steps with fewer: an optimizer such as Muon takes as long for few as for many.
+
+    One number of images tells nothing of that, so all of its time counts for each image.
+    """
+    few, many = min(measured), max(measured)
+    if few == many:
+        return measured[many] * size / many
+    each = max(0.0, measured[many] - measured[few]) / (many - few)
+    return measured[many] + each * (size - many)
 
 
 def measured_bytes(stepper: Stepper, batch: Batch, count: int) -> int:
