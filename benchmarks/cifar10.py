@@ -1,11 +1,11 @@
-"""CIFAR-10 test accuracy against training time: our recipes beside timm's model with its documented settings.
+"""CIFAR-10 test accuracy against training time: our recipes beside the peers' models with their documented settings.
 
-    .venv-peers/bin/python benchmarks/cifar10_timm.py FOLDER --seconds 1800 --out timm.jsonl
-    .venv/bin/python benchmarks/cifar10.py FOLDER --timm timm.jsonl [--recipes cifar10,cifar10-hybrid] [--out runs]
+    .venv-peers/bin/python benchmarks/cifar10_peers.py timm FOLDER --out timm.jsonl
+    .venv/bin/python benchmarks/cifar10.py FOLDER --peers timm.jsonl [--recipes cifar10,cifar10-hybrid] [--out runs]
 
 FOLDER holds CIFAR's binary version. Each recipe is trained as `vit train FOLDER --recipe NAME` trains it, in a process
 of its own; a run that is there already is continued or only read. Our seconds are wall time since the first step,
-evaluations included; timm's are without evaluations.
+evaluations included; the peers' are without evaluations.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from vitruvian.training import Run
 
 Point = tuple[float, float]
 """Seconds and top-1 in percent."""
+PEERS = ("timm", "vit-pytorch")
 
 
 def trained(folder: Path, recipe: str, out: Path, settings: list[str]) -> Run:
@@ -49,39 +50,36 @@ def when_reached(points: list[Point], top1: float) -> float | None:
     return next((seconds for seconds, measured in points if measured >= top1), None)
 
 
-def report(curves: dict[str, list[Point]]) -> None:
-    """Accuracy against time of each, and when each reached the end of timm's curve."""
-    goal = curves["timm"][-1][1] if "timm" in curves else None
+def report(curves: dict[str, list[Point]], peers: list[str]) -> None:
+    """Accuracy against time of each, and when each recipe reached the end of a peer's curve."""
     for name, points in curves.items():
         print(f"{name:16}" + "  ".join(f"{seconds:5.0f} s {top1:5.2f}%" for seconds, top1 in points))
-    if goal is None:
-        return
-    whole = curves["timm"][-1][0]
-    for name, points in curves.items():
-        if name != "timm":
-            reached = when_reached(points, goal)
-            took = "not reached" if reached is None else f"{reached:.0f} s, {reached / whole:.2f} of timm's time"
-            print(f"{name}: timm's {goal:.2f}%: {took}")
+    for peer in peers:
+        whole, goal = curves[peer][-1]
+        for name, points in curves.items():
+            if name not in peers:
+                reached = when_reached(points, goal)
+                took = "not reached" if reached is None else f"{reached:.0f} s, {reached / whole:.2f} of its time"
+                print(f"{name}: {peer}'s {goal:.2f}%: {took}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--recipes", default="cifar10,cifar10-hybrid")
-    parser.add_argument("--timm", type=Path, help="what cifar10_timm.py wrote")
+    parser.add_argument("--peers", type=Path, nargs="*", default=[], help="what cifar10_peers.py wrote, named by it")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmark"))
     parser.add_argument("--set", action="append", default=[], dest="settings")
     parser.add_argument("--also", type=Path, help="further curves, as --json writes them")
     parser.add_argument("--json", type=Path, help="write the curves here")
     parser.add_argument("--chart", type=Path, help="draw the curves into this PNG")
     arguments = parser.parse_args()
-    curves = {"timm": theirs(arguments.timm)} if arguments.timm else {}
-    if arguments.also:
-        curves |= json.loads(arguments.also.read_text())
+    curves = json.loads(arguments.also.read_text()) if arguments.also else {}
+    curves |= {path.stem: theirs(path) for path in arguments.peers}
     for recipe in filter(None, arguments.recipes.split(",")):
         run = trained(arguments.folder, recipe, arguments.out / recipe, arguments.settings)
         curves[recipe] = ours(run)
-    report(curves)
+    report(curves, [name for name in curves if name in PEERS])
     if arguments.json:
         arguments.json.write_text(json.dumps(curves, indent=1) + "\n")
     if arguments.chart:

@@ -85,6 +85,7 @@ def test_counted_parameters_follow_every_option(changes):
     assert parameters(config) == sum(p.numel() for p in empty(config).parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", *ODD_ONES, "R26+ViT-S/32", "BiT-R50x1"])
 def test_multiply_adds_are_what_torch_counts(name):
     config = VARIANTS.get(name) or TINY.replace(**ODD_ONES.get(name, {}))

@@ -84,6 +84,7 @@ def test_an_endless_batch_or_number_of_workers_is_one_short_line(number, tmp_pat
         check(caught.value)
 
 
+@pytest.mark.slow
 @QUICK
 @given(st.text(), st.text(), st.lists(st.text(), max_size=3))
 def test_any_text_in_a_recipe_comes_back_from_its_file(tmp_path, weights, about, freeze):

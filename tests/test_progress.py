@@ -144,6 +144,7 @@ def test_before_anything_is_done_nothing_is_known(clock):
     assert speed.left(100) == pytest.approx(49.0)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="no SIGSTOP")
 def test_a_process_that_is_really_stopped_tells_the_right_time_left():
     code = """if True:

@@ -43,6 +43,7 @@ def tiny(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_code_of_the_page_runs_and_its_results_are_as_it_says(tiny, capsys):
     names = {"__name__": "page"}
     for number, block in enumerate(BLOCKS):

@@ -54,6 +54,7 @@ def slow(seconds: float) -> None:
     Job.results = results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_job_that_is_told_to_stop_leaves_whole_parts_and_goes_on(work, tmp_path, number):
     words, whole = work
@@ -70,6 +71,7 @@ def test_a_job_that_is_told_to_stop_leaves_whole_parts_and_goes_on(work, tmp_pat
     assert content(out) == whole
 
 
+@pytest.mark.slow
 def test_two_writers_of_one_folder_give_the_bytes_of_one(work, tmp_path):
     words, whole = work
     both = [Forked(*words, tmp_path / "out", first=lambda: slow(0.02)) for _ in range(2)]
@@ -77,6 +79,7 @@ def test_two_writers_of_one_folder_give_the_bytes_of_one(work, tmp_path):
     assert content(tmp_path / "out") == whole
 
 
+@pytest.mark.slow
 def test_a_disk_without_room_is_one_line_and_costs_no_part(work, tmp_path):
     words, whole = work
     out = tmp_path / "out"
@@ -189,6 +192,7 @@ def test_a_bucket_without_rights_is_one_line_at_once(images, model, tmp_path, mo
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_does_not_answer_is_given_up_soon(monkeypatch):
     pytest.importorskip("s3fs")
     options = remote.options_for("s3://bucket/x")["config_kwargs"]

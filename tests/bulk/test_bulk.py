@@ -39,6 +39,7 @@ def whole(images, model, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_vector_is_what_the_encoder_gives_for_the_image(images, model, whole, tmp_path):
     found = merge(whole, tmp_path / "all.parquet")
     table = pq.read_table(tmp_path / "all.parquet").to_pylist()
@@ -52,6 +53,7 @@ def test_a_vector_is_what_the_encoder_gives_for_the_image(images, model, whole, 
     assert [row["index"] for row in table] == list(range(24))
 
 
+@pytest.mark.slow
 def test_an_unreadable_image_is_a_row_with_its_error(whole, tmp_path):
     found = merge(whole, tmp_path / "all.parquet")
     row = pq.read_table(tmp_path / "all.parquet").to_pylist()[5]
@@ -315,6 +317,7 @@ def test_a_damaged_description_is_one_line_that_tells_how_to_get_it_back(images,
     assert content(folder) == content(whole)
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_of_a_part_is_noticed_and_mended(images, model, whole, tmp_path):
     folder = shutil.copytree(whole, tmp_path / "copy")
     part = sorted(folder.glob("part-*"))[1]
@@ -369,6 +372,7 @@ def test_bad_arguments_get_one_line(images, model, tmp_path, arguments, error, t
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_killed_job_loses_at_most_its_part_and_ends_with_the_same_bytes(images, model, whole, tmp_path):
     save(model, tmp_path / "model")
     stuck = (

@@ -96,6 +96,7 @@ def make_photos(folder):
             Image.fromarray(pixels).save(folder / name / f"{number}.png")
 
 
+@pytest.mark.slow
 def test_training_starts_from_the_model_in_the_package_where_none_can_be_downloaded(vit, box, tmp_path):
     make_photos(tmp_path / "photos")
     settings = ("--epochs", 1, "--workers", 0, "--set", "enlarge=1", "--set", "train_scale=1")

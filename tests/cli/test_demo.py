@@ -8,6 +8,7 @@ import pytest
 from vitruvian.cli.demo import beside, drawing
 
 
+@pytest.mark.slow
 def test_the_demo_trains_evaluates_predicts_and_names_the_report(vit, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, _ = vit("demo", "--out", "run", "--set", "epochs=1")

@@ -5,6 +5,7 @@ import json
 import pytest
 
 
+@pytest.mark.slow
 def test_people_get_the_answer_and_the_files_of_each_image(vit, weights, photos, tmp_path):
     code, out, err = vit("explain", photos, "--model", weights, "--out", tmp_path / "out", "--deletion")
     assert (code, err) == (0, "")

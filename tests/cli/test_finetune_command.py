@@ -67,6 +67,7 @@ def test_a_task_without_images_says_what_to_download(vit, weights, tmp_path, mon
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_quick_sweep_ends_with_a_number_and_a_model(vit, images, weights, tmp_path, monkeypatch):
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("VITRUVIAN_DATA", str(tmp_path))

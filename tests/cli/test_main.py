@@ -25,6 +25,7 @@ def vit_process(*arguments: str, command: str = "from vitruvian.cli import main;
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", [("--help",), ("predict", "--help"), ("models",), ("models", "B/16", "--json"), ("tasks",)]
 )

@@ -26,6 +26,7 @@ def cpu_seconds(pid):
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", ["0.1", "0.8", "1.6", "the first answers"])
 def test_an_interrupt_ends_a_command_at_once_without_a_traceback(weights, photos, after):
     """Seconds of the process's own time, while it imports; or in the middle of its work."""
@@ -47,6 +48,7 @@ def test_an_interrupt_ends_a_command_at_once_without_a_traceback(weights, photos
         assert len(said.splitlines()) <= 2
 
 
+@pytest.mark.slow
 def test_without_stderr_nothing_of_an_error_lands_on_stdout(tmp_path):
     command = " ".join([*VIT, "predict", str(tmp_path / "nowhere.png"), "--model", str(tmp_path / "none"), "2>&-"])
     ended = subprocess.run(command, shell=True, stdout=subprocess.PIPE, text=True, timeout=120, check=False)
@@ -94,6 +96,7 @@ def test_a_full_disk_is_one_line_and_the_old_weights_stay(weights, tmp_path, fam
     assert [path.read_bytes() for path in files] == before
 
 
+@pytest.mark.slow
 def test_weights_saved_in_another_process_have_the_same_bytes(weights, tmp_path):
     names = {"n": "native", "t.safetensors": "timm"}
     for name, family in names.items():

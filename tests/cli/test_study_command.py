@@ -54,6 +54,7 @@ def test_a_study_without_any_images_names_them_and_fails(vit, weights, tmp_path,
     assert "missing: " in found.out
 
 
+@pytest.mark.slow
 def test_a_compute_study_prints_its_cells_and_plans_them(vit, tmp_path):
     arguments = ["study", "compute", "digits", "--steps", "1,2", "--images", "40", "--recipes", "study-vit"]
     changes = ["--set", "workers=0", "--set", "batch_size=8", "--set", "image_size=16", "--out", tmp_path / "study"]

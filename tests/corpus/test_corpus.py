@@ -232,8 +232,10 @@ def cases():
     for kind, table in CASES.items():
         for names, pattern in table.items():
             for name in names.split("|"):
-                for command in COMMANDS[kind]:
-                    yield pytest.param(kind, name, command, pattern, id=f"{command.split()[0]}-{kind}-{name!a}")
+                for place, command in enumerate(COMMANDS[kind]):
+                    marks = [pytest.mark.slow] if place else []  # all together, not each
+                    known = f"{command.split()[0]}-{kind}-{name!a}"
+                    yield pytest.param(kind, name, command, pattern, id=known, marks=marks)
 
 
 def check(found, pattern):
@@ -268,6 +270,7 @@ LEFT_OUT = {
 """Data with one member that is no image, and what every command says of it."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEFT_OUT)
 @pytest.mark.parametrize("command", COMMANDS["data"], ids=lambda command: command.split()[0])
 def test_what_is_left_out_of_the_data_is_said(vit, corpus, tmp_path, name, command):
@@ -291,6 +294,7 @@ def answers(vit, corpus, model):
     return json.loads(found.out)["answers"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["infinite", "no-config", "fifo-config"])
 def test_weights_that_describe_themselves_need_no_config_beside_them(vit, corpus, tmp_path, name):
     assert answers(vit, corpus, f"models/{name}") == answers(vit, corpus, "good/model")
@@ -304,6 +308,7 @@ STUDY = "study data-size {good}/data --sizes 8 --steps 1 --recipes study-vit --o
 STUDY += "".join(f" --set {s}" for s in ("workers=0", "image_size=16", "batch_size=4", "architecture.layers=1"))
 
 
+@pytest.mark.slow
 def test_a_damaged_record_of_a_study_costs_nothing_and_that_of_its_run_is_said(vit, corpus, tmp_path):
     words = [word.format(good=corpus / "good", out=tmp_path / "study") for word in STUDY.split()]
     assert vit(*words).code == 0
@@ -317,6 +322,7 @@ def test_a_damaged_record_of_a_study_costs_nothing_and_that_of_its_run_is_said(v
     check(vit(*words), r"run\.json: not valid JSON")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FALLS_BACK)
 def test_a_damaged_checkpoint_is_said_and_the_one_before_it_continued(vit, corpus, name):
     found = vit("train", "--resume", str(corpus / "runs" / name), apart="fifo" in name)
@@ -352,6 +358,7 @@ def test_every_input_of_the_corpus_is_in_the_table(corpus):
         assert {name.removesuffix(".toml") for name in found} == listed[kind]
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_while_converting_is_one_line(corpus, tmp_path):
     def small_disk() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
@@ -365,6 +372,7 @@ def test_a_disk_that_is_full_while_converting_is_one_line(corpus, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_with_stderr_closed_an_error_is_not_printed_elsewhere(corpus):
     command = f"{sys.executable} -m vitruvian.cli predict {corpus}/nowhere.png -m {corpus}/good/model 2>&-"
     found = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, text=True)

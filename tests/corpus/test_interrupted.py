@@ -63,6 +63,7 @@ def run(name: str, corpus: Path, out: Path, first: Callable[[], object] = lambda
     return Forked(*words(name, corpus, out), first=first, work=__main__.main).wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORK)
 def test_ctrl_c_ends_a_command_without_a_traceback(corpus, tmp_path, name):
     found = run(name, corpus, tmp_path / "out", partial(send_at, signal.SIGINT, name))
@@ -77,6 +78,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.name.endswith(kept)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITE)
 def test_a_command_that_was_killed_is_simply_run_again(corpus, tmp_path, name):
     killed = run(name, corpus, tmp_path / "out", partial(send_at, signal.SIGKILL, name))
@@ -96,6 +98,7 @@ def without_privileges() -> None:
     assert ctypes.CDLL(None).capset(header, none) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="capabilities are Linux's")
 @pytest.mark.parametrize("name", WRITE)
 def test_a_folder_that_cannot_be_written_to_is_one_line(corpus, tmp_path, name):

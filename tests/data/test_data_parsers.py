@@ -141,6 +141,7 @@ def test_a_pickle_of_any_bytes(data):
     ends_well(plain_pickle, data, "x")
 
 
+@pytest.mark.slow
 @QUICK
 @given(st.data())
 def test_a_matlab_file_of_any_bytes(tmp_path_factory, matlab, data):

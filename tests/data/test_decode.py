@@ -196,6 +196,7 @@ def test_a_pipe_can_be_decoded():
         assert colors(decode(file)) == [BLUE]
 
 
+@pytest.mark.slow
 def test_a_large_legal_image_is_decoded_without_a_warning():
     data = encoded(Image.new("1", (10_000, 9_000)), "PNG")  # more than Pillow's 89 million; warnings are errors here
     assert decode(data).size == (10_000, 9_000)

@@ -57,6 +57,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_copy_is_nearly_the_same(data, change):
     image = Image.open(data / "train" / "cat" / "003.jpg")
@@ -124,6 +125,7 @@ def test_groups_are_those_that_comparing_all_pairs_gives():
     ]
 
 
+@pytest.mark.slow
 def test_few_pairs_of_strangers_are_compared():
     sketches = np.stack([sketch(photo(seed, (40, 40))) for seed in range(1500)])
     pairs = sum(len(pairs) for pairs in candidates(hashes(sketches)))

@@ -46,6 +46,7 @@ def doubts(data):
     return finding, {example.images[0].index: example for example in finding.examples}
 
 
+@pytest.mark.slow
 def test_wrong_labels_of_digits_are_found_and_few_others():
     right = open_dataset("digits").train.labels()
     changes = {index: (int(right[index]) + 3) % 10 for index in range(100, 110)}
@@ -54,6 +55,7 @@ def test_wrong_labels_of_digits_are_found_and_few_others():
     assert len(changes.keys() & after.keys()) >= 8
 
 
+@pytest.mark.slow
 def test_a_doubt_comes_with_its_evidence():
     right = int(open_dataset("digits").train.labels()[100])
     finding, found = doubts(digits({100: (right + 3) % 10}))
@@ -63,6 +65,7 @@ def test_a_doubt_comes_with_its_evidence():
     assert [image.label for image in example.images] == [str((right + 3) % 10), *[str(right)] * 3]
 
 
+@pytest.mark.slow
 def test_classes_that_look_alike_are_not_judged():
     rng = np.random.default_rng(0)
     source = open_dataset("digits").train

@@ -143,6 +143,7 @@ def test_balanced_sampling_meets_all_classes_equally_often():
     assert max(common.values()) <= 2
 
 
+@pytest.mark.slow
 def test_balanced_sampling_keeps_to_a_few_blocks_at_a_time():
     rng = np.random.default_rng(0)
     source = Numbers(1000, labels=rng.choice(3, 1000, p=[0.9, 0.08, 0.02]))

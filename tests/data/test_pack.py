@@ -88,6 +88,7 @@ def test_a_packed_jpeg_can_be_decoded_in_parts(tmp_path):
     assert header.block == (16, 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [JPEG, PIXELS])
 def test_pixel_arrays_stay_exactly_as_they_are(tmp_path, settings):
     pack("digits", tmp_path / "packed", settings)

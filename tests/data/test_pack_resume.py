@@ -47,6 +47,7 @@ def stop_after(count):
     return track
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 1, 33, 34, 79, 80, 81, 159])
 def test_packing_stopped_anywhere_goes_on_to_the_same_bytes(data, whole, tmp_path, count):
     with pytest.raises(Stopped):
@@ -66,6 +67,7 @@ def test_finished_shards_are_not_packed_again(data, tmp_path):
     assert len(totals) == 1
 
 
+@pytest.mark.slow
 def test_packing_killed_with_sigkill_goes_on_to_the_same_bytes(data, whole, tmp_path):
     def slowly(items, total):
         for item in items:
@@ -88,6 +90,7 @@ def test_workers_pack_the_same_bytes(data, whole, tmp_path):
     assert tree(tmp_path / "packed") == whole
 
 
+@pytest.mark.slow
 def test_unreadable_files_are_listed_once_however_often_the_work_was_stopped(data, tmp_path):
     for number in (5, 33, 39):
         (data / "train" / "cat" / f"{number:03d}.jpg").write_bytes(b"")
@@ -100,6 +103,7 @@ def test_unreadable_files_are_listed_once_however_often_the_work_was_stopped(dat
     assert tree(tmp_path / "packed") == tree(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_damaged_shard_and_those_after_it_are_packed_again(data, whole, tmp_path):
     pack(data, tmp_path / "packed", SETTINGS)
     shard = tmp_path / "packed" / "train" / "train-000001.tar"
@@ -108,6 +112,7 @@ def test_a_damaged_shard_and_those_after_it_are_packed_again(data, whole, tmp_pa
     assert tree(tmp_path / "packed") == whole
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_keeps_what_is_whole(data, whole, tmp_path):
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     pack(data, tmp_path / "first", SETTINGS.replace(shard_mb=2))

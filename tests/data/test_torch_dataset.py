@@ -235,6 +235,7 @@ def test_a_hugging_face_dataset_gives_the_bytes_of_its_files_and_names_its_class
     assert (data.train.read(2), data.train.label(2)) == (png(2), 1)
 
 
+@pytest.mark.slow
 def test_real_hugging_face_datasets_are_taken():
     datasets = pytest.importorskip("datasets")
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})

@@ -17,13 +17,6 @@ NOT_RUN = {
 ELSEWHERE = {"docs/pytorch.md": "tests/test_pytorch_page.py also looks at its results"}
 """Pages that a test of their own runs."""
 
-UNTRIED = (
-    "docs/paper.md",
-    "docs/speed.md",
-    "docs/weights.md",
-)
-"""Pages that have not been seen to run to their end with these stand-ins; to be taken out of this list."""
-
 TESTED_ELSEWHERE = {
     "--on ray": "tests/bulk/test_ray.py starts a cluster of processes",
     "similar --text": "needs vectors of a CLIP: tests/words/test_text_search.py",
@@ -53,6 +46,7 @@ SMALLER_CODE = (
     ("workers=4", "workers=0"),
     ("batch_size=256", "batch_size=4"),
     ("seeds=3", "seeds=1"),
+    ("tome_schedule(8, 12, -1)", "tome_schedule(8, 2, -1)"),
     ('"epochs=10"', '"epochs=1", "workers=0"'),
     ('"epochs=20"', '"epochs=1", "workers=0"'),
 )
@@ -67,6 +61,7 @@ SMALLER = (
     (r"(train(?!.*(--resume|--recipes|--cluster)).*--recipe paper.*)", "--set warmup=0"),
     (r"(train(?!.*(--from|--resume|--recipes|--cluster|digits)).*(--model|paper).*)", SMALL_MODEL),
     (r"(finetune .*)", "--steps 2 --seeds 2 --workers 0 --image-size 32"),
+    (r"(probe imagenet .*)", "--shots 1"),
     (r"(study .*)", "--set workers=0"),
     (r"(study (data-size|compute) .*)", "--steps 1"),
     (r"(study data-size .*)", "--sizes 4"),
@@ -74,6 +69,7 @@ SMALLER = (
     (r"(explain .*--figures.*)", "--count 2"),
     (r"(demo)", "--set epochs=2"),
     (r"(bench .*)", "--rounds 1 --batches 1"),
+    (r"((quantize|optimize) .*)", "--max-loss 100"),
     (r"((doctor|pack) .*)", "--workers 0"),
     (r"(serve.*)", "--port 0"),
 )

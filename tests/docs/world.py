@@ -23,7 +23,6 @@ from vitruvian.labels import imagenet_ids, imagenet_labels
 
 MODELS = {
     "explain.md": {"classes": 1000, "layers": 6, "heads": 4, "image_size": 128},  # layer 5, head 2, patch 7, 3
-    "speed.md": {"labels": ("cat", "dog"), "layers": 12},
 }
 """What a page's Python has for `model`, where the tiniest will not do."""
 SHAPE = {"image_size": 32, "patch_size": 16, "layers": 2, "width": 32, "mlp_width": 32, "heads": 2}
@@ -53,7 +52,9 @@ def make_photos(folder: Path, names: tuple[str, ...], splits: dict[str, int]) ->
 def make_images(root: Path) -> None:
     cats_and_dogs = ("cat", "dog")
     make_photos(root / "photos", cats_and_dogs, {"train": 12, "test": 4})
-    for name in ("DATA", "SRC", "IMAGES", "PHOTOS", "OTHERS", "SHARDS", "new", "bucket/shards", "bucket/jft"):
+    make_photos(root / "PHOTOS", cats_and_dogs, {".": 33})  # 32 are needed to measure a loss, and as many to fit
+    (root / "OTHERS").symlink_to("PHOTOS")
+    for name in ("DATA", "SRC", "IMAGES", "SHARDS", "new", "bucket/shards", "bucket/jft"):
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).symlink_to("../photos" if "/" in name else "photos")
     make_photos(root / "pets", cats_and_dogs, {"train": 12, "test": 4})
@@ -78,6 +79,17 @@ def make_tasks(root: Path) -> None:
     (root / "imagenet" / "real.json").rename(root / "real.json")
 
 
+def save_mae(folder: Path) -> None:
+    """transformers' masked autoencoder, with the decoder that only it writes."""
+    from transformers import ViTMAEConfig, ViTMAEForPreTraining
+
+    side = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    decoder = {f"decoder_{name}": size for name, size in side.items()}
+    ViTMAEForPreTraining(ViTMAEConfig(**side, **decoder, image_size=32, patch_size=16)).save_pretrained(folder)
+    view = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(view))
+
+
 def make_weights(root: Path) -> None:
     ours, imagenet = tiny(("cat", "dog")), tiny(imagenet_labels())
     for name in ("weights.safetensors", "first.safetensors"):
@@ -91,6 +103,7 @@ def make_weights(root: Path) -> None:
         vt.save(imagenet, root / name, family="timm")
     vt.save(tiny(classes=1000, layers=12), root / "google/vit-base-patch16-224", family="huggingface")
     vt.save(imagenet, root / "google/vit-base-patch16-224-in21k", family="huggingface")
+    save_mae(root / "facebook" / "vit-mae-base")
     save_clip(root / "openai" / "clip-vit-base-patch32")
     save_siglip(root / "google" / "siglip-base-patch16-224", model_input_names=["input_ids"], padding_side="right")
 

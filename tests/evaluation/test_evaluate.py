@@ -96,6 +96,7 @@ def test_the_split_is_test_then_val_then_what_there_is_or_the_one_named(tmp_path
         evaluate(tmp_path / "test", classifier, split="holdout")
 
 
+@pytest.mark.slow
 def test_images_that_the_model_was_trained_on_are_said(tmp_path, monkeypatch):
     photos = make_colors(tmp_path / "photos", {"train": 4}) / "train"
     settings = ["epochs=1", "image_size=16", "workers=0"]
@@ -196,6 +197,7 @@ def overconfident(folder, photos):
     return folder
 
 
+@pytest.mark.slow
 def test_a_fitted_temperature_is_saved_with_the_model_and_used_by_predictions(tmp_path):
     photos = make_colors(tmp_path / "photos", {"test": 40}, noise=300.0)
     ran = vit_evaluate(
@@ -257,6 +259,7 @@ def test_a_view_that_gives_no_tensor_is_named(photos):
         evaluate(photos, color_model(), view=lambda image: image)
 
 
+@pytest.mark.slow
 def test_a_dataset_of_hugging_face_is_measured(photos):
     datasets = pytest.importorskip("datasets")
     source = open_dataset(photos).splits["test"]

@@ -164,6 +164,7 @@ def test_a_run_writes_overlays_arrays_and_a_page(tmp_path):
     assert "http" not in page.replace("http-equiv", "")
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_first_images_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("vitruvian.explain.run.MOST_ON_PAGE", 2)
     monkeypatch.setattr("vitruvian.explain.page.MOST_ON_PAGE", 2)

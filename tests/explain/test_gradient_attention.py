@@ -104,6 +104,7 @@ def peak_kilobytes():
     return next(int(line.split()[1]) for line in Path("/proc/self/status").open() if line.startswith("VmHWM"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_vit_l16_at_384_stays_under_four_gigabytes():
     """Measured with 4 of its 24 layers, each of which adds as much: a sixth of what 1.2 GB of weights leave."""

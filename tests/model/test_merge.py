@@ -252,6 +252,7 @@ def test_multiply_adds_are_those_of_the_tokens_that_are_left():
     assert tokens_by_layer(TINY.replace(tome_r=100), 65) == (65, 33, 17, 9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["token", "mean"])
 def test_a_program_that_torch_exports_merges_the_same_tokens(pool):
     model = tiny(tome_r=(8, 0, 12), pool=pool, layers=3)

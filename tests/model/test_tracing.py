@@ -43,6 +43,7 @@ def random_model(**changes):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
 def test_an_exported_program_answers_like_the_model_for_every_batch(changes):
     model = random_model(**changes)
@@ -52,6 +53,7 @@ def test_an_exported_program_answers_like_the_model_for_every_batch(changes):
         torch.testing.assert_close(program(pixels), model(pixels), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_exported_program_resizes_positions_for_every_size():
     model = random_model(**KINDS["registers"])
     shapes = {2: 8 * Dim("rows", min=2, max=64), 3: 8 * Dim("columns", min=2, max=64)}
@@ -61,6 +63,7 @@ def test_an_exported_program_resizes_positions_for_every_size():
         torch.testing.assert_close(program(pixels), model(pixels), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_tracing_leaves_no_symbols_in_the_tables_that_are_kept():
     model = random_model(positions="none", rope=RopeConfig(temperature=77.0))
     program = export(model, (torch.randn(2, 3, 16, 16),), dynamic_shapes=({0: Dim("batch")},)).module()

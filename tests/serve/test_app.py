@@ -110,6 +110,7 @@ def test_a_bad_upload_is_422_with_a_sentence(client, kind, route):
     assert response.json()["request_id"] == response.headers["x-request-id"]
 
 
+@pytest.mark.slow
 def test_a_bomb_is_refused_before_it_is_unpacked(client_of, model):
     client = client_of({"tiny": model}, limits=Limits(max_pixels=10_000))
     bomb = encoded(Image.new("L", (20_000, 20_000)))

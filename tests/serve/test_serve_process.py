@@ -172,6 +172,7 @@ class Client(threading.Thread):
                     self.answers.add(response.json()["predictions"][0]["answers"][0]["label"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_under_load_loses_no_accepted_request(weights, stop):
     running = Process("--model", f"tiny={weights}", "--batch-size", "4")

@@ -67,6 +67,7 @@ class StopAt(Listener):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_where_it_stopped_and_repeats_nothing(tmp_path):
     study = small_study(tmp_path / "study")
     with pytest.raises(Interrupted, match="stopped in resnet-50-images-2-steps; the same command goes on"):

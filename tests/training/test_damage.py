@@ -102,6 +102,7 @@ def test_a_run_damaged_in_any_file_ends_as_an_unbroken_one_or_with_a_line(tmp_pa
     assert damaged(run, whole, tmp_path, names) == []
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_in_the_last_checkpoint_is_said_and_the_one_before_taken(tmp_path, begun, whole):
     shutil.copytree(begun.folder, tmp_path / "run")
     flipped(0.9)(tmp_path / "run" / "checkpoints" / "step-00000008" / "state.safetensors")

@@ -81,6 +81,7 @@ def test_the_outputs_of_the_teacher_are_matched_by_name(tmp_path):
     assert objective.answers(None, torch.zeros(1, 3, 8, 8)).tolist() == [[2.0, 1.0, 0.5]]  # two heads are averaged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -123,6 +123,7 @@ def test_warmup_keeps_its_share_of_a_shorter_run(weights):
     assert protocol_for("pets", weights, settings=["steps=20", "warmup=3"]).recipe.warmup == 3
 
 
+@pytest.mark.slow
 def test_a_whole_sweep_chooses_on_dev_and_averages_on_test(whole):
     sweep = whole
     assert [trial.kind for trial in sweep.trials] == ["dev", "dev", "test", "test"]
@@ -228,6 +229,7 @@ def test_another_sweep_in_the_folder_is_refused_and_named(protocol, weights, qui
         finetune(protocol, tmp_path / "full")
 
 
+@pytest.mark.slow
 def test_without_out_the_same_sweep_is_found_again(protocol, weights, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert finetune(protocol.quickly()).folder.as_posix() == "runs/digits-finetune-1"
@@ -324,6 +326,7 @@ def test_two_processes_share_the_trials_of_a_sweep(weights, whole, tmp_path):
         assert trial["loss"] == pytest.approx(other.measures["loss"], abs=1e-3)  # sums in another order
 
 
+@pytest.mark.slow
 def test_a_rate_whose_last_step_spoils_the_weights_is_left_out(weights, tmp_path):
     """No later step has a loss that could tell: the answers to the dev split do."""
     one_step = [*TINY_RECIPE, "steps=1", "warmup=0", "grad_clip=0", "eval_every=1", "precision=float16"]

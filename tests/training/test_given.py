@@ -92,6 +92,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("started", "ending", "noted"),
     [
@@ -119,6 +120,7 @@ def test_train_shows_its_progress_unless_asked_not_to(tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_a_folder_in_use_names_who_uses_it_and_loses_nothing(tmp_path):
     with pytest.raises(Interrupted):
         train("digits", out=tmp_path / "run", settings=TINY, listeners=[StopAt(2)], progress=False)

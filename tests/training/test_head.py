@@ -100,6 +100,7 @@ def test_only_a_new_head_is_fitted():
     assert not is_fresh(model)
 
 
+@pytest.mark.slow
 def test_of_two_heads_the_first_gives_the_answer_of_the_fit():
     recipe = read_recipe("finetune-small").replace(workers=0, head_init="least_squares")
     model = tiny(distillation=True).eval()
@@ -121,6 +122,7 @@ class Heard(Listener):
         self.lines.append(line)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["least_squares", "probe"])
 def test_a_run_begins_where_the_probe_ends(tmp_path, kind):
     settings = ["steps=1", "lr=1e-9", "warmup=0", "average=none", "architecture.pool=mean"]

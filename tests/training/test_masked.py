@@ -181,6 +181,7 @@ def pretrained(tmp_path_factory):
         return train("digits", out=tmp_path_factory.mktemp("run") / "run", settings=[*MASKED, "lr=0.003"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [4, 9])
 def test_a_run_stopped_and_continued_equals_an_unbroken_one(tmp_path, pretrained, step):
     with pytest.raises(Interrupted):
@@ -219,6 +220,7 @@ def test_the_model_has_no_head_and_nothing_of_the_pre_training(pretrained):
         Classifier(pretrained.folder)
 
 
+@pytest.mark.slow
 def test_training_and_fine_tuning_start_from_it(tmp_path, pretrained):
     start = weights(pretrained.folder)
     settings = ["steps=2", "batch_size=32", "lr=1e-9", "workers=0", "average=none"]

@@ -29,6 +29,7 @@ def steps(checkpointed):
     print(peak_kilobytes() - before)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_checkpointed_activations_take_less_than_half_the_memory():
     plain, checkpointed = (int(Forked(work=partial(steps, how)).wait().out) for how in (False, True))

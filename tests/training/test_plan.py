@@ -39,6 +39,7 @@ def test_memory_is_that_of_weights_moments_mean_and_a_step():
     assert sgd.weight_bytes == 4 * 2 * plain.parameters
 
 
+@pytest.mark.slow
 def test_parts_of_a_batch_one_after_the_other_need_less_memory():
     whole, parts, small = (planned(**changes) for changes in ({}, {"grad_accum_steps": 4}, {"batch_size": 8}))
     assert parts.step_bytes < whole.step_bytes / 2
@@ -46,6 +47,7 @@ def test_parts_of_a_batch_one_after_the_other_need_less_memory():
     assert parts.step_bytes == pytest.approx(small.step_bytes + gradients + pixels, rel=0.1)
 
 
+@pytest.mark.slow
 def test_activation_checkpointing_needs_less_memory():
     deep = TINY | {"layers": 8, "patch_size": 2}
     plain, checkpointed = (planned(architecture=deep, grad_checkpointing=on).step_bytes for on in (False, True))

@@ -69,6 +69,7 @@ def smallest(recipe):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in recipe_names() if name != "photos"])
 def test_a_small_version_of_every_recipe_takes_a_real_step(tmp_path, name):
     recipe = smallest(read_recipe(name))
@@ -78,6 +79,7 @@ def test_a_small_version_of_every_recipe_takes_a_real_step(tmp_path, name):
     assert run.model().labels == (tuple("0123456789") if recipe.objective == "labels" else None)
 
 
+@pytest.mark.slow
 def test_the_photos_recipe_starts_from_weights_and_replaces_their_head(tmp_path):
     model = build(ViTConfig(image_size=16, patch_size=8, classes=5, layers=1, width=16, mlp_width=16, heads=2))
     model.labels = tuple("abcde")

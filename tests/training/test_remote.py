@@ -48,6 +48,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.mark.slow
 def test_a_shard_is_fetched_once_when_it_is_used_or_soon_will_be(site, tmp_path):
     url, fetched = site
     fetched.clear()
@@ -58,6 +59,7 @@ def test_a_shard_is_fetched_once_when_it_is_used_or_soon_will_be(site, tmp_path)
     assert [name for name in fetched if name.startswith("test")] == ["test-000000.tar"]
 
 
+@pytest.mark.slow
 def test_the_site_gives_the_same_run_as_the_folder(site, shards, tmp_path):
     runs = [
         train(data, recipe="digits", out=tmp_path / name, settings=SETTINGS)
@@ -66,6 +68,7 @@ def test_the_site_gives_the_same_run_as_the_folder(site, shards, tmp_path):
     assert identical(*map(weights, (run.folder for run in runs)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["labels", "masked"])
 def test_data_larger_than_the_disk_is_trained_on_and_reported(site, tmp_path, monkeypatch, objective):
     monkeypatch.setattr(stream, "BYTES_KEPT", 2_000_000)

@@ -61,6 +61,7 @@ def test_a_run_that_is_stopped_and_continued_equals_an_unbroken_one(tmp_path, st
     assert lines(continued.folder) == lines(expected.folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "choice", ["optimizer=sgd", "optimizer=adam", "optimizer=muon", "average=polyak", "precision=float16"]
 )
@@ -84,6 +85,7 @@ STEM = (
 )
 
 
+@pytest.mark.slow
 def test_a_stem_with_running_statistics_continues_exactly(tmp_path):
     expected = whole(tmp_path, *STEM)
     with pytest.raises(Interrupted):
@@ -93,6 +95,7 @@ def test_a_stem_with_running_statistics_continues_exactly(tmp_path):
     assert found["embed.stem.stages.0.0.norm.running_mean"].any()
 
 
+@pytest.mark.slow
 def test_a_signal_during_an_evaluation_does_not_wait_for_its_end(tmp_path, monkeypatch):
     from vitruvian.training.loop import Loop
 
@@ -143,6 +146,7 @@ def test_the_command_exits_with_the_usual_code_and_says_how_to_continue(tmp_path
     assert len(Checkpoints(tmp_path / "run" / "checkpoints", Processes()).all()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("async_checkpoint", ["true", "false"])
 def test_a_process_killed_while_it_writes_a_checkpoint_leaves_the_last_one_whole(tmp_path, async_checkpoint):
     settings = ("checkpoint_steps=4", f"async_checkpoint={async_checkpoint}")
@@ -165,6 +169,7 @@ def test_a_process_killed_while_it_writes_a_checkpoint_leaves_the_last_one_whole
     assert identical(weights(resume(tmp_path / "run").folder), weights(expected.folder))
 
 
+@pytest.mark.slow
 def test_steps_go_on_while_a_checkpoint_is_written_and_it_holds_the_step_it_is_named_after(tmp_path, monkeypatch):
     settings = ("checkpoint_steps=4", "keep_checkpoints=9")
     expected = whole(tmp_path, *settings, "async_checkpoint=false")
@@ -187,6 +192,7 @@ def test_steps_go_on_while_a_checkpoint_is_written_and_it_holds_the_step_it_is_n
     assert identical(*map(load_file, found))
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays_whole(tmp_path):
     expected = whole(tmp_path, "checkpoint_steps=4").folder
     size = (expected / "checkpoints" / "step-00000012" / "state.safetensors").stat().st_size
@@ -218,6 +224,7 @@ def test_no_space_for_a_checkpoint_names_the_one_that_is_whole(tmp_path, monkeyp
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000004"]
 
 
+@pytest.mark.slow
 def test_the_newest_checkpoints_are_kept(tmp_path):
     run = train("digits", out=tmp_path / "run", settings=[*TINY, "checkpoint_steps=2", "keep_checkpoints=3"])
     assert sorted(path.name for path in (run.folder / "checkpoints").iterdir()) == [
@@ -233,6 +240,7 @@ def test_a_new_run_is_refused_where_there_is_one(tmp_path):
         train("digits", out=run.folder, settings=TINY)
 
 
+@pytest.mark.slow
 def test_one_command_begins_a_run_and_continues_it(tmp_path):
     expected = whole(tmp_path)
     words = {"out": tmp_path / "run", "auto_resume": True}
@@ -278,6 +286,7 @@ def test_what_is_not_a_run_cannot_be_continued(tmp_path):
         Run.open(tmp_path / "nothing")
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_the_weights_it_started_from_are_gone(tmp_path):
     start = whole(tmp_path, "steps=2")
     settings = ["steps=6", "batch_size=32", "workers=0", "warmup=0"]

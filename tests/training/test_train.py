@@ -30,6 +30,7 @@ def tiny_run(tmp_path, *settings, name="run", **options):
     return train("digits", out=tmp_path / name, settings=[*TINY, *settings], **options)
 
 
+@pytest.mark.slow
 def test_parts_of_a_batch_add_up_to_the_whole_batch(tmp_path):
     whole = weights(tiny_run(tmp_path, "grad_accum_steps=1", "grad_clip=1", name="whole").folder)
     parts = weights(tiny_run(tmp_path, "grad_accum_steps=5", "grad_clip=1", name="parts").folder)
@@ -45,12 +46,14 @@ def test_workers_do_not_change_the_result(tmp_path):
     assert lines(alone.folder) == lines(helped.folder)
 
 
+@pytest.mark.slow
 def test_recomputed_activations_give_the_same_weights(tmp_path):
     kept = tiny_run(tmp_path, "architecture.dropout=0.1", name="kept")
     again = tiny_run(tmp_path, "architecture.dropout=0.1", "grad_checkpointing=true", name="again")
     assert identical(weights(kept.folder), weights(again.folder))
 
 
+@pytest.mark.slow
 def test_the_mean_of_the_weights_is_what_is_evaluated_and_saved(tmp_path):
     plain = tiny_run(tmp_path, "average=none", "lr=0.01", name="plain")
     mean = tiny_run(tmp_path, "average=polyak", "polyak_start=0", "lr=0.01", name="mean")
@@ -60,6 +63,7 @@ def test_the_mean_of_the_weights_is_what_is_evaluated_and_saved(tmp_path):
     assert plain.metrics("val")[-1]["loss"] != mean.metrics("val")[-1]["loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "setting",
     [
@@ -106,6 +110,7 @@ def test_weights_that_are_not_finite_are_refused_before_the_first_step(tmp_path)
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "trained", "measured"),
     [
@@ -200,6 +205,7 @@ def test_a_run_ends_early_when_it_gets_no_better_and_gives_its_best_model(tmp_pa
     assert identical(weights(run.folder), load_file(run.best(best["step"]) / "model.safetensors"))
 
 
+@pytest.mark.slow
 def test_the_trained_model_predicts_with_its_labels_and_view(tmp_path):
     run = tiny_run(tmp_path)
     classifier = Classifier(run.folder)
@@ -209,6 +215,7 @@ def test_the_trained_model_predicts_with_its_labels_and_view(tmp_path):
     assert answers[0].label in classifier.labels
 
 
+@pytest.mark.slow
 def test_listeners_hear_every_line_and_the_end(tmp_path):
     class Heard(Listener):
         def __init__(self):
@@ -230,6 +237,7 @@ def test_listeners_hear_every_line_and_the_end(tmp_path):
     assert heard.ended == 1
 
 
+@pytest.mark.slow
 def test_a_line_of_metrics_has_the_usual_names(tmp_path):
     first, *_, last = tiny_run(tmp_path).metrics()
     assert first.keys() == {"step", "epoch", "split", "loss", "top1", "lr", "images_per_second", "seconds"}

@@ -223,7 +223,8 @@ def test_a_busy_server_is_asked_again(server, path):
 
 
 def test_offline_the_error_says_which_file_to_put_where(path):
-    wanted = f"{URL}: not in the cache and not to be had (working offline); put the file at {path}, or pass the path"
+    wanted = f"{URL}: not in the cache, and could not be downloaded (working offline); "
+    wanted += f"put the file at {path}, or pass the path"
     with pytest.raises(HubError, match=re.escape(wanted)):
         fetch(URL, path, offline=True)
 

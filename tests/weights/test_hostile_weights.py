@@ -121,6 +121,7 @@ def test_any_byte_of_a_pytorch_file_may_be_another(tmp_path, data):
     tried(tmp_path / "w.pth")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json"])
 @QUICK
 @given(data=st.data())
@@ -136,6 +137,7 @@ def test_any_settings_beside_the_weights(tmp_path, data, file):
     tried(folder)
 
 
+@pytest.mark.slow
 @QUICK
 @given(data=st.data())
 def test_any_description_of_native_weights(tmp_path, data):

@@ -187,6 +187,7 @@ class TestCarriedDescription:
         assert model.config.numerics.gelu == "tanh"
         assert model.config.numerics.position_resize == "bicubic"
 
+    @pytest.mark.slow
     def test_weights_that_transformers_wrote_again_have_lost_it(self, tmp_path):
         transformers = pytest.importorskip("transformers")
         save(load(path_of("google_vit_nohidden")), tmp_path / "ours", "huggingface")

@@ -48,6 +48,7 @@ def randomized(config):
     return model
 
 
+@pytest.mark.slow
 def test_every_architecture_is_itself_without_arguments():
     assert {shape.name for shape in shapes()} == architectures().keys()
     for shape in shapes():
@@ -198,6 +199,7 @@ def test_what_no_architecture_has_is_refused_with_the_nearest(changes, reason, t
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_bit_resnet_has_a_folder_too(tmp_path):
     config = VARIANTS["BiT-R50x1"].replace(classes=3)
     model = build(config, seed=1).eval()

@@ -141,6 +141,7 @@ class TestBrokenFiles:
         save_file({}, tmp_path / "w.safetensors")
         one_line(tmp_path / "w.safetensors", "holds no tensors")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["google_vit", "timm_deit_distilled", "timm_registers_placed", "torchvision_vit"])
     @pytest.mark.parametrize("shape", [(), (3,), (2, 2), (1, 1, 3), (1, 0, 32), (1, 2, 3, 4)])
     def test_an_array_of_any_other_shape_never_shows_a_foreign_error(self, name, shape, monkeypatch):

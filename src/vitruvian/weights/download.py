@@ -74,7 +74,7 @@ def fetch(url: str, path: Path, *, sha256_prefix: str = "", offline: bool = Fals
 
 def _instead(url: str, path: Path, reason: str) -> str:
     return (
-        f"{url}: not in the cache and not to be had ({reason}); "
+        f"{url}: not in the cache, and could not be downloaded ({reason}); "
         f"put the file at {path}, or pass the path of a copy instead of the name"
     )
 

@@ -204,9 +204,9 @@ class Repository:
         cache = self.cache or Path(require("huggingface_hub.constants", "hub").HF_HUB_CACHE)
         place = cache / f"models--{self.name.replace('/', '--')}"
         return (
-            f"{self.name}: no such path, not in the cache and not to be had ({reason}); where there is a network, run "
-            f"`hf download {self.name}{at}` and copy the folder {place.name} of its HF_HOME/hub to {place}, "
-            f"or pass the path of a copy instead of the name"
+            f"{self.name}: no such path, not in the cache, and could not be downloaded ({reason}); "
+            f"where there is a network, run `hf download {self.name}{at}` and copy the folder {place.name} of its "
+            f"HF_HOME/hub to {place}, or pass the path of a copy instead of the name"
         )
 
 
