@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from vitruvian.cost import multiply_adds
 import vitruvian.training.plan as planning
+from vitruvian.cost import multiply_adds
 from vitruvian.training.plan import peak_bytes, plan, plan_lines
 from vitruvian.training.recipe import Recipe
 
