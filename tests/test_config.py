@@ -65,6 +65,9 @@ def test_impossible_models_are_refused(changes, text):
         ({"mean": (0.5,)}, "do not fit together"),
         ({"scaled_size": 200, "fit": "crop"}, "does not cover image_size"),
         ({"interpolation": "cubic"}, "interpolation='cubic' is not one of"),
+        ({"fit": "naflex"}, "needs patch_size= and max_num_patches="),
+        ({"fit": "naflex", "patch_size": 16}, "needs patch_size= and max_num_patches="),
+        ({"patch_size": 16}, "other fits have neither"),
     ],
 )
 def test_impossible_views_are_refused(changes, text):
@@ -92,7 +95,7 @@ def test_impossible_views_are_refused(changes, text):
             {"architecture": {"witdh": 8}},
             r"unknown setting 'architecture.witdh'; did you mean architecture.width or .*\?",
         ),
-        ({"view": {"fit": "crp"}}, r"view.fit='crp' is not one of squash, crop; did you mean 'crop'\?"),
+        ({"view": {"fit": "crp"}}, r"view.fit='crp' is not one of squash, crop, naflex; did you mean 'crop'\?"),
         ({"augment": {"hflip": 2}}, "augment.hflip=2.0 is not between 0.0 and 1.0"),
         ({"about": 3}, "about=3 is not a text"),
     ],

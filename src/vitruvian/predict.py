@@ -25,7 +25,7 @@ from vitruvian.engines.graph import Graph, find_graph, open_graph
 from vitruvian.engines.sessions import EngineName, check_engine
 from vitruvian.errors import ConfigError, ImageError
 from vitruvian.model.build import Model
-from vitruvian.model.cores import map_over_cores
+from vitruvian.model.cores import map_over_cores, map_over_shapes
 from vitruvian.model.resnet import ResNet
 from vitruvian.settings import BatchSize, Size, check_range, typed
 from vitruvian.text import printable
@@ -100,6 +100,8 @@ class Encoder:
                 f"the model takes {model.config.channels} channels, "
                 f"its preprocessing gives {len(model.preprocess.mean)}: set model.preprocess"
             )
+        if self.engine != "torch":
+            model.preprocess.one_size(f"engine={engine!r}")
         try:
             if torch.device(device).type == "meta":
                 raise RuntimeError("it computes nothing")
@@ -213,7 +215,7 @@ class Classifier(Encoder):
         views = self.views(images, ahead=2 * batch)
         while group := list(islice(views, batch)):
             pixels = [seen for _, seen in group if isinstance(seen, Tensor)]
-            logits = self.logits(torch.stack(pixels)) if pixels else torch.zeros(0, len(self.labels))
+            logits = map_over_shapes(self.logits, pixels) if pixels else torch.zeros(0, len(self.labels))
             ranked = zip(self.ranked(logits, top), self.none_of_these(logits))
             for path, seen in group:
                 if isinstance(seen, ImageError):
@@ -326,7 +328,7 @@ def embed_images(model: Model | str | Path, images: Iterable[ImageInput], *, bat
         for _, seen in group:
             if isinstance(seen, ImageError):
                 raise seen
-        parts.append(encoder.features(torch.stack([seen for _, seen in group if isinstance(seen, Tensor)])))
+        parts.append(map_over_shapes(encoder.features, [seen for _, seen in group if isinstance(seen, Tensor)]))
     found = torch.cat(parts) if parts else torch.zeros(0, encoder.model.config.feature_width)
     return torch.nn.functional.normalize(found, dim=-1)
 
@@ -340,8 +342,12 @@ def features(
     `layers` count from 0, negative from the end; without them, the last. With `grid`, the patches of each as
     (B, D, rows, columns); else all tokens (B, N, D). Of a ResNet, layers are stages. No final norm is applied.
     """
-    pixels = images if isinstance(images, Tensor) else torch.stack([model.preprocess(image) for image in images])
-    pixels = pixels.to(next(model.parameters()).device)
+    if not isinstance(images, Tensor):
+        views = [model.preprocess(image) for image in images]
+        if len({view.shape for view in views}) > 1:
+            raise ConfigError("these images differ in size (NaFlex): ask for the features of one at a time")
+        images = torch.stack(views)
+    pixels = images.to(next(model.parameters()).device)
     wanted = [-1] if layers is None else list(layers)
     with torch.no_grad():
         if isinstance(model, ResNet):

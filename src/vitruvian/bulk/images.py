@@ -7,12 +7,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, groupby
 from threading import Lock
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from vitruvian.config import Preprocess
@@ -39,8 +38,8 @@ class Seen:
     labels: list[str | None] = field(default_factory=list)
     errors: list[str | None] = field(default_factory=list)
     """Why an image cannot be read."""
-    pixels: Tensor | None = None
-    """(B, channels, rows, columns) of those that can; None where there are none."""
+    pixels: list[Tensor] = field(default_factory=list)
+    """Of those that can, in order: (B, channels, rows, columns) of images of one size that follow each other."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -54,13 +53,11 @@ class Seen:
 
 
 def joined(parts: list[Seen]) -> Seen:
-    """One after the other; their pixels are copied once."""
+    """One after the other."""
     whole = Seen()
     for part in parts:
         whole.extend(part)
-    known = [part.pixels for part in parts if part.pixels is not None]
-    if known:
-        whole.pixels = torch.cat(known) if len(known) > 1 else known[0]
+        whole.pixels += part.pixels
     return whole
 
 
@@ -146,8 +143,8 @@ class Look:
             found.splits.append(split)
             found.labels.append(printable(source.classes[source.label(within)]) or None)
             found.errors.append(error)
-        if levels:
-            found.pixels = normalized(np.stack(levels), self.view)
+        for _, same in groupby(levels, key=np.shape):
+            found.pixels.append(normalized(np.stack(list(same)), self.view))
         return found
 
     def _announce(self, number: int) -> None:

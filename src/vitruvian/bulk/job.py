@@ -27,6 +27,7 @@ from vitruvian.evaluation.measuring.inference import MAX_UNREADABLE
 from vitruvian.evaluation.probes.store import HEADS, model_keys
 from vitruvian.files import json_bytes, parse_object, short_hash
 from vitruvian.model.build import Model
+from vitruvian.model.cores import map_over_shapes
 from vitruvian.predict import Classifier, Encoder
 from vitruvian.progress import tell
 from vitruvian.text import printable
@@ -188,7 +189,7 @@ class Job:
         def compute(found: Seen) -> tuple[Seen, list[Any]]:
             if torch.get_num_threads() != cores:  # which a new thread may not have from this one
                 torch.set_num_threads(cores)
-            return found, self.results(found.pixels) if found.pixels is not None else []
+            return found, self.results([image for same in found.pixels for image in same]) if found.pixels else []
 
         plain = isinstance(model, Model) and not model.training and model.cascade is None
         if cores == 1 or not plain or self.encoder.engine != "torch" or torch.device(self.encoder.device).type != "cpu":
@@ -210,13 +211,13 @@ class Job:
                 "and the part is not written"
             )
 
-    def results(self, pixels: Tensor) -> list[Any]:
-        """A result for each image, None where it is not finite."""
+    def results(self, images: list[Tensor]) -> list[Any]:
+        """A result for each image (channels, rows, columns), None where it is not finite."""
         if self.task == "predict":
             assert isinstance(self.encoder, Classifier)
-            ranked = self.encoder.ranked(self.encoder.logits(pixels), int(self.settings["top"]))
+            ranked = self.encoder.ranked(map_over_shapes(self.encoder.logits, images), int(self.settings["top"]))
             return [as_cells(answers) or None for answers in ranked]
-        vectors = self.encoder.features(pixels).numpy().astype(self.settings["dtype"])
+        vectors = map_over_shapes(self.encoder.features, images).numpy().astype(self.settings["dtype"])
         finite = np.isfinite(vectors).all(axis=1)
         return [vector if good else None for vector, good in zip(vectors, finite.tolist())]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from vitruvian.bulk.merge import Result, open_result
@@ -17,6 +16,7 @@ from vitruvian.data.decode import ImageInput
 from vitruvian.errors import CheckpointError, ConfigError, DataError, FileError, ImageError, require
 from vitruvian.evaluation.probes.store import model_keys
 from vitruvian.files import cache_folder, locked, read_json, staged, stamp, write_json
+from vitruvian.model.cores import map_over_shapes
 from vitruvian.predict import Encoder
 from vitruvian.progress import tell
 from vitruvian.settings import check_range
@@ -175,7 +175,7 @@ def vectors_of(images: Iterable[ImageInput], encoder: Encoder) -> Vectors:
         if isinstance(seen, ImageError):
             raise seen
         views.append(seen)
-    return np.asarray(encoder.features(torch.stack(views)).numpy())
+    return np.asarray(map_over_shapes(encoder.features, views).numpy())
 
 
 def normalized(vectors: NDArray[Any]) -> Vectors:

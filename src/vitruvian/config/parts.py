@@ -21,7 +21,7 @@ BlockOrder = Literal["pre_norm", "res_post_norm", "parallel"]
 Rope = Literal["axial", "normalized", "mixed"]
 ConvStyle = Literal["hybrid", "timm", "bit", "conv", "resnet_d", "mobile_clip"]
 ResNetStyle = Literal["bit", "timm_bit"]
-Fit = Literal["squash", "crop"]
+Fit = Literal["squash", "crop", "naflex"]
 ScoreFunction = Literal["softmax", "sigmoid"]
 """How logits become probabilities: of one label among all, or of each label by itself."""
 ThresholdOn = Literal["probability", "energy"]

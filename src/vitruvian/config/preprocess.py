@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from vitruvian.config.parts import Fit, Interpolation
 from vitruvian.errors import ConfigError
-from vitruvian.settings import Settings, Size, as_size
+from vitruvian.settings import Range, Settings, Size, as_size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,9 +32,13 @@ class Preprocess(Settings):
 
     image_size: Size = (224, 224)
     fit: Fit = "squash"
-    """`squash`: straight to `scaled_size`; `crop`: scale to just cover `scaled_size`. Then the center is cut."""
+    """`squash`: straight to `scaled_size`; `crop`: scale to just cover `scaled_size`. Then the center is cut.
+    `naflex`: each image keeps its shape, in whole patches, so that images differ in size."""
     scaled_size: Size | None = None
     """None means `image_size`. Shorter side 256, crop 224 is (256, 256)."""
+    patch_size: Annotated[int, Range(1, 2**14)] | None = None
+    max_num_patches: Annotated[int, Range(1, 2**20)] | None = None
+    """Of `naflex`: an image has as many whole patches of this size as its shape allows, at most so many."""
     floor_crop: bool = False
     """A center that falls between two pixels is cut from the first (transformers), not from the even (torchvision)."""
     interpolation: Interpolation = "bilinear"
@@ -47,6 +51,8 @@ class Preprocess(Settings):
     """False where no file says how images are prepared and models of the family differ: to prepare one is an error."""
 
     def check(self) -> None:
+        if {self.patch_size is not None, self.max_num_patches is not None} != {self.fit == "naflex"}:
+            raise ConfigError("fit='naflex' needs patch_size= and max_num_patches=, other fits have neither")
         scaled = self.scaled_size or self.image_size
         if scaled[0] < self.image_size[0] or scaled[1] < self.image_size[1]:
             raise ConfigError(f"scaled_size={self.scaled_size} does not cover image_size={self.image_size}")
@@ -64,16 +70,29 @@ class Preprocess(Settings):
         size = "x".join(map(str, dict.fromkeys(self.image_size)))
         scaled = "x".join(map(str, dict.fromkeys(self.scaled_size or self.image_size)))
         cut = f"{scaled} -> {size}" if self.fit == "crop" or scaled != size else size
-        how = cut if self.fit == "crop" else f"squash {cut}"
+        flexible = f"naflex, at most {self.max_num_patches} patches of {self.patch_size}"
+        how = {"crop": cut, "squash": f"squash {cut}", "naflex": flexible}[self.fit]
         return f"({how}, {self.interpolation}, mean {', '.join(f'{m:g}' for m in dict.fromkeys(self.mean))})"
 
     def changed(self, changes: Mapping[str, Any]) -> Preprocess:
         """The view with other settings by name; one that squashes has nothing to cut from."""
-        return self.replace(**({"scaled_size": None} if changes.get("fit") == "squash" else {}), **changes)
+        reset = {"scaled_size": None} if changes.get("fit") == "squash" else {}
+        return (self.at(self.image_size) if "fit" in changes else self).replace(**reset, **changes)
+
+    def one_size(self, what: str) -> Size:
+        """The size of all images; `what` needs one, and is refused where each image has its own."""
+        if self.fit == "naflex":
+            raise ConfigError(
+                f"{what} needs images of one size, and this model keeps each image's shape (NaFlex): "
+                f"load it with image_size={self.image_size[0]}, which squashes all images to that size"
+            )
+        return self.image_size
 
     def at(self, image_size: int | Size) -> Preprocess:
-        """The same view for another input size; the share that the crop keeps stays the same."""
+        """The same view for another input size, the same for all images; the share that the crop keeps is as before."""
         size = as_size(image_size)
+        if self.fit == "naflex":
+            return self.replace(image_size=size, fit="squash", patch_size=None, max_num_patches=None)
         if self.scaled_size is None or size == self.image_size:
             return self.replace(image_size=size)
         scaled = tuple(max(new, new * old // was) for new, old, was in zip(size, self.scaled_size, self.image_size))

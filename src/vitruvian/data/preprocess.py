@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +27,9 @@ FILTERS = {
 
 LARGEST_RESIZE = 2**27
 """Pixels an image is resized to before its center is cut; a longer one is cut while it is resized."""
+
+NAFLEX_PRECISION, NAFLEX_LARGEST = 1e-5, 100.0
+"""Of the scale of an image that keeps its shape."""
 
 Bounds = tuple[int, int, int, int]
 """Left, top, right, bottom."""
@@ -69,17 +73,43 @@ def levels_of(image: Image.Image, preprocess: Preprocess) -> NDArray[Any]:
         levels = sampled(image, scaled, box)
     else:
         raise ConfigError(f"antialias=False is known for bilinear and nearest, not for {preprocess.interpolation}")
-    return levels.reshape(*preprocess.image_size, -1)
+    left, top, right, bottom = box
+    return levels.reshape(bottom - top, right - left, -1)
 
 
 def geometry(size: Size, preprocess: Preprocess) -> tuple[Size, Bounds]:
     """The size the whole image is scaled to, and the part of it that is kept."""
+    if preprocess.fit == "naflex":
+        height, width = naflex_size(size, preprocess)
+        return (height, width), (0, 0, width, height)
     rows, columns = preprocess.image_size
     scaled = preprocess.scaled_size or preprocess.image_size
     height, width = scaled if preprocess.fit == "squash" else covering(size, scaled)
     whole = int if preprocess.floor_crop else round
     top, left = whole((height - rows) / 2), whole((width - columns) / 2)
     return (height, width), (left, top, left + columns, top + rows)
+
+
+def naflex_size(size: Size, preprocess: Preprocess) -> Size:
+    """Whole patches in about the shape of the image, each side rounded up, as many as are allowed together.
+
+    The scale is searched by halves as in SigLIP 2's processor, so that both end at the same size.
+    """
+    patch, most = preprocess.patch_size, preprocess.max_num_patches
+    assert patch is not None
+    assert most is not None
+
+    def patches(scale: float) -> Size:
+        rows, columns = (max(1, math.ceil(side * scale / patch)) for side in size)
+        return rows, columns
+
+    low, high = NAFLEX_PRECISION / 10, NAFLEX_LARGEST
+    while high - low >= NAFLEX_PRECISION:
+        scale = (low + high) / 2
+        rows, columns = patches(scale)
+        low, high = (scale, high) if rows * columns <= most else (low, scale)
+    rows, columns = patches(low)
+    return rows * patch, columns * patch
 
 
 def covering(size: Size, target: Size) -> Size:

@@ -89,13 +89,16 @@ def export(
     if isinstance(model, str | Path):
         model = load(model, heads=heads, image_size=image_size)
     typed("batch", BatchSize, 1 if batch is None else batch)
+    if image_size is None and not dynamic_size:
+        model.preprocess.one_size("a graph without dynamic_size=True")
     size = as_size(model.config.image_size if image_size is None else image_size)
+    view = model.preprocess if image_size is None and dynamic_size else model.preprocess.at(size)
     check_model(model, to, dynamic_size=dynamic_size)
     stride = model.config.stride if isinstance(model.config, ViTConfig) else 1
     with staged(Path(path).expanduser()) as new, evaluating(model):
         with nullcontext() if to == "torch" else three_products(model):
             program = trace(model, size, batch=batch, stride=stride if dynamic_size else 0)
-        described = dataclasses.replace(Description.of(model), preprocess=model.preprocess.at(size), cascade=None)
+        described = dataclasses.replace(Description.of(model), preprocess=view, cascade=None)
         run = WRITERS[to](
             program, new, json.dumps(described.to_json()), "logits" if model.head is not None else "features"
         )

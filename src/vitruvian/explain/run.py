@@ -144,17 +144,22 @@ def evenly(images: Sequence[ImageInput], count: int) -> list[ImageInput]:
 
 
 def batches(vit: ViT, images: Sequence[ImageInput], *, unread: list[str], follow: Track) -> Iterator[Tensor]:
-    """Views of the images on the model's device, a few at a time; errors of those left out are added to `unread`."""
+    """Views of the images on the model's device, a few of one size at a time.
+
+    Errors of those left out are added to `unread`.
+    """
     device = next(vit.parameters()).device
     waiting: list[Tensor] = []
     for image in follow(images, len(images)):
         try:
-            waiting.append(view(decode(image), vit.preprocess))
+            seen = view(decode(image), vit.preprocess)
         except ImageError as error:
             unread.append(str(error))
-        if len(waiting) == DISTANCE_BATCH:
+            continue
+        if waiting and (len(waiting) == DISTANCE_BATCH or waiting[0].shape != seen.shape):
             yield torch.stack(waiting).to(device)
             waiting.clear()
+        waiting.append(seen)
     if waiting:
         yield torch.stack(waiting).to(device)
 

@@ -1,10 +1,10 @@
-"""Inference on a CPU with each core taking whole images, instead of all cores sharing every operation."""
+"""Inference in batches: of images of one size each, and on a CPU with each core taking whole images."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -27,6 +27,20 @@ def map_over_cores(function: Callable[[Tensor], Tensor], images: Tensor) -> Tens
             return function(images)
     pieces = even_pieces(images, threads)
     return torch.cat(list(_pool(threads).map(lambda piece: _alone(function, piece), pieces)))
+
+
+def map_over_shapes(function: Callable[[Tensor], Tensor], images: Sequence[Tensor]) -> Tensor:
+    """`function` of images (channels, rows, columns) that may differ in size, in their order.
+
+    Those of one size are a batch: no image is padded, and attention sees none but its own patches.
+    """
+    places: dict[torch.Size, list[int]] = {}
+    for place, image in enumerate(images):
+        places.setdefault(image.shape, []).append(place)
+    if len(places) == 1:
+        return function(torch.stack(list(images)))
+    found = torch.cat([function(torch.stack([images[place] for place in same])) for same in places.values()])
+    return found[torch.tensor([place for same in places.values() for place in same]).argsort()]
 
 
 def even_pieces(images: Tensor, threads: int) -> list[Tensor]:

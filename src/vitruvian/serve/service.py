@@ -17,6 +17,7 @@ from vitruvian.errors import ImageError, UnknownNameError, VitruvianError
 from vitruvian.explain.explainer import Explainer, MapSettings
 from vitruvian.explain.overlay import overlay
 from vitruvian.model.build import Model
+from vitruvian.model.cores import map_over_shapes
 from vitruvian.model.vit import ViT
 from vitruvian.predict import DECODERS, Answer, Classifier, Encoder
 from vitruvian.serve.batching import Batcher, Place, Work
@@ -59,10 +60,10 @@ class Served:
         self.warm = self.batcher.reserve(1).put(self.look, [lambda: self._warm(limits.batch)])[0]
 
     def _logits(self, pixels: list[Tensor]) -> tuple[Tensor, ...]:
-        return self.classifier.logits(torch.stack(pixels)).unbind()
+        return map_over_shapes(self.classifier.logits, pixels).unbind()
 
     def _features(self, pixels: list[Tensor]) -> tuple[Tensor, ...]:
-        return self.encoder.features(torch.stack(pixels)).unbind()
+        return map_over_shapes(self.encoder.features, pixels).unbind()
 
     def _warm(self, largest: int) -> None:
         """Compute every batch size once: the first of each takes several times as long as the next."""

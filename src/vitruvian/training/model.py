@@ -16,6 +16,7 @@ from vitruvian.data.sources import Source
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import Model, build
 from vitruvian.model.vit import ViT
+from vitruvian.progress import tell
 from vitruvian.settings import Size
 from vitruvian.training.distill import Distilled
 from vitruvian.training.distributed import Processes
@@ -103,6 +104,9 @@ def from_weights(recipe: Recipe, labels: Sequence[str]) -> Model:
 
     def changes(found: Description) -> Changes:
         size: Size | None = measured_size(recipe, found.config)
+        if found.preprocess.fit == "naflex":
+            shape = "x".join(map(str, size))
+            tell(f"note: {recipe.weights} keeps each image's shape (NaFlex); here all images are squashed to {shape}")
         size = None if size == found.config.image_size else size
         if found.labels == tuple(labels):
             return Changes(image_size=size)

@@ -31,7 +31,7 @@ WEIGHT_FILES = (
 )
 """What a folder is searched for, in this order."""
 
-SETTING_FILES = ("config.json", "preprocessor_config.json", "open_clip_config.json")
+SETTING_FILES = ("config.json", "preprocessor_config.json", "processor_config.json", "open_clip_config.json")
 
 WRAPPERS = ("teacher", "model", "state_dict", "model_state_dict", "net", "model_ema", "state_dict_ema")
 """Entries under which training scripts keep the weights, first choice first (DINO evaluates its teacher)."""
@@ -73,6 +73,9 @@ def read(path: Path) -> Checkpoint:
             raise CheckpointError(f"{path}: the folder has none of {', '.join(WEIGHT_FILES)}")
     beside = [weights.parent / name for name in SETTING_FILES] if weights.name in WEIGHT_FILES else []
     settings = {file.name: read_object(file, raises=CheckpointError) for file in beside if file.is_file()}
+    of_images = settings.pop("processor_config.json", {}).get("image_processor")
+    if isinstance(of_images, dict):  # of a processor for images and text, which transformers prefers
+        settings["preprocessor_config.json"] = of_images
     checkpoint = read_shards(weights) if weights.suffix == ".json" else read_file(weights)
     if not checkpoint.tensors:
         raise CheckpointError(f"{weights}: the file holds no tensors")

@@ -80,7 +80,8 @@ def open_model(
         config, state = adapt(description.config, state, changes)
         if config != description.config:
             model = empty(config)
-        view = description.preprocess if changes.size is None else description.preprocess.at(changes.size)
+        size = changes.size or (config.image_size if changes.patch_size else None)
+        view = description.preprocess if size is None else description.preprocess.at(size)
         names = fitting_labels(description, changes, classes=config.classes, given=labels)
         own_head = changes.head != "new" and config.classes == description.config.classes
         if not own_head:

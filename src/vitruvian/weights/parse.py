@@ -126,14 +126,13 @@ def describe(
     assumed = []
     if isinstance(config, ViTConfig) and facts.heads is None and hints.heads is None:
         assumed.append(f"heads={config.heads}")
-    if isinstance(config, ViTConfig) and family.name == "timm" and not facts.settings:
+    silent = not facts.settings if family.name == "timm" else "config.json" not in checkpoint.settings
+    if isinstance(config, ViTConfig) and family.name in ("timm", "huggingface") and silent:
         assumed.append(f"gelu={config.numerics.gelu!r}")
     if view is None:
         view = family.usual_view(checkpoint, config)
         if view is not None:
             assumed.append(f"preprocess={view.brief()}")
-    elif hints.preprocess is None and (caveat := family.view_caveat(checkpoint)):
-        note(f"{checkpoint.path}: {caveat}; it is the same for images of that shape")
     left_out = [f"{name} ({why})" for name in reading.unused if (why := first_match(name, family.ignored))]
     origin = f"{family.name} weights from {hints.name or checkpoint.path.name}"
     if left_out or checkpoint.beside:

@@ -79,11 +79,12 @@ def fit_cascade(
     whole = load(model) if isinstance(model, str | Path) else model
     if not isinstance(whole.config, ViTConfig):
         raise ConfigError("a cascade is for Vision Transformers; this model has no tokens")
+    own = whole.preprocess.one_size("a cascade")
     cascade = CascadeConfig(image_size=None if image_size is None else as_size(image_size), tome_r=tome_r)
-    size = cascade.image_size or whole.preprocess.image_size
+    size = cascade.image_size or own
     first = first_of(whole, cascade)
     assert isinstance(first.config, ViTConfig)
-    relative = multiply_adds(first.config, size) / multiply_adds(whole.config, whole.preprocess.image_size)
+    relative = multiply_adds(first.config, size) / multiply_adds(whole.config, own)
     if relative >= 1:
         raise ConfigError("the first pass costs as much as the whole model: set image_size= or tome_r=")
     certainty, losses = compared(whole, cascade, data, split=split, batch=batch, track=track)
@@ -156,6 +157,7 @@ def fit_merging(
     whole = load(model) if isinstance(model, str | Path) else model
     merging = with_merging(whole, r)
     assert isinstance(merging, ViT)
+    merging.preprocess.one_size("a threshold for merging")
     opened = open_dataset(data)
     source = opened.splits[chosen_split(opened, split)]
     unreadable: Unreadable = {}

@@ -22,6 +22,7 @@ from vitruvian.data.view import Transform
 from vitruvian.errors import DataError, ImageError, VitruvianError
 from vitruvian.evaluation.measuring.label_spaces import LabelSpace
 from vitruvian.files import scratch_folder
+from vitruvian.model.cores import map_over_shapes
 from vitruvian.predict import Classifier, Encoder
 from vitruvian.progress import Track, untracked
 from vitruvian.settings import BatchSize, typed
@@ -113,10 +114,10 @@ def vectors(
         numbers.append(number)
         views.append(seen)
         if len(views) == batch:
-            yield numbers, function(torch.stack(views))
+            yield numbers, map_over_shapes(function, views)
             numbers, views = [], []
     if views:
-        yield numbers, function(torch.stack(views))
+        yield numbers, map_over_shapes(function, views)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -101,10 +101,6 @@ class Family(ABC):
         """The evaluation view that the files state; None where they are silent."""
         return None
 
-    def view_caveat(self, checkpoint: Checkpoint) -> str:
-        """How the family prepares images otherwise than a stated view can say; empty if it does not."""
-        return ""
-
     @abstractmethod
     def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
         """The evaluation view that all its models ask for; None where they differ."""

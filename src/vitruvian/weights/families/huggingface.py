@@ -136,11 +136,6 @@ class HuggingFace(Family):
         settings = checkpoint.settings.get("preprocessor_config.json")
         return None if settings is None else preprocess_of(settings, config.image_size)
 
-    def view_caveat(self, checkpoint: Checkpoint) -> str:
-        if "max_num_patches" not in (checkpoint.settings.get("preprocessor_config.json") or {}):
-            return ""
-        return "its processor keeps each image's aspect ratio (NaFlex), here images are squashed to image_size"
-
     def obstacles(self, config: ModelConfig) -> Iterator[str]:
         yield from vit_obstacles(config, "huggingface")
         if not isinstance(config, ViTConfig):

@@ -104,8 +104,15 @@ SQUARE = ("ViT", "DeiT", "Beit")
 """Processors for which a single number is the side of a square; for others, it is the shorter side."""
 
 
+NAFLEX = {"patch_size": 16, "max_num_patches": 256}
+"""What SigLIP 2's processor means where its file does not say."""
+
+
 def fitted(view: Preprocess, settings: dict[str, Any]) -> Preprocess:
     """`view` with the sizes of the file: a squash, or the shorter side scaled; then the center is cut."""
+    if "max_num_patches" in settings:  # each image keeps its shape
+        limits = {key: settings.get(key, usual) for key, usual in NAFLEX.items()}
+        return view.replace(fit="naflex", **limits)
     wanted = settings.get("size")
     shortest = wanted.get("shortest_edge") if isinstance(wanted, dict) else None
     cuts = bool(settings.get("do_center_crop", "crop_size" in settings and shortest))
@@ -135,6 +142,9 @@ def preprocessor_json(view: Preprocess) -> dict[str, Any]:
         "image_std": list(view.std),
         "resample": next(code for code, name in RESAMPLING.items() if name == view.interpolation),
     }
+    if view.fit == "naflex":
+        limits = {key: getattr(view, key) for key in NAFLEX}
+        return settings | {"image_processor_type": "Siglip2ImageProcessor"} | limits
     height, width = view.scaled_size or view.image_size
     if view.fit == "squash" and (height, width) == (rows, columns):
         return settings | {"image_processor_type": "ViTImageProcessor", "size": {"height": rows, "width": columns}}

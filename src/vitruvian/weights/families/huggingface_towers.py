@@ -11,8 +11,8 @@ import torch
 from vitruvian.config import CLIP_MEAN, CLIP_STD, ModelConfig, Numerics, Preprocess, ViTConfig
 from vitruvian.errors import CheckpointError
 from vitruvian.weights.families.family import Facts, kind_obstacles
-from vitruvian.weights.families.huggingface import HuggingFace
-from vitruvian.weights.families.huggingface_json import number
+from vitruvian.weights.families.huggingface import HuggingFace, stated_classes
+from vitruvian.weights.families.huggingface_json import labels_of, number
 from vitruvian.weights.families.positions import FLAT
 from vitruvian.weights.families.rules import STACKED, TOKEN, Row, Table, Tensors, pair
 from vitruvian.weights.families.timm_pieces import as_kernel, as_matrix
@@ -21,6 +21,8 @@ from vitruvian.weights.files import Checkpoint
 LAYER = "encoder.layers.{i}"
 POSITIONS = "embeddings.position_embedding.weight"
 SIGLIP = ("siglip_vision_model", "siglip2_vision_model")
+UNREAD = "unread."
+"""Precedes the names of arrays that the models for image classification have and do not use."""
 
 
 class HuggingFaceTower(HuggingFace):
@@ -37,6 +39,7 @@ class HuggingFaceTower(HuggingFace):
         "logit_scale": "temperature of the image-text loss",
         "logit_bias": "bias of the image-text loss",
         "embeddings.position_ids": "numbers of the positions",
+        UNREAD: "not read by its classifier",
     }
     table = Table(
         rows=(
@@ -52,6 +55,7 @@ class HuggingFaceTower(HuggingFace):
             *pair("blocks.{i}.mlp.fc2", f"{LAYER}.mlp.fc2"),
             *pair("norm", "post_layernorm"),
             Row("pre_logits.weight", ("visual_projection.weight",)),
+            *pair("head", "classifier"),
             Row("attn_pool.probe", ("head.probe",)),
             *pair("attn_pool.query", "head.attention.query"),
             *pair("attn_pool.key_value", "head.attention.key_value"),
@@ -64,8 +68,14 @@ class HuggingFaceTower(HuggingFace):
     )
 
     def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
-        """Query apart from key and value in SigLIP's pooling; SigLIP 2 keeps the patch embedding as a matrix."""
+        """Query apart from key and value in SigLIP's pooling; SigLIP 2 keeps the patch embedding as a matrix.
+
+        A classifier reads the mean of the patches: in SigLIP behind the last norm, in CLIP before it.
+        """
         found = dict(tensors)
+        if "classifier.weight" in found:
+            unread = ("head.",) if self.kind_of(checkpoint) in SIGLIP else ("head.", "post_layernorm.")
+            found = {f"{UNREAD}{name}" if name.startswith(unread) else name: found[name] for name in found}
         for kind in ("weight", "bias"):
             joined = found.pop(f"head.attention.in_proj_{kind}", None)
             if joined is not None:
@@ -88,20 +98,31 @@ class HuggingFaceTower(HuggingFace):
         kind = settings.get("model_type")
         return {"model_type": f"{kind}_vision_model"} | tower if isinstance(kind, str) else tower
 
+    def kind_of(self, checkpoint: Checkpoint) -> str:
+        """The model type; where no file states it, CLIP has a class token, and SigLIP 2 a matrix for its patches."""
+        stated = self.config_of(checkpoint).get("model_type")
+        if isinstance(stated, str):
+            return stated
+        if any(name.endswith("embeddings.class_embedding") for name in checkpoint.tensors):
+            return "clip_vision_model"
+        patch = (tensor for name, tensor in checkpoint.tensors.items() if name.endswith(self.anchor))
+        return SIGLIP[any(tensor.dim() == 2 for tensor in patch)]
+
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         facts = super().facts(checkpoint, tensors)
-        kind = self.config_of(checkpoint).get("model_type", "clip_vision_model")
-        pool = "map" if "head.probe" in tensors else "token" if kind == "clip_vision_model" else "mean"
+        kind, classifies = self.kind_of(checkpoint), "classifier.weight" in tensors
+        pool = "map" if "head.probe" in tensors else "mean" if classifies or kind in SIGLIP else "token"
         settings = {"pool": pool, "projection": "visual_projection.weight" in tensors}
-        stated = facts.stated
+        settings["final_norm"] = not classifies or kind in SIGLIP
+        whole = checkpoint.settings.get("config.json", {})  # what the towers share stands beside their settings
+        stated = facts.stated | stated_classes(whole, tensors)
         if settings["projection"]:
-            whole = checkpoint.settings.get("config.json", {})  # the towers' common width stands beside their settings
             stated = stated | {"representation_size": number(whole, "projection_dim")}
         self.check_patches(checkpoint, tensors)
-        numerics = facts.numerics
-        if kind == "siglip2_vision_model":
+        numerics = self.numerics_of({"model_type": kind} | self.config_of(checkpoint))
+        if kind == SIGLIP[1]:
             numerics = numerics.replace(position_resize="bilinear_antialias")
-        return replace(facts, settings=settings, stated=stated, numerics=numerics, labels=None)
+        return replace(facts, settings=settings, stated=stated, numerics=numerics, labels=labels_of(whole))
 
     def check_patches(self, checkpoint: Checkpoint, tensors: Tensors) -> None:
         """SigLIP 2 states the number of its positions."""
@@ -117,9 +138,20 @@ class HuggingFaceTower(HuggingFace):
         }
         return super().numerics_of(usual | settings)
 
+    def stated_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
+        view = super().stated_view(checkpoint, config)
+        if view is not None and isinstance(config, ViTConfig) and view.patch_size not in (None, config.patch_size):
+            raise CheckpointError(
+                f"preprocessor_config.json says patch_size={view.patch_size}, the arrays have {config.patch_size}"
+            )
+        return view
+
     def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
         size = config.image_size
-        if self.config_of(checkpoint).get("model_type") in SIGLIP:
+        kind = self.kind_of(checkpoint)
+        if kind == SIGLIP[1]:
+            return naflex_view(Preprocess(image_size=size), config)
+        if kind == SIGLIP[0]:
             return Preprocess(image_size=size, interpolation="bicubic")
         view = Preprocess(image_size=size, fit="crop", interpolation="bicubic", mean=CLIP_MEAN, std=CLIP_STD)
         return view.replace(floor_crop=True)
@@ -176,15 +208,27 @@ class HuggingFaceTower(HuggingFace):
     def stated_files(self, config: ModelConfig, labels: tuple[str, ...] | None, view: Preprocess) -> dict[str, Any]:
         """With the image processor of the model's own kind, where it does what the view says."""
         assert isinstance(config, ViTConfig)
-        files = super().stated_files(config, labels, view)
+        files = super().stated_files(config, labels, self.processed(config, view))
         written = files.get("preprocessor_config.json")
-        kind = self.model_type(config)
-        if written is not None and kind == SIGLIP[1]:
-            own = {"patch_size": config.patch_size, "max_num_patches": config.grid[0] * config.grid[1]}
-            written |= own | {"image_processor_type": "Siglip2ImageProcessor"}
-        elif written is not None and written["image_processor_type"] == OWN_PROCESSORS[kind][0]:
-            written["image_processor_type"] = OWN_PROCESSORS[kind][1]
+        asked, own = OWN_PROCESSORS.get(self.model_type(config), ("", ""))
+        if written is not None and written["image_processor_type"] == asked:
+            written["image_processor_type"] = own
         return files
+
+    def assumed_view(self, config: ModelConfig, view: Preprocess) -> Preprocess:
+        return super().assumed_view(config, self.processed(config, view))
+
+    def processed(self, config: ModelConfig, view: Preprocess) -> Preprocess:
+        """What the processor of the model's kind makes of a view: SigLIP 2's keeps each image's shape."""
+        assert isinstance(config, ViTConfig)
+        other = self.model_type(config) == SIGLIP[1] and view.fit != "naflex"
+        return naflex_view(view.replace(scaled_size=None), config) if other else view
+
+
+def naflex_view(view: Preprocess, config: ModelConfig) -> Preprocess:
+    """The view of images that keep their shape, with as many patches as the model has positions."""
+    assert isinstance(config, ViTConfig)
+    return view.replace(fit="naflex", patch_size=config.patch_size, max_num_patches=config.grid[0] * config.grid[1])
 
 
 OWN_PROCESSORS = {
