@@ -12,7 +12,7 @@ from vitruvian.data.augment import Augment
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import build
 from vitruvian.training import Recipe, read_recipe, recipe_names, train
-from vitruvian.training.given import chosen_recipe
+from vitruvian.training.given import chosen_recipe, kept_architecture
 from vitruvian.training.model import config_of, model_for
 from vitruvian.training.recipes import OTHER_NAMES, changed, to_toml
 from vitruvian.weights.save import save
@@ -206,3 +206,8 @@ def test_the_view_keeps_its_share_at_another_size():
 def test_a_rate_is_a_finite_number(change):
     with pytest.raises(ConfigError, match=r"lrs?=\S+ is not a finite number"):
         changed(read_recipe("finetune-small"), [change])
+
+
+@pytest.mark.parametrize(("recipe", "size"), [("paper-jft-b", 1024), ("paper-masked", 0)])
+def test_another_model_has_the_pre_logits_layer_of_its_own_width_where_the_recipe_has_one(recipe, size):
+    assert kept_architecture(read_recipe(recipe), "ViT-L/16")["representation_size"] == size

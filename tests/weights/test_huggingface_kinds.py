@@ -12,6 +12,7 @@ from vitruvian.config import HUGGINGFACE_NUMERICS, ViTConfig
 from vitruvian.errors import CheckpointError, ConversionError
 from vitruvian.model.build import build
 from vitruvian.weights.load import load
+from vitruvian.weights.parse import note
 from vitruvian.weights.save import save
 
 transformers = pytest.importorskip("transformers")
@@ -62,6 +63,8 @@ KINDS = {
     "CLIPModel": ("CLIPConfig", TOWERS | {"projection_dim": 16}, image_features, True),
     "SiglipVisionModel": ("SiglipVisionConfig", SHAPE, pooled, True),
     "SiglipModel": ("SiglipConfig", TOWERS, image_features, True),
+    "CLIPForImageClassification": ("CLIPConfig", TOWERS | {"num_labels": 5}, logits, True),
+    "SiglipForImageClassification": ("SiglipConfig", TOWERS | {"num_labels": 5}, logits, True),
     "DINOv3ViTModel": ("DINOv3ViTConfig", DINOV3, pooled, True),
     "ViTMAEModel": ("ViTMAEConfig", SHAPE | {"mask_ratio": 0.0}, first_token, False),
     "ViTMSNModel": ("ViTMSNConfig", SHAPE, first_token, True),
@@ -105,7 +108,7 @@ def test_answers_are_those_of_transformers(architecture, tmp_path):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("architecture", [name for name in KINDS if name not in ("CLIPModel", "SiglipModel")])
+@pytest.mark.parametrize("architecture", [name for name in KINDS if KINDS[name][1].keys().isdisjoint(TOWERS)])
 def test_transformers_reads_what_is_written_as_its_own(architecture, tmp_path):
     peer, answer, _ = made(architecture, tmp_path / "theirs")
     model = load(tmp_path / "theirs")
@@ -232,3 +235,24 @@ def test_pixels_past_the_last_patch_are_left_out_as_in_siglip_so400m_at_384(arch
     save(ours, tmp_path / "native")
     assert load(tmp_path / "native").config == ours.config
     assert load(tmp_path, image_size=64).config.grid == (8, 8)
+
+
+@pytest.mark.parametrize("architecture", ["SiglipVisionModel", "CLIPVisionModel"])
+def test_a_tower_without_its_settings_is_known_by_its_arrays_and_what_is_assumed_is_said(
+    architecture, tmp_path, caplog
+):
+    peer, answer, _ = made(architecture, tmp_path)
+    (tmp_path / "config.json").unlink()
+    note.cache_clear()
+    ours = load(tmp_path, heads=4)
+    assert "gelu='tanh'" in caplog.text if "Siglip" in architecture else "gelu='quick'" in caplog.text
+    pixels = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(pixels), answer(peer, pixels), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_what_a_classifier_of_clip_does_not_read_is_named(tmp_path):
+    made("CLIPForImageClassification", tmp_path)
+    model = load(tmp_path)
+    assert (model.config.final_norm, model.config.pool, model.config.classes) == (False, "mean", 5)
+    assert "unread.post_layernorm.weight (not read by its classifier)" in model.origin

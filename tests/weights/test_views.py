@@ -6,8 +6,10 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+import torch
 
 from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, Preprocess, ViTConfig
+from vitruvian.weights.families.google import BigVision
 from vitruvian.weights.families.huggingface_json import preprocess_of, preprocessor_json
 from vitruvian.weights.families.registry import READERS
 from vitruvian.weights.files import Checkpoint
@@ -66,3 +68,10 @@ def test_a_single_size_means_a_square_or_the_shorter_side_as_the_processor_has_i
     assert deit.scaled_size == clip.scaled_size == (256, 256)
     for view in (deit, clip):
         assert preprocess_of(preprocessor_json(view), (224, 224)) == view
+
+
+@pytest.mark.parametrize(("text", "size"), [({"params/txt/head/kernel": torch.ones(2, 2)}, (384, 384)), ({}, None)])
+def test_so400m_14_of_big_vision_s_siglip_is_fed_384_pixels(text, size):
+    arrays = {"embedding/kernel": torch.ones(14, 14, 3, 8), "pos_embedding": torch.ones(1, 27 * 27, 8)}
+    checkpoint = Checkpoint(path=Path("w.npz"), format="npz", tensors=arrays | text)
+    assert BigVision().facts(checkpoint, arrays).image_size == size

@@ -128,7 +128,7 @@ def kept_architecture(recipe: Recipe, model: str) -> dict[str, Any]:
     """What of a recipe's architecture holds for another model: all but the size, which the model's name tells."""
     kept = {key: value for key, value in recipe.architecture.items() if key not in SIZE}
     config = resolve(model)
-    if "representation_size" in kept and isinstance(config, ViTConfig):
+    if kept.get("representation_size") and isinstance(config, ViTConfig):
         kept["representation_size"] = config.width
     if isinstance(config, ResNetConfig):
         known = {field.name for field in fields(ResNetConfig)}

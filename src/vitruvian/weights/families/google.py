@@ -189,13 +189,25 @@ class BigVision(Family):
         return unstack(super().to_table_names(tensors))
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
-        return Facts(numerics=self.numerics, heads=heads_in(tensors), fixed_positions=True)
+        kernel, positions = tensors[self.anchor], tensors.get("pos_embedding")
+        patches = (kernel.shape[0], positions.shape[-2]) if positions is not None and positions.dim() > 1 else None
+        size = TRIMMED_SIGLIP.get(patches) if patches and has_text(checkpoint) else None
+        return Facts(numerics=self.numerics, heads=heads_in(tensors), fixed_positions=True, image_size=size)
 
     def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
         size = config.image_size
-        if any(name.startswith("params/txt/") for name in checkpoint.tensors):  # SigLIP: `resize(N)|value_range(-1, 1)`
+        if has_text(checkpoint):  # SigLIP: `resize(N)|value_range(-1, 1)`
             return Preprocess(image_size=size, antialias=False)
         return Preprocess(image_size=size, fit="crop", scaled_size=scaled_crop(size, 256, 224), interpolation="area")
+
+
+TRIMMED_SIGLIP = {(14, 27 * 27): (384, 384)}
+"""By patch size and number of patches: So400m/14 is fed 384 pixels, of which its convolution leaves out the last 6."""
+
+
+def has_text(checkpoint: Checkpoint) -> bool:
+    """Whether a text tower lies beside the image tower, as in SigLIP."""
+    return any(name.startswith("params/txt/") for name in checkpoint.tensors)
 
 
 def unstack(tensors: Tensors) -> Tensors:
