@@ -103,11 +103,11 @@ def from_weights(recipe: Recipe, labels: Sequence[str]) -> Model:
         )
 
     def changes(found: Description) -> Changes:
-        size: Size | None = measured_size(recipe, found.config)
+        wanted = measured_size(recipe, found.config)
         if found.preprocess.fit == "naflex":
-            shape = "x".join(map(str, size))
+            shape = "x".join(map(str, wanted))
             tell(f"note: {recipe.weights} keeps each image's shape (NaFlex); here all images are squashed to {shape}")
-        size = None if size == found.config.image_size else size
+        size = None if wanted == found.config.image_size else wanted
         if found.labels == tuple(labels):
             return Changes(image_size=size)
         return Changes(image_size=size, classes=len(labels), head="new" if labels else "keep")
