@@ -1,11 +1,11 @@
 """The fastest engine of our model beside the peers, each as its users run it, and timm's own export in both runtimes.
 
     python benchmarks/engines.py [--rounds 15] [--sizes Ti,S,B] [--batches 1,16] [--not-compiled]
-        [--out rows.jsonl]
+        [--graphs FOLDER] [--out rows.jsonl]
 
 Every round times each once on the same batch, in an order drawn anew; ratios are between medians of the same rounds.
 `ours` is `Classifier(model, engine="auto").logits`, after it has chosen its engine. The runtimes get timm's model at a
-fixed shape from `torch.onnx.export(dynamo=True)`.
+fixed shape from `torch.onnx.export(dynamo=True)`; with --graphs, exports stay in that folder for the next run.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from inference import describe, interleaved, random_model
 from peers import Forward, declare_torchvision_operators, timm_model, torchvision_model, transformers_model
 
 
-def runtimes(model: torch.nn.Module, pixels: torch.Tensor, folder: Path) -> dict[str, Forward]:
+def runtimes(model: torch.nn.Module, pixels: torch.Tensor, path: Path) -> dict[str, Forward]:
     """timm's model in both runtimes, on all cores."""
     import onnxruntime
     import openvino
 
-    path = folder / f"timm{len(pixels)}.onnx"
-    torch.onnx.export(model, (pixels,), path, dynamo=True, external_data=False, verbose=False)
+    if not path.is_file():
+        torch.onnx.export(model, (pixels,), path, dynamo=True, external_data=False, verbose=False)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(path, options)
@@ -46,7 +46,7 @@ def runtimes(model: torch.nn.Module, pixels: torch.Tensor, folder: Path) -> dict
     }
 
 
-def compare(size: str, batch: int, rounds: int, *, compiled: bool) -> list[dict[str, object]]:
+def compare(size: str, batch: int, rounds: int, *, compiled: bool, graphs: Path | None) -> list[dict[str, object]]:
     model = random_model(size)
     classifier = vt.Classifier(model, engine="auto")
     pixels = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
@@ -59,7 +59,7 @@ def compare(size: str, batch: int, rounds: int, *, compiled: bool) -> list[dict[
             **({"timm compiled": torch.compile(timm)} if compiled else {}),
             "torchvision": torchvision_model(model, folder).eval(),
             "transformers": transformers_model(model, folder),
-            **runtimes(timm, pixels, folder),
+            **runtimes(timm, pixels, (graphs or folder) / f"timm_{size}_{batch}.onnx"),
         }
     forwards: dict[str, Forward] = {"ours (auto)": classifier.logits, **peers}
     with torch.inference_mode():
@@ -88,6 +88,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="Ti,S,B")
     parser.add_argument("--batches", default="1,16")
     parser.add_argument("--not-compiled", action="store_true", help="leave out timm compiled, which takes a minute")
+    parser.add_argument("--graphs", type=Path, help="an existing folder for timm's exports")
     parser.add_argument("--out", type=Path, help="write the rows as JSON lines")
     arguments = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {arguments.rounds} interleaved rounds")
@@ -95,7 +96,9 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     for size in arguments.sizes.split(","):
         for batch in arguments.batches.split(","):
-            rows += compare(size, int(batch), arguments.rounds, compiled=not arguments.not_compiled)
+            rows += compare(
+                size, int(batch), arguments.rounds, compiled=not arguments.not_compiled, graphs=arguments.graphs
+            )
     if arguments.out:
         arguments.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
 

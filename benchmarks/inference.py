@@ -38,6 +38,10 @@ def random_model(size: str) -> vt.ViT:
     return model.eval()
 
 
+REST_SECONDS = 0.1
+"""Before each is timed: the threads of a runtime go on spinning after its answer, and take a core from the next one."""
+
+
 def interleaved(forwards: dict[str, Forward], pixels: torch.Tensor, rounds: int) -> dict[str, list[float]]:
     """Seconds of each forward pass in each round, in an order drawn anew: what ran before decides what is cached."""
     names = list(forwards)
@@ -49,6 +53,9 @@ def interleaved(forwards: dict[str, Forward], pixels: torch.Tensor, rounds: int)
             forwards[name](pixels)
         for _ in range(rounds):
             for name in order.sample(names, len(names)):
+                time.sleep(REST_SECONDS)
+                for _ in range(calls > 1):
+                    forwards[name](pixels)
                 start = time.perf_counter()
                 for _ in range(calls):
                     forwards[name](pixels)

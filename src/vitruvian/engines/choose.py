@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import random
@@ -36,10 +37,14 @@ class Way(NamedTuple):
     """The graph is opened for single images, which lets a runtime prepare more; else for any batch."""
 
 
-LAYOUT = 2
+LAYOUT = 3
 """Raised when graphs are written otherwise, so that old ones are not used."""
 ROUNDS = 7
 """Times that each engine is measured, in turn."""
+FEWEST_ROUNDS, MOST_SECONDS = 3, 15.0
+"""Of these measurements; a large model on a large batch is measured less often."""
+REST_SECONDS = 0.03
+"""Before each is measured: torch's threads go on spinning after an answer, and take a core from the next engine."""
 KEPT_GRAPHS = 8
 """Exported graphs that stay in the cache folder, the last used."""
 
@@ -149,7 +154,7 @@ def fastest(model: Model, pixels: Tensor) -> Way:
         if known["engine"] in installed():
             return Way(str(known["engine"]), bool(known["split"]), bool(known["single"]))
     tell("note: measuring which engine is the fastest here, once for this model and batch ...")
-    seconds = measure(candidates(model, pixels), pixels, ROUNDS)
+    seconds = measure(candidates(model, pixels), pixels, ROUNDS, MOST_SECONDS)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     best = min(medians, key=medians.__getitem__)
     rates = [f"{each.engine} {len(pixels) / medians[each]:.3g}" for each in best_of(medians)]
@@ -184,14 +189,19 @@ def candidates(model: Model, pixels: Tensor) -> dict[Way, Forward]:
     return found
 
 
-def measure(forwards: dict[Way, Forward], pixels: Tensor, rounds: int) -> dict[Way, list[float]]:
+def measure(
+    forwards: dict[Way, Forward], pixels: Tensor, rounds: int, most_seconds: float = math.inf
+) -> dict[Way, list[float]]:
     """Seconds of each, one after the other in an order drawn anew, so that what else happens falls on all."""
     seconds: dict[Way, list[float]] = {key: [] for key in forwards}
     for forward in forwards.values():
         forward(pixels)
-    order = random.Random(0)
-    for _ in range(rounds):
+    order, begin = random.Random(0), time.perf_counter()
+    for number in range(rounds):
+        if number >= FEWEST_ROUNDS and time.perf_counter() - begin > most_seconds:
+            break
         for key in order.sample(list(forwards), len(forwards)):
+            time.sleep(REST_SECONDS)
             start = time.perf_counter()
             forwards[key](pixels)
             seconds[key].append(time.perf_counter() - start)

@@ -1,7 +1,8 @@
 """How attention is written in a graph, so that the runtimes find what they compute soonest.
 
 Queries, keys and values have a product each, because ONNX Runtime copies the parts of one product. Softmax stands
-between two products, which OpenVINO joins into one kernel, and the scale of the queries is in their weights.
+between two products, which OpenVINO joins into one kernel, and the scale of the queries is in their weights. The last
+block, which has few queries, does not compute keys and values of each token: sums over tokens come first.
 """
 
 from __future__ import annotations
@@ -13,12 +14,18 @@ from torch import Tensor, nn
 
 from vitruvian.model.build import Model
 from vitruvian.model.encoder import Attention
+from vitruvian.settings import Size
 
-# B images, N tokens, H heads of K channels
+# B images, N tokens, D width, H heads of K channels, F tokens that are read
 
 
 class ThreeProducts(Attention):
     """Attention whose `qkv` holds the layers of `three_layers`."""
+
+    def forward(self, x: Tensor, first: int | None = None, grid: Size | None = None) -> Tensor:
+        if first is None or self.position is not None:
+            return super().forward(x, first, grid)
+        return self.few(x, first, None)
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         B, N, _ = x.shape
@@ -29,6 +36,25 @@ class ThreeProducts(Attention):
         scaled = q if scale_in_weights(self) else q * q.shape[-1] ** -0.5
         logits = scaled @ k.transpose(-2, -1)
         return (logits if bias is None else logits + bias).softmax(dim=-1) @ v
+
+    def few(self, x: Tensor, first: int, bias: Tensor | None) -> Tensor:
+        """Scores are queries, taken through the weights of the keys, times tokens; values are made of weighted sums.
+
+        What the bias of the keys adds is the same for every token, and softmax does not see it.
+        """
+        if not scale_in_weights(self):
+            return super().few(x, first, bias)
+        assert isinstance(self.qkv, nn.ModuleList)
+        query, key, value = self.qkv
+        B, N, D = x.shape
+        H, K = self.heads, self.out.in_features // self.heads
+        q = query(x[:, :first]).view(B, first, H, K).transpose(1, 2)
+        asked = q @ key.weight.view(H, K, D)  # (B, H, F, D)
+        logits = (asked.reshape(B, H * first, D) @ x.transpose(1, 2)).view(B, H, first, N)
+        shares = (logits if bias is None else logits + bias).softmax(dim=-1)
+        sums = (shares.view(B, H * first, N) @ x).view(B, H, first, D)
+        y = sums @ value.weight.view(H, K, D).transpose(1, 2)  # (B, H, F, K)
+        return self.joined(y if value.bias is None else y + value.bias.view(H, 1, K))
 
 
 def scale_in_weights(attention: Attention) -> bool:

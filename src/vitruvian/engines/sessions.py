@@ -123,6 +123,8 @@ def _onnxruntime(module: Any, path: Path, threads: int, split: bool, batch: int 
     options = module.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
+    # else its threads spin on after an answer, and take a core from decoding, from torch, from another runtime
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     if batch is not None:
         options.add_free_dimension_override_by_name(BATCH_AXIS, batch)
     session = module.InferenceSession(

@@ -45,6 +45,10 @@ class Attention(nn.Module):
             q, bias = q[:, :, :first], None if bias is None else bias[:, :, :first]
         return self.joined(self.attend(q, k, v, bias))
 
+    def few(self, x: Tensor, first: int, bias: Tensor | None) -> Tensor:  # (B, N, D) -> (B, first, D)
+        q, k, v = self.project(x)
+        return self.joined(self.attend(q[:, :, :first], k, v, bias))
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)

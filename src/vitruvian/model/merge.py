@@ -111,12 +111,12 @@ def run_layer(vit: ViT, layer: int, tokens: Tokens, first: int | None, merging: 
 
     def run(*given: Tensor | None) -> Tokens:
         before = Tokens(*given)  # type: ignore[arg-type]
-        q, k, v = block.attention.project(block.attention_input(before.x))
-        q = q if kept is None else q[:, :, :kept]
-        bias = None if before.sizes is None else before.sizes.to(q.dtype).log()[:, None, None]  # (B, 1, 1, N)
-        branch = block.attention.joined(block.attention.attend(q, k, v, bias))
+        seen = block.attention_input(before.x)
+        bias = None if before.sizes is None else before.sizes.to(seen.dtype).log()[:, None, None]  # (B, 1, 1, N)
         if kept is not None:  # nobody reads what would merge
-            return Tokens(block.finish(before.x[:, :kept], branch))
+            return Tokens(block.finish(before.x[:, :kept], block.attention.few(seen, kept, bias)))
+        q, k, v = block.attention.project(seen)
+        branch = block.attention.joined(block.attention.attend(q, k, v, bias))
         after = before
 
         def merge(x: Tensor) -> Tensor:
