@@ -1,6 +1,7 @@
 """A folder of images to answers, beside the transformers pipeline and a timm loop with DataLoader workers.
 
     python benchmarks/folder.py WEIGHTS IMAGES [--count 200] [--rounds 3] [--engines torch,auto]
+        [--workers 0,1,2]
 
 `WEIGHTS` is a ViT-Ti/16 that every library can hold. Each runs in a process of its own that loads the model, answers
 some images to warm up and then all of them, batch 16; rounds take turns. Answers are compared with ours.
@@ -47,7 +48,7 @@ def pipeline(folder: Path, _: str) -> Answers:
     return lambda paths: [numbers[found[0]["label"]] for found in run(paths, batch_size=BATCH, top_k=5)]
 
 
-def timm_loop(folder: Path, _: str) -> Answers:
+def timm_loop(folder: Path, workers: str) -> Answers:
     declare_torchvision_operators()
     import timm
 
@@ -70,7 +71,7 @@ def timm_loop(folder: Path, _: str) -> Answers:
 
     def answers(paths: list[str]) -> list[int]:
         with torch.inference_mode():
-            batches = torch.utils.data.DataLoader(Files(paths), batch_size=BATCH, num_workers=2)
+            batches = torch.utils.data.DataLoader(Files(paths), batch_size=BATCH, num_workers=int(workers))
             return [number for pixels in batches for number in model(pixels).topk(5).indices[:, 0].tolist()]
 
     return answers
@@ -99,6 +100,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engines", default="torch,auto")
+    parser.add_argument("--workers", default="0,1,2", help="of timm's DataLoader")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     paths = sorted(map(str, asked.images.rglob("*.jpg")))
@@ -107,7 +109,8 @@ def main() -> None:
         return one(asked.one[0], asked.one[1], Path(asked.one[2]), paths)
     import vitruvian as vt
 
-    ways = [("vitruvian", engine) for engine in asked.engines.split(",")] + [(name, "") for name in list(LIBRARIES)[1:]]
+    ways = [("vitruvian", engine) for engine in asked.engines.split(",")] + [("transformers pipeline", "")]
+    ways += [("timm and DataLoader", workers) for workers in asked.workers.split(",")]
     found: dict[tuple[str, str], list[dict[str, object]]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory() as name:
         folder, model = Path(name), vt.load(asked.weights)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import vitruvian as vt
+from vitruvian.engines import sessions
 from vitruvian.engines.choose import Way, measure
 from vitruvian.engines.layout import ThreeProducts, three_products
 
@@ -33,3 +34,18 @@ def test_a_measurement_that_takes_too_long_has_few_rounds():
     ways = {Way("one"): lambda pixels: pixels, Way("other"): lambda pixels: pixels}
     assert {len(found) for found in measure(ways, torch.zeros(1), 5, 0.0).values()} == {3}
     assert {len(found) for found in measure(ways, torch.zeros(1), 5).values()} == {5}
+
+
+def test_pieces_of_a_batch_that_is_cut_evenly_have_a_graph_of_their_own(tmp_path, monkeypatch):
+    opened = []
+
+    def open_session(path, engine, *, split, batch):
+        opened.append(batch)
+        return lambda pixels: torch.full((len(pixels), 1), float(batch))
+
+    monkeypatch.setattr(sessions, "open_session", open_session)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    run = sessions.WholeImages(tmp_path / "model.onnx", "onnxruntime")
+    answers = [float(run(torch.zeros(batch, 3, 2, 2))[0]) for batch in (16, 8, 5, 12, 4, 16)]
+    assert answers == [4, 4, 1, 1, 1, 4]  # 12 and 4 would want a third graph: pieces of 3 and of 2
+    assert opened == [4, 1]

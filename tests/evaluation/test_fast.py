@@ -250,11 +250,23 @@ def test_the_fastest_model_within_the_loss_is_written_and_predicts(images, tmp_p
         vt.optimize(tiny_model(), tmp_path / "fast", calibrate=images)
 
 
+def half_as_fast(forwards, pixels):
+    return {name: 2.0 if "int8" in name else 1.0 for name in forwards}
+
+
+def test_int8_that_is_not_faster_costs_the_search_no_time(images, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("vitruvian.evaluation.fast.optimize.MERGED", ())
+    monkeypatch.setattr("vitruvian.evaluation.fast.optimize.installed", lambda: ["torch", "onnxruntime"])
+    found = vt.optimize(tiny_model(), tmp_path / "fast", calibrate=images, max_loss=20, timer=half_as_fast)
+    assert {each.int8_layers for each in found.candidates} == {0}
+    assert "it is left out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
 def test_a_cascade_of_graphs_asks_the_whole_model_where_the_first_pass_is_unsure(engine, tmp_path):
     model = tiny_model(image_size=32)
     pixels = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    search = Search(model, None, None, tmp_path, 1.0)
+    search = Search(model, None, None, tmp_path, max_loss=1.0, timer=faster, batch=8)
     with torch.no_grad():
         whole, first = model(pixels), vt.with_merging(model, 4)(pixels)
     threshold = float((first / 1.5).softmax(dim=1).amax(dim=1).median())

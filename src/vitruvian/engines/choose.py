@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.engines.export import TOLERANCE, Forward, compare, evaluating, export, fits_onnx
-from vitruvian.engines.sessions import FORMATS, installed, open_session, versions
+from vitruvian.engines.sessions import FORMATS, WholeImages, installed, open_session, versions
 from vitruvian.errors import ConversionError, FileError, VitruvianError
 from vitruvian.files import cache_folder, locked, read_object, short_hash, write_json
 from vitruvian.model.build import Model
@@ -34,7 +34,7 @@ class Way(NamedTuple):
     split: bool = False
     """A core takes whole images; else all cores share every operation."""
     single: bool = False
-    """The graph is opened for single images, which lets a runtime prepare more; else for any batch."""
+    """The graph is opened for single images, or for the pieces that a core takes; else for any batch."""
 
 
 LAYOUT = 3
@@ -87,7 +87,10 @@ def forward_of(model: Model, way: Way, size: tuple[int, int]) -> Forward:
     if way.engine == "torch":
         return (lambda pixels: map_over_cores(model, pixels)) if way.split else without_gradients(model)
     graph = cached_graph(model, way.engine, size)
-    session = open_session(graph, way.engine, split=way.split, batch=1 if way.single else None)
+    if way.split and way.single:
+        session: Forward = WholeImages(graph, way.engine)
+    else:
+        session = open_session(graph, way.engine, split=way.split, batch=1 if way.single else None)
     checked = graph.with_name(f"{way.engine}.checked.json")
     if not checked.is_file():
         write_json(checked, {"largest_difference": check_answers(model, session, size, way.engine)})

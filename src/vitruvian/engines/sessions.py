@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitruvian.errors import CheckpointError, ConfigError, UnknownNameError, require
-from vitruvian.model.cores import map_over_cores
+from vitruvian.model.cores import even_pieces, map_over_cores
 from vitruvian.weights.files import CARRIED
 
 EngineName = Literal["torch", "onnxruntime", "openvino", "auto"]
@@ -85,19 +85,38 @@ class Session:
         return self._whole(torch.cat([part, part[-1:].expand(missing, -1, -1, -1)]) if missing else part)[: len(part)]
 
 
+class WholeImages:
+    """A graph of which each core takes whole images: pieces of as many as are cut from a batch, else one by one.
+
+    The batch of an open graph is fixed at the size of a piece, which lets a runtime prepare more. Two sizes are held at
+    most, 1 and that of the first batch that is cut evenly; a short last batch must not wait for a third.
+    """
+
+    def __init__(self, path: Path, engine: str) -> None:
+        self.path, self.engine = path, engine
+        self._held: dict[int, Session] = {}
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        sizes = {len(piece) for piece in even_pieces(pixels, torch.get_num_threads())}
+        size = sizes.pop() if len(sizes) == 1 else 1
+        if size not in self._held and max(self._held, default=1) > 1:
+            size = 1
+        if size not in self._held:
+            self._held[size] = open_session(self.path, self.engine, split=True, batch=size)
+        return self._held[size](pixels)
+
+
 class OpenGraph:
     """A graph in a file, opened as it runs soonest: all cores share a single image, of more a core takes whole ones."""
 
     def __init__(self, path: Path, engine: str) -> None:
         self.path, self.engine = path, engine
         self.single = open_session(path, engine, batch=1)
-        self._many: Session | None = None
+        self._many = WholeImages(path, engine)
 
     def __call__(self, pixels: Tensor) -> Tensor:
         if len(pixels) == 1 or torch.get_num_threads() == 1 or self.single.shape[0] not in (None, 1):
             return self.single(pixels)
-        if self._many is None:
-            self._many = open_session(self.path, self.engine, split=True, batch=1)
         return self._many(pixels)
 
 

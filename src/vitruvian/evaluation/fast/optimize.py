@@ -147,12 +147,11 @@ def optimize(
     check_model(classifier.model, "onnx", dynamic_size=False)
     fitted, sample = divided(read_sample(classifier, calibrate, images=CALIBRATION + images, training=True))
     with workplace() as folder:
-        search = Search(classifier.model, fitted, sample, folder, max_loss)
+        search = Search(classifier.model, fitted, sample, folder, max_loss=max_loss, timer=timer, batch=batch)
         candidates = list(search.candidates())
-        pixels = sample.tensor(slice(batch))
         forwards = {each.name: search.forward(each) for each in candidates}
         tell(f"measuring {len(forwards)} ways to run the model, in turn ...")
-        seconds = timer(forwards, pixels)
+        seconds = timer(forwards, search.some())
         timed = [dataclasses.replace(each, seconds=seconds[each.name]) for each in candidates]
         timed += search.cascades(timed)
         ordered = sorted(timed, key=lambda each: each.seconds)
@@ -187,12 +186,17 @@ def divided(sample: Sample) -> tuple[Sample, Sample]:
 class Search:
     """The ways to run one model, with the loss of each."""
 
-    def __init__(self, model: Model, fitted: Sample, sample: Sample, folder: Path, max_loss: float) -> None:
+    def __init__(
+        self, model: Model, fitted: Sample, sample: Sample, folder: Path, *, max_loss: float, timer: Timer, batch: int
+    ) -> None:
         self.model, self.fitted, self.sample = model.eval(), fitted, sample
         self.folder, self.max_loss = folder, max_loss
+        self.timer, self.batch = timer, batch
         self.answers: dict[int, Tensor] = {}
         """Logits (n, K) by the tokens that merge in each layer."""
         self.plan: Plan | None = None
+        self.int8_pays: bool | None = None
+        """Whether int8 of all layers is faster than float; None while it is not measured."""
         self.kept = 0
         """Layers that int8 has to leave float; more merged tokens need no fewer."""
 
@@ -250,7 +254,7 @@ class Search:
 
     def int8(self, r: int) -> Iterator[Candidate]:
         """With as few layers left float as the loss allows; all that were tried."""
-        if not isinstance(self.model, ViT):
+        if not isinstance(self.model, ViT) or self.int8_pays is False:
             return
         if self.plan is None:
             self.plan = plan_of(self.model, self.fitted, self.folder, bits=WEIGHT_BITS)
@@ -258,6 +262,8 @@ class Search:
         assert isinstance(ready, ViT)
         plan = dataclasses.replace(self.plan, model=ready, graph=self.folder / f"smooth{r}.onnx")
         export(ready, plan.graph)
+        if self.int8_pays is None and not self.faster_in_int8(plan):
+            return
         for self.kept in [step for step in plan.steps() if step >= self.kept]:
             kept = self.kept
             path = plan.write(self.folder / f"int8_{r}_{kept}.onnx", kept)
@@ -266,6 +272,19 @@ class Search:
             yield Candidate(engine="onnxruntime", tome_r=r, int8_layers=layers, loss=loss, path=str(path))
             if loss.points <= self.max_loss:
                 return
+
+    def some(self) -> Tensor:
+        """A batch to measure with."""
+        return self.sample.tensor(slice(self.batch))
+
+    def faster_in_int8(self, plan: Plan) -> bool:
+        """Measured once, with all layers in int8, before any time goes into what that loses."""
+        paths = {"float": plan.graph, "int8": plan.write(self.folder / "all_int8.onnx", 0)}
+        seconds = self.timer({name: OpenGraph(path, "onnxruntime") for name, path in paths.items()}, self.some())
+        ratio = seconds["float"] / seconds["int8"]
+        tell(f"int8 in every layer: {ratio:.2f} times the speed of float" + ("" if ratio > 1 else "; it is left out"))
+        self.int8_pays = ratio > 1
+        return self.int8_pays
 
     def loss(self, forward: Forward, label: str) -> Loss:
         return self.loss_of(self.sample.logits(forward, label))

@@ -44,7 +44,8 @@ LOOKED_AT = 16
 """Images that the layers' sensitivities are measured on."""
 STEPS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75)
 """Shares of the layers, the most sensitive, that stay float, tried in turn; often one layer alone loses the most."""
-ROUNDS = 15
+ROUNDS, MOST_SECONDS = 15, 90.0
+"""Of a measurement, which ends after three rounds at the earliest."""
 
 Timer = Callable[[dict[str, Forward], Tensor], dict[str, float]]
 """Seconds of each for these pixels."""
@@ -91,7 +92,8 @@ class Quantized:
 def median_seconds(forwards: dict[str, Forward], pixels: Tensor) -> dict[str, float]:
     """Of interleaved rounds."""
     ways = {Way(name): forward for name, forward in forwards.items()}
-    return {way.engine: statistics.median(times) for way, times in measure(ways, pixels, ROUNDS).items()}
+    measured = measure(ways, pixels, ROUNDS, MOST_SECONDS)
+    return {way.engine: statistics.median(times) for way, times in measured.items()}
 
 
 def quantize(
