@@ -46,6 +46,8 @@ class ThreeProducts(Attention):
             return super().few(x, first, bias)
         assert isinstance(self.qkv, nn.ModuleList)
         query, key, value = self.qkv
+        assert isinstance(key, nn.Linear)
+        assert isinstance(value, nn.Linear)
         B, N, D = x.shape
         H, K = self.heads, self.out.in_features // self.heads
         q = query(x[:, :first]).view(B, first, H, K).transpose(1, 2)
