@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import resources
 
 NOT_RUN = {
     "pip": "installs packages",
@@ -32,6 +33,7 @@ UNAVAILABLE = {
 
 STAND_INS = (
     ("s3://bucket/", "bucket/"),
+    ("src/vitruvian/box", str(resources.files("vitruvian") / "box")),
     (" /data/", " data/"),
     (" /shared/", " "),
     ("seq 64", "seq 2"),
