@@ -164,6 +164,10 @@ class TestPreprocessor:
         with pytest.raises(CheckpointError, match=r"preprocessor_config.json|size"):
             preprocess_of(settings, (32, 32))
 
+    def test_images_that_are_not_to_be_resized_are_refused(self):
+        with pytest.raises(CheckpointError, match=r"do_resize is false, .* set it to true, with the size"):
+            preprocess_of({"do_resize": False, "size": {"height": 32, "width": 32}}, (32, 32))
+
     def test_a_written_view_means_the_same_when_read(self):
         views = [
             Preprocess(image_size=(32, 48), interpolation="lanczos"),

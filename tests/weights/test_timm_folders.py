@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from vitruvian.catalog import VARIANTS
 from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, Preprocess, ResNetConfig, RopeConfig, StemConfig, ViTConfig
-from vitruvian.errors import ConversionError
+from vitruvian.errors import CheckpointError, ConversionError
 from vitruvian.model.build import build
 from vitruvian.weights.convert import convert
 from vitruvian.weights.families.timm_arguments import ratio
@@ -128,6 +128,15 @@ def test_config_json_states_classes_view_and_labels(tmp_path):
     )  # fmt: skip
     assert "first_conv" not in cfg  # timm would make one channel of three
     assert load(tmp_path / "timm", family="timm").preprocess == model.preprocess
+
+
+def test_a_crop_that_is_not_known_is_refused(tmp_path):
+    save(randomized(TIMM.replace(**SMALL)), tmp_path / "timm", "timm")
+    edited = config_of(tmp_path / "timm")
+    edited["pretrained_cfg"] |= {"crop_mode": "border"}
+    (tmp_path / "timm" / "config.json").write_text(json.dumps(edited))
+    with pytest.raises(CheckpointError, match="crop_mode 'border' is not known; 'center' and 'squash' are"):
+        load(tmp_path / "timm")
 
 
 def test_an_edited_config_json_takes_the_place_of_the_description(tmp_path):

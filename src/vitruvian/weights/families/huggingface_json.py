@@ -82,6 +82,11 @@ def generic_labels(count: int) -> tuple[str, ...]:
 
 def preprocess_of(settings: dict[str, Any], image_size: Size) -> Preprocess:
     """The view of `preprocessor_config.json`; where the file is missing or silent, a bilinear squash with 0.5."""
+    if not settings.get("do_resize", True):
+        raise CheckpointError(
+            "preprocessor_config.json: do_resize is false, and images of other sizes than the model's are not known to "
+            "fit; set it to true, with the size that the images are to have"
+        )
     try:
         mean, std = statistics(settings)
         way = RESAMPLING[settings.get("resample", 2)]

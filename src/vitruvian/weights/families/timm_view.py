@@ -26,8 +26,11 @@ def published_view(cfg: dict[str, Any], size: Size) -> Preprocess:
     interpolation = next((ours for ours, name in INTERPOLATIONS.items() if name == theirs), theirs)
     if interpolation not in get_args(Interpolation):
         raise CheckpointError(f"config.json: interpolation {interpolation!r} is not known")
+    mode = cfg.get("crop_mode") or "center"
+    if mode not in ("center", "squash"):
+        raise CheckpointError(f"config.json: crop_mode {mode!r} is not known; 'center' and 'squash' are")
     try:
-        view = crop_view(size, float(cfg.get("crop_pct") or 0.9), squash=cfg.get("crop_mode") == "squash")
+        view = crop_view(size, float(cfg.get("crop_pct") or 0.9), squash=mode == "squash")
         mean, std = (tuple(float(x) for x in cfg.get(key) or (0.5, 0.5, 0.5)) for key in ("mean", "std"))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"config.json: pretrained_cfg cannot be read: {error}") from error
