@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import os
 import socket
@@ -182,12 +183,16 @@ def test_chunks_that_never_end_are_408(service):
 
 def test_a_request_on_a_kept_connection_has_its_own_time(service):
     """The time for headers begins with their first byte, not with the connection."""
-    host, port = service.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
-        for _ in range(3):
-            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
-            time.sleep(1.2)
+    connection = http.client.HTTPConnection(service.url.removeprefix("http://"), timeout=30)
+    connection.connect()
+    kept = connection.sock
+    for _ in range(3):
+        connection.request("GET", "/health")
+        found = connection.getresponse()
+        assert (found.status, json.loads(found.read())["status"]) == (200, "ok")
+        time.sleep(1.2)
+    assert connection.sock is kept
+    connection.close()
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")

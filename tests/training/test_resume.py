@@ -103,7 +103,7 @@ def test_a_signal_during_an_evaluation_does_not_wait_for_its_end(tmp_path, monke
     measured = Loop.measured
 
     def stopping(loop, stop):
-        stop.number = signal.SIGTERM
+        stop.received = signal.SIGTERM
         return measured(loop, stop)
 
     monkeypatch.setattr(Loop, "measured", stopping)

@@ -155,7 +155,8 @@ def model_keys(encoder: Encoder) -> tuple[str, str]:
     below = tensors_digest({n: tensor for n, tensor in model.state_dict().items() if not n.startswith(HEADS)})
     versions = [torch.__version__, PIL.__version__, torch.device(encoder.device).type]
     settings = [{key: value for key, value in changed(model.config).items() if key not in WITHOUT_EFFECT}]
-    earlier = [only(each.to_json(), frozenset(EARLIER_FIELDS.split())) for each in (model.config, view)]
+    known = frozenset(EARLIER_FIELDS.split())
+    earlier = [only(model.config.to_json(), known), only(view.to_json(), known - {"patch_size"})]  # views had none
     return (
         short_hash([below, type(model.config).__name__, *settings, changed(view), FORMAT, *versions]),
         short_hash([below, *earlier, EARLIER_FORMAT, *versions]),
