@@ -3,8 +3,8 @@
 python benchmarks/soak.py --model weights.safetensors [--minutes 30] [--rate 5]
 
 One line of JSON a minute: requests by status, resident memory, threads and open files of the server (Linux). Ends with
-exit code 1 if any request was answered with 5xx, or if the least memory of the last third exceeds that of the second
-by more than 5%: the least, because an image that is still being decoded is no leak. Each 5xx is told with its seconds.
+exit code 1 if any request was answered with 5xx, or if the median memory of the last third exceeds that of the second
+by more than 5%. Each 5xx is told with its seconds.
 Minutes do not count in which the machine or this job was suspended, nor does an answer that was late because of that:
 the server's clock goes on, and its time limit with it.
 """
@@ -19,6 +19,7 @@ import os
 import random
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import threading
@@ -101,7 +102,7 @@ def soaked(port: int, server: int, minutes: float, rate: float) -> int:
         time.sleep(max(0.0, sent / rate - clock.seconds()))
     print(json.dumps(dict(sorted(statuses.items()))))
     third = max(1, len(memory) // 3)
-    middle, last = min(memory[third : 2 * third] or memory), min(memory[-third:])
+    middle, last = statistics.median(memory[third : 2 * third] or memory), statistics.median(memory[-third:])
     row = {"mb_second_third": middle, "mb_last_third": last, "5xx": failed, "suspended_seconds": clock.suspended}
     print(json.dumps(row))
     return int(failed > 0 or last > 1.05 * middle)
