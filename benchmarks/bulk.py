@@ -125,9 +125,15 @@ def clocks() -> np.ndarray:
 
 def start(folder: Path, out: Path, share: int) -> subprocess.Popen[bytes]:
     words = ["embed", folder / "manifest.csv", "--model", folder / "tiny", "--out", out, "--shard", f"{share}/2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     command = [sys.executable, "-m", "vitruvian", *map(str, words), "--batch-size", "128"]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with open(said(out, share), "wb") as errors:
+        return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
+
+
+def said(out: Path, share: int) -> Path:
+    """What a share wrote to standard error since its last start."""
+    return out.with_name(f"{out.name}-{share}.log")
 
 
 def finish(folder: Path, out: Path, memory: list[float], moments: list[int], chance: random.Random) -> float:
@@ -142,7 +148,7 @@ def finish(folder: Path, out: Path, memory: list[float], moments: list[int], cha
                 status = Path(f"/proc/{process.pid}/status").read_text()
                 memory.append(int(status.partition("VmHWM:")[2].split()[0] if "VmHWM" in status else 0) / 1024)
             elif code:
-                raise SystemExit(f"a share ended with {code}")
+                raise SystemExit(f"share {share} ended with {code}: {said(out, share).read_text()[-2000:]}")
             else:
                 del running[share]
         if moments and running and len(list(out.glob("part-*"))) >= moments[0]:

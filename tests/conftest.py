@@ -27,6 +27,14 @@ def one_thread() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def two_threads(one_thread: None) -> Iterator[None]:
+    """Two threads for tensors, as a machine of two cores has them."""
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def interruptible() -> None:
     """Ctrl-C reaches tests and their processes, also where the shell that started them in the background ignores it."""

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from vitruvian.config import Preprocess, ResNetConfig, ViTConfig
+from vitruvian.config import CascadeConfig, Preprocess, ResNetConfig, ViTConfig
 from vitruvian.data.decode import decode
 from vitruvian.data.preprocess import view
 from vitruvian.errors import CheckpointError, ConfigError, ImageError
@@ -115,9 +115,31 @@ def test_a_long_stream_is_read_only_a_little_ahead_and_can_be_left():
 
     stream = Classifier(tiny_model()).stream(many(), batch=4)
     assert len(list(islice(stream, 10))) == 10
-    assert taken <= 3 * 4 + 2 * 4  # three batches answered, two ahead
+    assert taken <= 3 * 4 + 3 * 4 + 2 * 4  # three batches answered, three with the model, two decoded ahead
     stream.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("decode")]
+
+
+def test_cores_that_take_whole_images_get_the_next_batch_meanwhile(two_threads):
+    begun = {number: threading.Event() for number in range(5)}
+
+    def compute(number):
+        begun[number].set()
+        if 0 < number < 4:  # a first batch is alone; the others wait until the next one is under way
+            assert begun[number + 1].wait(60)
+        return 10 * number
+
+    assert list(Classifier(tiny_model().eval()).overlapped(compute, range(5))) == [0, 10, 20, 30, 40]
+
+
+@pytest.mark.parametrize("changed", [{"engine": "onnxruntime"}, {"cascade": CascadeConfig(threshold=0.5, tome_r=(1,))}])
+def test_batches_do_not_overlap_where_all_cores_share_one(two_threads, changed):
+    model = tiny_model().eval()
+    model.cascade = changed.get("cascade")
+    classifier, threads = Classifier(model), set()
+    classifier.engine = changed.get("engine", "torch")
+    assert list(classifier.overlapped(lambda _: threads.add(threading.get_ident()), range(4))) == [None] * 4
+    assert threads == {threading.get_ident()}
 
 
 def test_dropout_is_off_and_a_model_in_training_stays_in_training():

@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Self, cast
+from typing import Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -35,6 +35,12 @@ from vitruvian.weights.load import load, with_merging
 
 DECODERS = min(4, os.cpu_count() or 1)
 """Threads that decode ahead of the model."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+Views = list[tuple[str, Tensor | ImageError]]
+"""Paths of images, each with what the model sees, or the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +146,30 @@ class Encoder:
         threads = DECODERS if isinstance(view, EvaluationView) else 1
         yield from in_threads(see, enumerate(images), threads=threads, ahead=ahead)
 
+    def overlapped(self, compute: Callable[[Item], Result], batches: Iterable[Item]) -> Iterator[Result]:
+        """`compute(batch)`, which calls this model, of each batch in order.
+
+        Cores that take whole images are not done with a batch at the same time; so they get the next one meanwhile.
+        What they compute does not depend on it. The first batch stays alone, as an engine may be chosen by it.
+        """
+        left, cores = iter(batches), torch.get_num_threads()
+
+        def alike(batch: Item) -> Result:
+            if torch.get_num_threads() != cores:  # which a new thread may not have from this one
+                torch.set_num_threads(cores)
+            return compute(batch)
+
+        yield from map(compute, islice(left, 1))
+        if cores > 1 and self._whole_images():
+            yield from in_threads(alike, left, threads=2, ahead=3)
+        else:
+            yield from map(compute, left)
+
+    def _whole_images(self) -> bool:
+        """Whether each core takes whole images of a batch, and calls may overlap."""
+        plain = isinstance(self.model, Model) and not self.model.training and self.model.cascade is None
+        return plain and self.engine == "torch" and torch.device(self.device).type == "cpu"
+
     def features(self, pixels: Tensor) -> Tensor:
         """What the head reads (B, F) of normalized pixels (B, channels, rows, columns), without dropout."""
         return self.compute(self.model.features, pixels)
@@ -213,9 +243,12 @@ class Classifier(Encoder):
 
     def _stream(self, images: Iterable[ImageInput], top: int, batch: int) -> Iterator[Prediction]:
         views = self.views(images, ahead=2 * batch)
-        while group := list(islice(views, batch)):
+
+        def compute(group: Views) -> tuple[Views, Tensor]:
             pixels = [seen for _, seen in group if isinstance(seen, Tensor)]
-            logits = map_over_shapes(self.logits, pixels) if pixels else torch.zeros(0, len(self.labels))
+            return group, map_over_shapes(self.logits, pixels) if pixels else torch.zeros(0, len(self.labels))
+
+        for group, logits in self.overlapped(compute, iter(lambda: list(islice(views, batch)), [])):
             ranked = zip(self.ranked(logits, top), self.none_of_these(logits))
             for path, seen in group:
                 if isinstance(seen, ImageError):
@@ -258,6 +291,11 @@ class Classifier(Encoder):
             first = whole.first_pass() if isinstance(whole, Graph) else first_of(self.model, self.model.cascade)
             self._first = Classifier(cast(Model, first), device=self.device, engine=self.engine)
         return self._first
+
+    def _whole_images(self) -> bool:
+        if self._run is None or self.model.cascade is not None:
+            return super()._whole_images()
+        return self._run.whole_images
 
     def _engine(self) -> Model | Engine:
         if self.engine == "torch":

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import vitruvian.bulk.job
+import vitruvian.predict
 from vitruvian.bulk import embed, merge, predict
 from vitruvian.bulk.merge import open_result
 from vitruvian.bulk.similar import Search
@@ -76,15 +77,12 @@ def test_processes_that_read_give_the_bytes_of_threads(images, model, whole, tmp
     assert content(tmp_path) == content(whole)
 
 
-def test_batches_that_overlap_on_two_cores_give_the_bytes_of_one_after_the_other(images, model, tmp_path, monkeypatch):
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        embed(images, model, tmp_path / "two", piece=11, batch=5)
-        monkeypatch.setattr(vitruvian.bulk.job, "in_threads", lambda function, items, **_: map(function, items))
-        embed(images, model, tmp_path / "one", piece=11, batch=5)
-    finally:
-        torch.set_num_threads(before)
+def test_batches_that_overlap_on_two_cores_give_the_bytes_of_one_after_the_other(
+    images, model, tmp_path, monkeypatch, two_threads
+):
+    embed(images, model, tmp_path / "two", piece=11, batch=5)
+    monkeypatch.setattr(vitruvian.predict, "in_threads", lambda function, items, **_: map(function, items))
+    embed(images, model, tmp_path / "one", piece=11, batch=5)
     assert content(tmp_path / "two") == content(tmp_path / "one")
 
 

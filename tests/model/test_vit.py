@@ -219,19 +219,14 @@ def test_dropout_acts_while_training_only():
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7, 16])
-def test_images_spread_over_cores_are_answered_in_order(batch):
+def test_images_spread_over_cores_are_answered_in_order(batch, two_threads):
     model = random_model()
     images = pixels(model, batch=batch)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with torch.no_grad():
-            torch.testing.assert_close(map_over_cores(model, images), model(images), atol=1e-5, rtol=1e-5)
-        assert torch.get_num_threads() == 2
-        with ThreadPoolExecutor(1) as later:
-            assert later.submit(torch.get_num_threads).result() == 2
-    finally:
-        torch.set_num_threads(before)
+    with torch.no_grad():
+        torch.testing.assert_close(map_over_cores(model, images), model(images), atol=1e-5, rtol=1e-5)
+    assert torch.get_num_threads() == 2
+    with ThreadPoolExecutor(1) as later:
+        assert later.submit(torch.get_num_threads).result() == 2
 
 
 def test_pieces_keep_every_core_busy_and_lose_no_image():

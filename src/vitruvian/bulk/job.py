@@ -14,19 +14,16 @@ from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from vitruvian.bulk.images import Images, Seen
 from vitruvian.bulk.parts import DamagedPart, Rows, as_cells, columns_of, encoded, part_name, read_part
 from vitruvian.bulk.place import Place
 from vitruvian.config import Preprocess
-from vitruvian.data.workers import in_threads
 from vitruvian.errors import ConfigError, DataError
 from vitruvian.evaluation.measuring.inference import MAX_UNREADABLE
 from vitruvian.evaluation.probes.store import HEADS, model_keys
 from vitruvian.files import json_bytes, parse_object, short_hash
-from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_shapes
 from vitruvian.predict import Classifier, Encoder
 from vitruvian.progress import tell
@@ -163,7 +160,7 @@ class Job:
                 wanted.append(part)
         batches = (batch for part in wanted for batch in self.batches_of(part))
         seen = self.images.seen(batches, self.view, workers=self.workers, ahead=2 * int(self.settings["batch"]))
-        computed = self._computed(seen)
+        computed = self.encoder.overlapped(self._computed, seen)
         with ThreadPoolExecutor(1, thread_name_prefix="write") as writer:  # the model does not wait for the place
             written: Future[None] | None = None
             for part in wanted:
@@ -178,24 +175,9 @@ class Job:
             if written is not None:
                 written.result()
 
-    def _computed(self, batches: Iterator[Seen]) -> Iterator[tuple[Seen, list[Any]]]:
-        """Each batch with its results.
-
-        Cores that share out a batch are not done at the same time; so they get the next one meanwhile. What they
-        compute does not depend on it.
-        """
-        model, cores = self.encoder.model, torch.get_num_threads()
-
-        def compute(found: Seen) -> tuple[Seen, list[Any]]:
-            if torch.get_num_threads() != cores:  # which a new thread may not have from this one
-                torch.set_num_threads(cores)
-            return found, self.results([image for same in found.pixels for image in same]) if found.pixels else []
-
-        plain = isinstance(model, Model) and not model.training and model.cascade is None
-        if cores == 1 or not plain or self.encoder.engine != "torch" or torch.device(self.encoder.device).type != "cpu":
-            yield from map(compute, batches)
-        else:
-            yield from in_threads(compute, batches, threads=2, ahead=2)
+    def _computed(self, found: Seen) -> tuple[Seen, list[Any]]:
+        """A batch with its results."""
+        return found, self.results([image for same in found.pixels for image in same]) if found.pixels else []
 
     def _write(self, part: int, rows: Rows, identity: str) -> None:
         self.place.write(part_name(part, self.parts), encoded(rows.table(self.columns, identity)))

@@ -55,6 +55,8 @@ class Engine:
     def __init__(self, model: Model, name: str) -> None:
         self.model, self.name = model, name
         self._forwards: dict[tuple[int, ...], Forward] = {}
+        self.whole_images = False
+        """Each core takes whole images of the batches that were seen; else all cores share every operation."""
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """(B, channels, rows, columns) -> (B, K).
@@ -74,6 +76,7 @@ class Engine:
 
     def _chosen(self, pixels: Tensor) -> Forward:
         way = fastest(self.model, pixels) if self.name == "auto" else usual_way(self.name, len(pixels))
+        self.whole_images = way.split
         return forward_of(self.model, way, (pixels.shape[2], pixels.shape[3]))
 
 

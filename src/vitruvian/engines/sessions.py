@@ -95,14 +95,16 @@ class WholeImages:
     def __init__(self, path: Path, engine: str) -> None:
         self.path, self.engine = path, engine
         self._held: dict[int, Session] = {}
+        self._opening = threading.Lock()
 
     def __call__(self, pixels: Tensor) -> Tensor:
         sizes = {len(piece) for piece in even_pieces(pixels, torch.get_num_threads())}
         size = sizes.pop() if len(sizes) == 1 else 1
-        if size not in self._held and max(self._held, default=1) > 1:
-            size = 1
-        if size not in self._held:
-            self._held[size] = open_session(self.path, self.engine, split=True, batch=size)
+        with self._opening:  # a batch may begin before the one before it is done
+            if size not in self._held and max(self._held, default=1) > 1:
+                size = 1
+            if size not in self._held:
+                self._held[size] = open_session(self.path, self.engine, split=True, batch=size)
         return self._held[size](pixels)
 
 
