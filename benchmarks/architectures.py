@@ -148,7 +148,8 @@ def activation_of(model: nn.Module, block: nn.Module, mlp: nn.Module | None) -> 
     gelus = found - {"SiLU"} if gated else found
     if len(gelus) > 1 or not gelus <= {"erf", "tanh", "quick"}:
         raise OtherPartError(f"activations {sorted(found)}")
-    return {"gelu": next(iter(gelus), "erf")}
+    with_silu = gated and type(model).__name__ == "VisionTransformer"  # its act_layer, for every MLP
+    return {"gelu": next(iter(gelus), "erf")} | ({"silu": True} if with_silu else {})
 
 
 def kind_of(activation: nn.Module) -> str:

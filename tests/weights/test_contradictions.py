@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from vitruvian.config import ViTConfig
 from vitruvian.errors import CheckpointError
 from vitruvian.model.build import build
+from vitruvian.weights.families.timm_variants import stated_settings
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save
 
@@ -74,6 +75,25 @@ def test_two_norms_may_be_stated_as_the_arrays_have_them(arrays, tmp_path):
     stated = load(folder_of(tmp_path, arrays, global_pool="avg", fc_norm=False))
     assert stated.config.pool == "mean"
     assert not stated.config.norm_after_pool
+
+
+@pytest.mark.parametrize(
+    ("architecture", "argument", "value"),
+    [
+        ("vit_small_patch16_rope_mixed_224", "rope_grid_offset", 1.0),
+        ("vit_small_patch16_rope_mixed_224", "ref_feat_shape", [4, 4]),
+        ("vit_small_patch16_rope_mixed_224", "rope_temperature", 3.0),
+        ("vit_small_patch16_dinov3", "ref_feat_shape", [4, 4]),
+    ],
+)
+def test_rotary_arguments_that_timm_s_code_ignores_change_nothing(architecture, argument, value):
+    stated = [stated_settings({"architecture": architecture, "model_args": args}) for args in ({}, {argument: value})]
+    assert stated[0] == stated[1]
+
+
+def test_an_offset_of_dinov3_s_places_is_refused():
+    with pytest.raises(CheckpointError, match=r"rope_grid_offset=0.5, which is not known here for places in shares"):
+        stated_settings({"architecture": "vit_small_patch16_dinov3", "model_args": {"rope_grid_offset": 0.5}})
 
 
 @pytest.fixture(scope="module")

@@ -181,6 +181,19 @@ class TestTimm:
             load(tmp_path / "w.safetensors", heads=4)
 
     @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            (lambda found: {f"fc_{n}" if n.startswith("norm.") else n: t for n, t in found.items()},
+             "'fc_norm', which timm's code does not apply.*fc_norm=False"),
+            (lambda found: found | {"reg_token": torch.zeros(1, 2, 32)}, "'reg_token', which timm's code leaves out"),
+        ],
+    )  # fmt: skip
+    def test_parts_of_a_distilled_model_that_timm_leaves_out_are_refused(self, change, words, tmp_path):
+        save_file(change(timm_tensors("timm_deit_distilled")), tmp_path / "w.safetensors")
+        with pytest.raises(CheckpointError, match=words):
+            load(tmp_path / "w.safetensors", heads=4)
+
+    @pytest.mark.parametrize(
         ("name", "reason"),
         [
             ("blocks.0.attn.q_norm.weight", "normalized queries and keys"),

@@ -7,16 +7,18 @@ from collections.abc import Iterator
 
 from vitruvian.config import GOOGLE_NUMERICS, TIMM_NUMERICS, ModelConfig, Preprocess, ResNetConfig
 from vitruvian.errors import CheckpointError
-from vitruvian.settings import as_size
 from vitruvian.weights.families.family import Facts, Family
 from vitruvian.weights.families.rules import CONV, POINTWISE, VECTOR, Kind, Row, Table, Tensors, pair, rename
-from vitruvian.weights.families.timm_view import crop_view, published, published_view
+from vitruvian.weights.families.timm_variants import HARMLESS, arguments_of
+from vitruvian.weights.families.timm_view import crop_view, published, published_labels, published_size, published_view
 from vitruvian.weights.files import Checkpoint
 
 UNIT = "block{S}/unit{U:02d}"
 STAGE, TIMM_UNIT = "stages.{s}.{u}", "stages.{s}.blocks.{u}"
 KERNEL = Kind(4, lambda parts: parts[0][:, :, 0, 0], lambda x, n, heads: [x[:, :, None, None]])
 """A dense layer as a 1x1 convolution in PyTorch's layout."""
+TIMM_ARGUMENTS = frozenset({"num_classes", "in_chans"})
+"""What `model_args` may state of timm's BiT ResNets, and their arrays tell; other arguments make another network."""
 LETTERS = ((1, "a"), (2, "b"), (3, "c"))
 
 
@@ -90,12 +92,20 @@ class TimmBit(Family):
     )
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
-        architecture = checkpoint.settings.get("config.json", {}).get("architecture", "resnetv2_bit")
+        config = checkpoint.settings.get("config.json", {})
+        architecture = config.get("architecture", "resnetv2_bit")
         if not re.fullmatch(r"resnetv2_\w*bit", str(architecture).split(".")[0]):
             raise CheckpointError(f"config.json: {architecture!r} is not one of timm's resnetv2_*_bit")
-        size = published(checkpoint).get("input_size")
-        size = as_size(size[1:]) if isinstance(size, list) else None
-        return Facts(numerics=self.numerics, settings={"style": "timm_bit"}, image_size=size)
+        for name, value in ({"global_pool": config.get("global_pool") or "avg"} | arguments_of(config)).items():
+            if not (HARMLESS.fullmatch(name) or name in TIMM_ARGUMENTS or (name, value) == ("global_pool", "avg")):
+                raise CheckpointError(f"config.json: {name}={value!r} is not known here for a BiT ResNet")
+        size = published_size(published(checkpoint))
+        return Facts(
+            numerics=self.numerics,
+            settings={"style": "timm_bit"},
+            image_size=size and size[1],
+            labels=published_labels(checkpoint),
+        )
 
     def stated_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
         cfg = published(checkpoint)

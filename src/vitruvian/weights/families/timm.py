@@ -16,9 +16,10 @@ from vitruvian.config import (
     ViTConfig,
 )
 from vitruvian.errors import CheckpointError
-from vitruvian.settings import Size, as_size
+from vitruvian.settings import as_size
 from vitruvian.weights.families.family import Facts, Family, vit_obstacles
 from vitruvian.weights.families.rules import Table, Tensors, pair, rename
+from vitruvian.weights.families.timm_checks import check_distilled, naflex_size, refuse_padding
 from vitruvian.weights.families.timm_pieces import branches_in, in_one_piece
 from vitruvian.weights.families.timm_rows import (
     BATCH_STEM_NAMES,
@@ -30,7 +31,7 @@ from vitruvian.weights.families.timm_rows import (
     TOKEN_ROWS,
 )
 from vitruvian.weights.families.timm_variants import stated_settings, stated_shape
-from vitruvian.weights.families.timm_view import crop_view, published, published_view
+from vitruvian.weights.families.timm_view import crop_view, published, published_labels, published_size, published_view
 from vitruvian.weights.files import Checkpoint
 
 ANCHORS = ("patch_embed.proj.weight", "patch_embed.backbone.2.conv.weight", "embeds.proj.weight")
@@ -102,8 +103,8 @@ class Timm(Family):
 
     def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
         settings = self.settings_of(checkpoint) or {}
-        size = published(checkpoint).get("input_size")
-        channels = self.arguments(checkpoint).get("in_chans") or (size[0] if isinstance(size, list) and size else 3)
+        stated = published_size(published(checkpoint))
+        channels = self.arguments(checkpoint).get("in_chans") or (stated[0] if stated else 3)
         return in_one_piece(tensors, settings | {"channels": channels})
 
     def arguments(self, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -111,19 +112,15 @@ class Timm(Family):
         return found if isinstance(found, dict) else {}
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
-        if "dist_token" in tensors and "head.weight" not in tensors:
-            raise CheckpointError(
-                "a distilled model without its heads, whose features timm takes from the mean of two tokens; "
-                "keep the heads, and load it with classes=0 for the features of the class token"
-            )
         after_pool = any(name.endswith("fc_norm.weight") for name in checkpoint.tensors)
-        cfg = published(checkpoint)
-        labels, size = (
-            cfg.get("label_names"),
-            self.arguments(checkpoint).get("img_size") or cfg.get("input_size", [])[1:],
-        )
+        if "dist_token" in tensors:
+            check_distilled(tensors, fc_norm=after_pool)
+        arguments, published_as = self.arguments(checkpoint), published_size(published(checkpoint))
+        size = as_size(arguments["img_size"]) if arguments.get("img_size") else published_as and published_as[1]
+        refuse_padding(arguments, size, tensors["patch_embed.proj.weight"].shape)
         settings = self.settings_of(checkpoint) or {}
         stated = self.stated(checkpoint, tensors, settings) if settings else {}
+        flexible_size = naflex_size(tensors, checkpoint, square=bool(settings.get("square_positions")))
         numbers = {name: settings.pop(name) for name in NUMBERS if name in settings}
         settings.pop("norm_after_pool", None)  # the arrays' names tell it
         if "heads" in settings:
@@ -133,10 +130,10 @@ class Timm(Family):
             heads=settings.pop("heads", None),
             settings=settings,
             stated=stated,
-            image_size=naflex_size(tensors, checkpoint) or (as_size(size) if size else None),
+            image_size=flexible_size or size,
             norm_after_pool=after_pool,
             stem_style="timm",
-            labels=tuple(map(str, labels)) if isinstance(labels, list) else None,
+            labels=published_labels(checkpoint),
         )
 
     def stated(self, checkpoint: Checkpoint, tensors: Tensors, settings: dict[str, Any]) -> dict[str, Any]:
@@ -167,9 +164,9 @@ class Timm(Family):
     def stated_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
         assert isinstance(config, ViTConfig)
         cfg = published(checkpoint)
-        size = cfg.get("input_size")
+        stated = published_size(cfg)
         flexible = any(name.endswith("embeds.proj.weight") for name in checkpoint.tensors)  # positions of another grid
-        at = as_size(size[1:]) if flexible and isinstance(size, list) else config.image_size
+        at = stated[1] if flexible and stated else config.image_size
         return published_view(cfg, at) if cfg else None
 
     def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
@@ -218,16 +215,3 @@ class Timm(Family):
 
 
 NUMBERS = ("gelu", "norm_eps", "position_resize", "square_positions")
-
-
-def naflex_size(tensors: Tensors, checkpoint: Checkpoint) -> Size | None:
-    """Where NaFlexVit's positions state their grid, the image that has it."""
-    patch = tensors["patch_embed.proj.weight"]
-    if not patch.dim():  # a damaged file, which the reading of its shapes names
-        return None
-    side = patch.shape[-1]
-    for name, tensor in checkpoint.tensors.items():
-        if name.endswith("embeds.pos_embed") and tensor.dim() == 4:
-            return tensor.shape[1] * side, tensor.shape[2] * side
-    rows, columns = tensors.get("pos_embed_y"), tensors.get("pos_embed_x")
-    return None if rows is None or columns is None else (len(rows) * side, len(columns) * side)

@@ -7,6 +7,7 @@ from typing import Any
 
 from vitruvian.config import ViTConfig
 from vitruvian.weights.families.timm_shapes import BRANCHES, WITH_TEACHER, Shape
+from vitruvian.weights.families.timm_variants import ROTARY
 
 POOLS = {"token": "token", "mean": "avg", "map": "map"}
 Argument = Callable[[ViTConfig, Shape], dict[str, Any] | None]
@@ -95,6 +96,8 @@ def pool(config: ViTConfig, shape: Shape) -> dict[str, Any] | None:
         norms = {"use_fc_norm": after and config.final_norm}
         norms |= {} if config.final_norm else {"use_post_transformer_norm": False}
         return {"global_pool": POOLS[config.pool]} | norms
+    if config.pool == "map" and shape.maker == "VisionTransformer" and shape.config.mlp == "swiglu":
+        return None  # its pooling has the SiLU of the blocks
     if config.pool == "map" and config.pool_mlp_width != (2 * config.mlp_width if "halved" in shape.pieces else 0):
         return None
     arguments = {"global_pool": POOLS[config.pool], "fc_norm": after, "final_norm": config.final_norm}
@@ -118,27 +121,28 @@ def pre_norm(config: ViTConfig, shape: Shape) -> dict[str, Any] | None:
 
 
 def rope(config: ViTConfig, shape: Shape) -> dict[str, Any] | None:
-    """Other rotary positions of the same kind."""
+    """Other rotary positions of the same kind, as far as timm's code follows its arguments."""
     own, wanted = shape.config.rope, config.rope
-    if own is None or wanted is None or own.kind != wanted.kind or own.columns_first != wanted.columns_first:
+    if own is None or wanted is None:
+        return None
+    found = {name: setting for name, setting in ROTARY.items() if getattr(own, setting) != getattr(wanted, setting)}
+    followed = {"temperature", "offset", "reference_grid"} if own.kind == "axial" else {"temperature"}
+    if own.kind != wanted.kind or own.columns_first != wanted.columns_first or {*found.values()} - followed:
         return None
     if own.reference_grid and not wanted.reference_grid:
         return None
-    found = {
-        "rope_temperature": wanted.temperature,
-        "rope_grid_offset": wanted.offset,
-        "rope_rotate_half": wanted.half,
-        "ref_feat_shape": list(wanted.reference_grid) if wanted.reference_grid else None,
-    }
-    theirs = own.temperature, own.offset, own.half, list(own.reference_grid) if own.reference_grid else None
-    return {name: value for (name, value), old in zip(found.items(), theirs) if value != old}
+    values = {name: getattr(wanted, setting) for name, setting in found.items()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def positions(config: ViTConfig, shape: Shape) -> dict[str, Any] | None:
     return {"pos_embed": config.positions} if config.positions in ("learned", "factorized") else None
 
 
-def grid(config: ViTConfig, shape: Shape) -> dict[str, Any]:
+def grid(config: ViTConfig, shape: Shape) -> dict[str, Any] | None:
+    rows, columns = config.grid
+    if rows != columns and config.positions == "factorized" and config.numerics.square_positions:
+        return None  # timm resizes both to the longer side, even at this grid
     return {"pos_embed_grid_size": list(config.grid)}
 
 

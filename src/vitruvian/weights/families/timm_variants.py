@@ -63,6 +63,9 @@ ROTARY = {
 }
 """Arguments of a timm model with rotary positions, and the setting of RopeConfig that each is."""
 
+IGNORED_ROTARY = {"axial": (), "mixed": ("temperature", "offset", "reference_grid"), "normalized": ("reference_grid",)}
+"""Settings that timm's code does not use with a kind of rotary positions; the angles of `mixed` are arrays."""
+
 HARMLESS = re.compile(
     r"img_size|qkv_fused|(\w+_)?drop_rate|drop_path_rate|dynamic_img_\w+|weight_init|fix_init|head_init_scale"
     r"|pretrained\w*|num_kv_heads|swiglu_align_to|attn_pool_mlp_ratio|pos_embed_grid_size|scriptable|exportable|checkpoint_path|use_naflex"
@@ -87,12 +90,16 @@ def stated_settings(config: dict[str, Any]) -> dict[str, Any] | None:
         raise CheckpointError(f"{architecture} has a part that this Vision Transformer has not: {known['other']}")
     changes = changed_arguments(config)
     settings = known | changes
+    added_pool = settings["pool"] == "map" != known["pool"]
+    if settings.pop("silu", False) and ("gelu" in changes or added_pool):
+        raise CheckpointError(
+            f"config.json: {'global_pool' if added_pool else 'act_layer'} gives {architecture}, whose MLPs are gated "
+            "by SiLU, an MLP with another activation, which is not known here"
+        )
     if "rope" in changes:
         if not known.get("rope"):
             raise CheckpointError(f"config.json: model_args states rotary positions, which {architecture} has not")
-        settings["rope"] = known["rope"] | changes["rope"]
-        if settings["rope"]["half"] != known["rope"]["half"]:  # timm turns halves by angles laid out for pairs
-            raise CheckpointError("config.json: model_args states rope_rotate_half other than the architecture's own")
+        settings["rope"] = changed_rope(known["rope"], changes["rope"])
     if settings["pool"] != known["pool"]:  # the pooling decides where the norm is, unless the architecture does
         settings["norm_after_pool"] = known.get("fc_norm", settings["pool"] == "mean")
     settings.pop("fc_norm", None)
@@ -104,6 +111,19 @@ def stated_settings(config: dict[str, Any]) -> dict[str, Any] | None:
     if settings.get("rope"):
         settings["rope"] = RopeConfig.from_json(settings["rope"])
     return settings
+
+
+def changed_rope(known: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Rotary positions of an architecture with what `model_args` changes in them, as far as timm's code uses it."""
+    if changes.get("half", known["half"]) != known["half"]:  # timm turns halves by angles laid out for pairs
+        raise CheckpointError("config.json: model_args states rope_rotate_half other than the architecture's own")
+    if known["kind"] == "normalized" and changes.get("offset"):
+        raise CheckpointError(
+            f"config.json: model_args states rope_grid_offset={changes['offset']!r}, "
+            "which is not known here for places in shares of the image (DINOv3)"
+        )
+    ignored = IGNORED_ROTARY[known["kind"]]
+    return known | {name: value for name, value in changes.items() if name not in ignored}
 
 
 def stated_shape(config: dict[str, Any], settings: dict[str, Any], width: int) -> dict[str, Any]:

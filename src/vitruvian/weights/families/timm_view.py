@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, get_args
 
-from vitruvian.config import Fit, Interpolation, ModelConfig, Preprocess
+from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, Fit, Interpolation, ModelConfig, Preprocess
 from vitruvian.errors import CheckpointError
 from vitruvian.settings import Size
 from vitruvian.weights.files import Checkpoint
@@ -14,15 +14,37 @@ INTERPOLATIONS = {"area": "box"}
 """What timm calls Pillow's filters by another name."""
 
 
+VIEW = frozenset({"input_size", "interpolation", "crop_pct", "crop_mode", "mean", "std"})
+
+
 def published(checkpoint: Checkpoint) -> dict[str, Any]:
-    """`pretrained_cfg` of a folder from timm's hub, or nothing."""
-    cfg = checkpoint.settings.get("config.json", {}).get("pretrained_cfg")
+    """`pretrained_cfg` of a folder from timm's hub, or nothing; files of earlier versions are it themselves."""
+    config = checkpoint.settings.get("config.json", {})
+    earlier = config if "architecture" in config and config.keys() & VIEW else {}
+    cfg = config.get("pretrained_cfg", earlier)
     return cfg if isinstance(cfg, dict) else {}
+
+
+def published_labels(checkpoint: Checkpoint) -> tuple[str, ...] | None:
+    """What the classes are called: beside `pretrained_cfg`, inside it, or under the name of earlier versions."""
+    config, cfg = checkpoint.settings.get("config.json", {}), published(checkpoint)
+    found = (config.get("label_names"), cfg.get("label_names"), cfg.get("labels"))
+    return next((tuple(map(str, labels)) for labels in found if isinstance(labels, list)), None)
+
+
+def published_size(cfg: dict[str, Any]) -> tuple[int, Size] | None:
+    """Channels of an image, and its rows and columns, where `pretrained_cfg` states them."""
+    size = cfg.get("input_size")
+    if size is None:
+        return None
+    if not isinstance(size, list) or len(size) != 3 or not all(type(side) is int and side > 0 for side in size):
+        raise CheckpointError(f"config.json: input_size {size!r} is not [channels, rows, columns]")
+    return size[0], (size[1], size[2])
 
 
 def published_view(cfg: dict[str, Any], size: Size) -> Preprocess:
     """The evaluation view that `pretrained_cfg` states."""
-    theirs = cfg.get("interpolation", "bicubic")
+    theirs = cfg.get("interpolation") or "bicubic"
     interpolation = next((ours for ours, name in INTERPOLATIONS.items() if name == theirs), theirs)
     if interpolation not in get_args(Interpolation):
         raise CheckpointError(f"config.json: interpolation {interpolation!r} is not known")
@@ -30,10 +52,13 @@ def published_view(cfg: dict[str, Any], size: Size) -> Preprocess:
     if mode not in ("center", "squash"):
         raise CheckpointError(f"config.json: crop_mode {mode!r} is not known; 'center' and 'squash' are")
     try:
-        view = crop_view(size, float(cfg.get("crop_pct") or 0.9), squash=mode == "squash")
-        mean, std = (tuple(float(x) for x in cfg.get(key) or (0.5, 0.5, 0.5)) for key in ("mean", "std"))
+        view = crop_view(size, float(cfg.get("crop_pct") or 0.875), squash=mode == "squash")
+        usual = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+        mean, std = (tuple(float(x) for x in cfg.get(key) or usual[key]) for key in usual)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"config.json: pretrained_cfg cannot be read: {error}") from error
+    if view.fit == "crop" and view.scaled_size and view.scaled_size[0] != view.scaled_size[1]:
+        interpolation = "bilinear"  # timm's code, whatever is stated
     return view.replace(interpolation=interpolation, mean=mean, std=std)
 
 
