@@ -135,6 +135,7 @@ def transformers_folder(tmp_path_factory):
         ),
         ("Data2VecVision", {}, {"use_mean_pooling": False}, "norm_after_pool=False, the arrays have True"),
         ("Siglip2Vision", {"num_patches": 16}, {"num_patches": 25}, "num_patches=25, the arrays have 16"),
+        ("Dinov2", {"image_size": [16, 64]}, {}, "image_size=16x64 is not square"),
         ("Beit", {"image_size": [32, 48], "use_relative_position_bias": True}, {}, "not square"),
     ],
 )
@@ -158,5 +159,16 @@ def test_any_dense_layer_of_dinov3_may_be_without_bias(absent, transformers_fold
             tensor.add_(0.2 * torch.rand_like(tensor))
         model.save_pretrained(folder)
         pixels = torch.randn(2, 3, 32, 32)
+        found, wanted = load(folder)(pixels), model(pixels).pooler_output
+    assert (found - wanted).abs().max() < 2e-5 * wanted.abs().max()  # float32 sums in another order
+
+
+def test_dinov2_with_registers_resizes_positions_in_its_own_way_also_where_it_has_none(transformers_folder):
+    folder, model = transformers_folder("Dinov2WithRegisters", num_register_tokens=0)
+    with torch.no_grad():
+        for tensor in model.eval().parameters():
+            tensor.add_(0.2 * torch.rand_like(tensor))
+        model.save_pretrained(folder)
+        pixels = torch.randn(2, 3, 40, 48)
         found, wanted = load(folder)(pixels), model(pixels).pooler_output
     assert (found - wanted).abs().max() < 2e-5 * wanted.abs().max()  # float32 sums in another order

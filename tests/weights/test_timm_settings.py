@@ -71,6 +71,19 @@ def test_padding_to_whole_patches_is_refused(tmp_path):
         load(folder)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "argument"),
+    [
+        ("vit_so400m_patch16_siglip_gap_256", "act_layer"),
+        ("vit_so400m_patch16_siglip_gap_256", "fc_norm"),
+        ("vit_base_patch16_224", "global_pool"),
+    ],
+)
+def test_a_null_that_timm_reads_in_two_ways_is_refused(architecture, argument):
+    with pytest.raises(CheckpointError, match=f"model_args states {argument}=None"):
+        stated_settings({"architecture": architecture, "model_args": {argument: None}})
+
+
 @pytest.mark.parametrize(("argument", "value"), [("act_layer", "quick_gelu"), ("global_pool", "map")])
 def test_another_activation_beside_mlps_gated_by_silu_is_refused(argument, value):
     with pytest.raises(

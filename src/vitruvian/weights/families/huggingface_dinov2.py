@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from vitruvian.config import ModelConfig, Preprocess, ViTConfig
+from vitruvian.errors import CheckpointError
 from vitruvian.weights.families.dino import imagenet_view
 from vitruvian.weights.families.family import Facts
 from vitruvian.weights.families.huggingface import LAYER, MEMORY_NAMES, ROWS, HuggingFace
@@ -46,7 +47,15 @@ class HuggingFaceDinoV2(HuggingFace):
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         """transformers resamples positions with antialiasing in the model with registers alone."""
         facts = super().facts(checkpoint, tensors)
-        if "embeddings.register_tokens" not in tensors:
+        rows, columns = facts.image_size or (1, 1)
+        if rows != columns:
+            raise CheckpointError(
+                f"config.json: image_size={rows}x{columns} is not square, and DINOv2 in transformers takes its "
+                "positions for those of a square"
+            )
+        stated = self.config_of(checkpoint).get("model_type")
+        registered = "embeddings.register_tokens" in tensors if stated is None else stated == self.model_types[1]
+        if not registered:
             return facts
         return replace(facts, numerics=facts.numerics.replace(position_resize="bicubic_antialias"))
 

@@ -89,6 +89,7 @@ def stated_settings(config: dict[str, Any]) -> dict[str, Any] | None:
     if "other" in known:
         raise CheckpointError(f"{architecture} has a part that this Vision Transformer has not: {known['other']}")
     changes = changed_arguments(config)
+    refuse_null(known, config)
     settings = known | changes
     added_pool = settings["pool"] == "map" != known["pool"]
     if settings.pop("silu", False) and ("gelu" in changes or added_pool):
@@ -162,15 +163,27 @@ def changed_arguments(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def arguments_of(config: dict[str, Any]) -> dict[str, Any]:
-    """`model_args` without those that are null, where the arrays or the architecture tell the same."""
+    """`model_args` without those that are null, where the arrays tell the same."""
     arguments = config.get("model_args") or {}
     if not isinstance(arguments, dict):
         raise CheckpointError("config.json: model_args is not an object")
-    known = {*CHOICES, *TOLD_BY_ARRAYS}
+    known = {"act_layer", *TOLD_BY_ARRAYS}
     null = {name for name, value in arguments.items() if value is None}
     if unknown := sorted(name for name in null - known if not HARMLESS.fullmatch(name)):
         raise CheckpointError(f"config.json: model_args states {unknown[0]}=None, which is not known here")
     return {name: value for name, value in arguments.items() if name not in null}
+
+
+def refuse_null(known: dict[str, Any], config: dict[str, Any]) -> None:
+    """timm leaves out a null when it makes a model, and passes it on when it reads the folder again."""
+    null = {name for name, value in (config.get("model_args") or {}).items() if value is None}
+    unclear = {"act_layer"} if known["gelu"] != "erf" else set()
+    unclear |= {"fc_norm", "use_fc_norm"} if "fc_norm" in known else set()
+    if found := sorted(null & unclear):
+        raise CheckpointError(
+            f"config.json: model_args states {found[0]}=None, which may be the architecture's own or timm's default; "
+            "state a value, or leave it out"
+        )
 
 
 def chosen(name: str, value: Any) -> Any:
