@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from two_towers import change_json, clip_vocabulary, save_clip, save_siglip, without
+from two_towers import change_json, clip_vocabulary, gemma_vocabulary, save_clip, save_siglip, transformers, without
 
 import vitruvian as vt
 from vitruvian.errors import CheckpointError
@@ -57,11 +57,39 @@ def test_clip_compares_images_and_texts_as_transformers_does(tmp_path, text):
 )
 def test_siglip_compares_images_and_texts_as_transformers_does(tmp_path, settings):
     peer, tokenizer = save_siglip(tmp_path, **settings)
-    texts = ["a cat", "the dog", "dogs and cats and dogs and cats"]  # punctuation is kept by this class of tokenizer
     pixels = torch.randn(2, 3, 32, 32)
-    inputs = tokenizer(texts, padding="max_length", truncation=True, max_length=16, return_tensors="pt")
+    inputs = tokenizer(TEXTS, padding="max_length", truncation=True, max_length=16, return_tensors="pt")
     wanted = peer(pixel_values=pixels, **inputs).logits_per_image
-    assert difference(similarity(tmp_path, pixels, texts), wanted) < TOLERANCE
+    assert difference(similarity(tmp_path, pixels, TEXTS), wanted) < TOLERANCE
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"truncation_side": "left"},
+        {"truncation_side": "left", "padding_side": "left", "pad_token": "!"},
+        {"padding_side": "left", "pad_token": "<|startoftext|>", "model_input_names": ["input_ids"]},
+    ],
+    ids=["cut on the left", "both on the left", "no mask"],
+)
+def test_texts_are_cut_and_padded_where_the_tokenizer_s_settings_say(changes, tmp_path):
+    peer, _ = save_clip(tmp_path)
+    change_json(tmp_path / "tokenizer_config.json", **changes)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    inputs = tokenizer(TEXTS, padding=True, truncation=True, max_length=16, return_tensors="pt")
+    pixels = torch.randn(1, 3, 32, 32)
+    wanted = peer(pixel_values=pixels, **inputs).logits_per_image
+    assert difference(similarity(tmp_path, pixels, TEXTS), wanted) < TOLERANCE
+
+
+def test_padding_by_a_token_that_is_not_in_the_vocabulary_is_refused(tmp_path):
+    save_clip(tmp_path)
+    change_json(tmp_path / "tokenizer_config.json", pad_token="nowhere")
+    with pytest.raises(
+        CheckpointError, match="pad_token 'nowhere' of the tokenizer's settings is not one of its tokens"
+    ):
+        load_text(tmp_path)
 
 
 @torch.no_grad()
@@ -91,12 +119,29 @@ def test_clip_tokens_are_the_same_from_each_of_its_files(clip, tmp_path):
     assert [row[: row.index(end)] for row in found.tolist()] == [row[: row.index(end)] for row in wanted]
 
 
-def test_siglip_removes_punctuation_and_case_before_its_tokens(siglip):
+def test_siglip_removes_punctuation_and_case_before_its_tokens(siglip, tmp_path):
     """As SiglipTokenizer.canonicalize_text of transformers does, which needs sentencepiece."""
-    tokens, mask = load_text(siglip[0]).tokenizer(["A  Cat's, tail!", "a cats tail"])
+    folder = without(siglip[0], tmp_path / "siglip")
+    change_json(folder / "tokenizer_config.json", tokenizer_class="SiglipTokenizer")
+    tokens, mask = load_text(folder).tokenizer(["A  Cat's, tail!", "a cats tail"])
     assert tokens[0].tolist() == tokens[1].tolist()
     assert tokens.shape == (2, 16)
     assert mask is None
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["GemmaTokenizer", "Siglip2Tokenizer"])
+def test_siglip_2_of_one_size_keeps_punctuation_as_its_tokenizer_does(kind, tmp_path):
+    """Its model_type is SigLIP's, whose own tokenizer removes it."""
+    peer, _ = save_siglip(tmp_path)
+    vocabulary, merges = gemma_vocabulary()
+    tokenizer = getattr(transformers, kind)(vocab=vocabulary, merges=merges, add_eos_token=True)
+    tokenizer.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["tokenizer_class"] == kind
+    inputs = tokenizer(TEXTS, padding="max_length", truncation=True, max_length=16, return_tensors="pt")
+    pixels = torch.randn(1, 3, 32, 32)
+    wanted = peer(pixel_values=pixels, **inputs).logits_per_image
+    assert difference(similarity(tmp_path, pixels, TEXTS), wanted) < TOLERANCE
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import re
 import string
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,10 @@ CLEANING: dict[str, Callable[[str], str]] = {
 """open_clip's ways by its own names; `siglip` is that of SigLIP's tokenizer in transformers."""
 
 
+OTHER_CLASSES = {"Siglip2Tokenizer": True, "GemmaTokenizer": False}
+"""Tokenizers of transformers that clean nothing and pad on the left unless told; whether they lowercase."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizerRules:
     """What a text tower asks of its tokenizer beside the vocabulary."""
@@ -93,14 +97,18 @@ class Tokenizer:
     """A folder's tokenizer with the rules of its text tower."""
 
     def __init__(self, folder: Path, rules: TokenizerRules) -> None:
-        self.rules = rules
-        self.clean = CLEANING[rules.clean]
-        self.tokenizer = read_tokenizer(folder, lowercase=rules.clean != "whitespace")
         settings = optional_object(folder / "special_tokens_map.json") | optional_object(
             folder / "tokenizer_config.json"
         )
+        kind = str(settings.get("tokenizer_class")).removesuffix("Fast")
+        if rules.clean == "siglip" and kind in OTHER_CLASSES:  # SigLIP 2 of one size calls itself SigLIP
+            rules = replace(rules, clean="none", lowercase=OTHER_CLASSES[kind])
+        self.rules = rules
+        self.clean = CLEANING[rules.clean]
+        self.tokenizer = read_tokenizer(folder, lowercase=rules.clean != "whitespace")
         names = settings.get("model_input_names") or ["attention_mask"] if settings else []
         self.masks = rules.masks and "attention_mask" in typed("model_input_names", tuple[str, ...], names)
+        add_marks(self.tokenizer, settings)
         if rules.lowercase:
             normalizers = require("tokenizers", "text").normalizers
             parts = [normalizers.Lowercase(), self.tokenizer.normalizer]
@@ -108,16 +116,20 @@ class Tokenizer:
         padding = self.tokenizer.padding or {}
         token = text_of(settings.get("pad_token")) or padding.get("pad_token") or ""
         number = self.tokenizer.token_to_id(token)
-        usual = "left" if settings.get("tokenizer_class") == "Siglip2Tokenizer" else padding.get("direction", "right")
+        usual = "left" if kind in OTHER_CLASSES else padding.get("direction", "right")
         side = settings.get("padding_side") or usual
-        check_choice("padding_side", side, ("left", "right"))
+        cut = settings.get("truncation_side") or (self.tokenizer.truncation or {}).get("direction", "right")
+        for name, value in (("padding_side", side), ("truncation_side", cut)):
+            check_choice(name, value, ("left", "right"))
+        if token and number is None and not is_openais(folder):
+            raise CheckpointError(f"{folder}: pad_token {token!r} of the tokenizer's settings is not one of its tokens")
         self.tokenizer.enable_padding(
             direction=side,
             pad_id=0 if number is None else number,
             pad_token=token,
             length=rules.context_length if rules.full else None,
         )
-        self.tokenizer.enable_truncation(rules.context_length)
+        self.tokenizer.enable_truncation(rules.context_length, direction=cut)
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor | None]:
         """Token numbers (B, N), and where the tower wants it, which of them are not padding (B, N)."""
@@ -133,6 +145,20 @@ class Tokenizer:
                 "the tokenizer's files are those of another model"
             )
         return tokens, torch.tensor([text.attention_mask for text in found]) if self.masks else None
+
+
+def add_marks(tokenizer: Any, settings: dict[str, Any]) -> None:
+    """Words of the vocabulary that the settings make marks, and so stand for themselves anywhere in a text."""
+    marks = {text_of(settings.get(f"{name}_token")) for name in ("bos", "eos", "unk", "pad")}
+    there = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    tokenizer.add_special_tokens(
+        sorted(mark for mark in marks - there if mark and tokenizer.token_to_id(mark) is not None)
+    )
+
+
+def is_openais(folder: Path) -> bool:
+    """Whether the tokens are those of CLIP's own vocabulary file, whose marks have other names."""
+    return not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json"))
 
 
 def read_tokenizer(folder: Path, *, lowercase: bool = True) -> Any:
