@@ -10,12 +10,16 @@ from PIL import Image
 import vitruvian as vt
 from vitruvian.config import CascadeConfig
 from vitruvian.engines import int8, sessions
+from vitruvian.engines.export import export
 from vitruvian.engines.graph import open_graph
 from vitruvian.engines.smooth import channel_maxima, dense_layers, smoothed
 from vitruvian.errors import ConfigError, ConversionError, DataError, MissingExtraError, UnknownNameError
+from vitruvian.evaluation.fast import merging
 from vitruvian.evaluation.fast.loss import Sample, loss_of
-from vitruvian.evaluation.fast.optimize import Candidate, Search
+from vitruvian.evaluation.fast.optimize import write
 from vitruvian.evaluation.fast.page import write_quantized
+from vitruvian.evaluation.fast.quantize import least
+from vitruvian.evaluation.fast.search import Candidate, Limits, Search
 
 pytestmark = pytest.mark.openvino
 
@@ -237,8 +241,8 @@ def test_a_loss_is_the_probability_that_changed_answers_give_up():
 
 @pytest.mark.slow
 def test_the_fastest_model_within_the_loss_is_written_and_predicts(images, tmp_path, monkeypatch):
-    monkeypatch.setattr("vitruvian.evaluation.fast.optimize.MERGED", (1,))
-    monkeypatch.setattr("vitruvian.evaluation.fast.optimize.installed", lambda: ["torch", "onnxruntime"])
+    monkeypatch.setattr(merging, "SHARES", (0.25,))
+    monkeypatch.setattr("vitruvian.evaluation.fast.search.installed", lambda: ["torch", "onnxruntime"])
     found = vt.optimize(tiny_model(), tmp_path / "fast", calibrate=images, max_loss=20, timer=faster)
     assert found.chosen.seconds == min(each.seconds for each in found.candidates if each.loss.points <= 20)
     assert found.baseline.name == "torch, float32"
@@ -255,8 +259,8 @@ def half_as_fast(forwards, pixels):
 
 
 def test_int8_that_is_not_faster_costs_the_search_no_time(images, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("vitruvian.evaluation.fast.optimize.MERGED", ())
-    monkeypatch.setattr("vitruvian.evaluation.fast.optimize.installed", lambda: ["torch", "onnxruntime"])
+    monkeypatch.setattr(merging, "SHARES", ())
+    monkeypatch.setattr("vitruvian.evaluation.fast.search.installed", lambda: ["torch", "onnxruntime"])
     found = vt.optimize(tiny_model(), tmp_path / "fast", calibrate=images, max_loss=20, timer=half_as_fast)
     assert {each.int8_layers for each in found.candidates} == {0}
     assert "it is left out" in capsys.readouterr().err
@@ -266,30 +270,95 @@ def test_int8_that_is_not_faster_costs_the_search_no_time(images, tmp_path, monk
 def test_a_cascade_of_graphs_asks_the_whole_model_where_the_first_pass_is_unsure(engine, tmp_path):
     model = tiny_model(image_size=32)
     pixels = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    search = Search(model, None, None, tmp_path, max_loss=1.0, timer=faster, batch=8)
+    limits = Limits(max_loss=1.0, seconds=0.0)
+    search = Search(model, None, None, tmp_path, limits=limits, timer=faster, batch=8)
     with torch.no_grad():
-        whole, first = model(pixels), vt.with_merging(model, 4)(pixels)
+        whole, first = model(pixels), vt.with_merging(model, (4, 0))(pixels)
     threshold = float((first / 1.5).softmax(dim=1).amax(dim=1).median())
-    cascade = CascadeConfig(tome_r=4, threshold=threshold)
+    cascade = CascadeConfig(tome_r=(4, 0), threshold=threshold)
     chosen = Candidate(
-        engine=engine, tome_r=4, int8_layers=0, loss=None, cascade=cascade, again=0.5, path=search.exported(4)
+        engine=engine, counts=(4, 0), int8_layers=0, loss=None, cascade=cascade, again=0.5, path=search.exported((4, 0))
     )
-    search.write(chosen, tmp_path / "fast")
+    write(search, chosen, tmp_path / "fast")
     answers = vt.Classifier(tmp_path / "fast").logits(pixels)
     sure = (first / 1.5).softmax(dim=1).amax(dim=1, keepdim=True) > threshold
     assert 0 < sure.sum() < 8
     torch.testing.assert_close(answers, torch.where(sure, first, whole), rtol=0, atol=1e-4)
-    assert chosen.name == f"{engine}, float32, a cascade: 4 tokens merged a layer, 50% seen again"
+    assert chosen.name == f"{engine}, float32, a cascade: 4 tokens merged in block 0, 50% seen again"
 
 
 def test_a_cascade_costs_its_first_pass_and_the_whole_model_where_that_is_unsure(images, tmp_path, monkeypatch):
-    monkeypatch.setattr("vitruvian.evaluation.fast.optimize.FEWEST", 8)
-    monkeypatch.setattr("vitruvian.evaluation.fast.optimize.FIRST", (1,))
-    monkeypatch.setattr("vitruvian.evaluation.fast.optimize.MERGED", (1,))
-    monkeypatch.setattr("vitruvian.evaluation.fast.optimize.installed", lambda: ["torch"])
-    monkeypatch.setattr(Search, "int8", lambda *_: iter(()))
-    found = vt.optimize(tiny_model(), tmp_path / "fast", calibrate=images, max_loss=20, timer=faster)
+    monkeypatch.setattr("vitruvian.evaluation.fast.search.FEWEST", 8)
+    monkeypatch.setattr(merging, "SHARES", (0.5,))
+    monkeypatch.setattr("vitruvian.evaluation.fast.search.installed", lambda: ["torch"])
+    monkeypatch.setattr(Search, "try_int8", lambda *_, **__: None)
+    found = vt.optimize(tiny_model(), tmp_path / "fast", calibrate=images, max_loss=0.01, timer=faster)
     (both,) = (each for each in found.candidates if each.cascade is not None)
-    first = next(each for each in found.candidates if each.tome_r == 1 and each.cascade is None)
+    first = next(each for each in found.candidates if each.counts and each.cascade is None)
     assert both.seconds == pytest.approx(first.seconds + both.again * found.baseline.seconds)
     assert both.loss.images == 18
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 8])
+def test_halving_finds_the_least_that_is_good(count):
+    for border in range(count + 1):
+        asked = []
+
+        def good(number, border=border, asked=asked):
+            asked.append(number)
+            return number >= border
+
+        assert least(count, good) == border
+        assert len(asked) <= count.bit_length()
+
+
+def test_tokens_merge_where_the_answers_change_the_least():
+    model = tiny_model(layers=6, image_size=64)
+    pixels = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    places = merging.candidates_of(6)
+    assert places == [(1, 2, 3), (2, 3, 4)]
+    found = merging.ladder(model, pixels)
+    wanted = merging.answers(model, pixels)
+    costs = {
+        place: merging.cost_of(model, merging.counts_at(place, 6, 64, merging.TRIED_SHARE), pixels, wanted)
+        for place in places
+    }
+    best = min(costs, key=costs.__getitem__)
+    assert len(set(costs.values())) == 2
+    assert all(tuple(layer for layer, r in enumerate(counts) if r) == best for counts in found)
+    amounts = [max(counts) for counts in found]
+    assert amounts == sorted(set(amounts))
+    assert amounts[-1] == round(0.2 * 64)
+
+
+def test_models_whose_patches_all_have_to_stay_merge_nothing():
+    pixels = torch.zeros(2, 3, 16, 16)
+    assert merging.ladder(tiny_model(positions="relative"), pixels) == []
+    assert merging.ladder(vt.with_merging(tiny_model(), 1), pixels) == []
+    assert merging.ladder(tiny_model(layers=1), pixels) == []
+
+
+def test_a_search_without_time_measures_the_engines_alone(images, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("vitruvian.evaluation.fast.search.installed", lambda: ["torch", "onnxruntime"])
+    found = vt.optimize(tiny_model(), tmp_path / "fast", calibrate=images, minutes=0, timer=faster)
+    assert {each.name for each in found.candidates} == {"torch, float32", "onnxruntime, float32"}
+    assert "of at most 0 s" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="minutes"):
+        vt.optimize(tiny_model(), tmp_path / "other", calibrate=images, minutes=-1)
+
+
+def test_one_graph_serves_float_and_int8(images, tmp_path, monkeypatch):
+    """Exporting is what takes the time of a search."""
+    exported = []
+
+    def counted(model, path, **settings):
+        exported.append(path.name)
+        return export(model, path, **settings)
+
+    monkeypatch.setattr(merging, "SHARES", (0.25,))
+    monkeypatch.setattr("vitruvian.evaluation.fast.search.export", counted)
+    monkeypatch.setattr("vitruvian.evaluation.fast.search.installed", lambda: ["torch", "onnxruntime"])
+    found = vt.optimize(tiny_model(), tmp_path / "fast", calibrate=images, max_loss=50, timer=faster)
+    merged = [each for each in found.candidates if each.counts and each.cascade is None]
+    assert {each.int8_layers > 0 for each in merged} == {True, False}
+    assert exported == ["float.onnx", "float1_0.onnx"]

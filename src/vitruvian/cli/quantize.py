@@ -79,6 +79,9 @@ def optimize(
     images: Annotated[
         int, typer.Option(min=32, max=100_000, metavar="N", help="Images that measure the loss, at most.")
     ] = 1000,
+    minutes: Annotated[
+        float, typer.Option(min=0.0, metavar="N", help="After so long nothing new is tried; measuring takes one more.")
+    ] = 8.0,
     batch: SpeedBatch = 16,
     heads: Heads = None,
     as_json: AsJson = False,
@@ -97,6 +100,7 @@ def optimize(
         calibrate=calibrate,
         max_loss=max_loss,
         images=images,
+        minutes=minutes,
         batch=batch,
         heads=heads,
     )

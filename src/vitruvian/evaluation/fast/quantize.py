@@ -27,7 +27,7 @@ from vitruvian.engines.int8 import (
     write_int8,
 )
 from vitruvian.engines.sessions import FORMATS, check_engine, open_session
-from vitruvian.errors import ConfigError, ConversionError, UnknownNameError
+from vitruvian.errors import ConversionError, UnknownNameError
 from vitruvian.evaluation.fast.loss import BATCH, Loss, Sample, loss_of, read_sample
 from vitruvian.files import scratch_folder, staged
 from vitruvian.model.build import Model
@@ -43,8 +43,8 @@ EVALUATION = 1000
 LOOKED_AT = 16
 """Images that the layers' sensitivities are measured on."""
 STEPS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75)
-"""Shares of the layers, the most sensitive, that stay float, tried in turn; often one layer alone loses the most."""
-ROUNDS, MOST_SECONDS = 15, 90.0
+"""Shares of the layers, the most sensitive, that stay float; often one layer alone loses the most."""
+ROUNDS, MOST_SECONDS = 15, 60.0
 """Of a measurement, which ends after three rounds at the earliest."""
 
 Timer = Callable[[dict[str, Forward], Tensor], dict[str, float]]
@@ -122,23 +122,31 @@ def quantize(
     sample = read_sample(classifier, evaluate, images=EVALUATION, training=False)
     before = sample.logits(classifier.logits, "float")
     with workplace() as folder:
-        plan = plan_of(classifier.model, calibration, folder, bits=weight_bits)
-        float_run = open_session(plan.graph, engine)
-        tried: list[tuple[int, float]] = []
-        for kept in plan.steps():
-            new = plan.write(folder / f"{kept}.onnx", kept)
+        tell("finding ranges and moving scales into the weights ...")
+        ready, ranges = prepared(classifier.model.eval(), calibration.batches())
+        export(ready, folder / "float.onnx")
+        plan = plan_of(ready, ranges, calibration, bits=weight_bits)
+        float_run = open_session(folder / "float.onnx", engine)
+        steps, tried = plan.steps(), dict[int, Loss]()
+
+        def good(place: int) -> bool:
+            kept = steps[place]
+            new = plan.write(folder / "float.onnx", folder / f"{kept}.onnx", kept)
             if not tried:
                 check_runs(new, engine, sample.pixels.shape[1:])
-            run = open_session(new, engine)
-            loss = loss_of(classifier.model, before, sample.logits(run, f"int8, {kept} layers float"), sample)
-            tried.append((kept, loss.points))
-            if loss.points <= max_loss:
-                break
-        else:
+            logits = sample.logits(open_session(new, engine), f"int8, {kept} layers float")
+            tried[kept] = loss_of(classifier.model, before, logits, sample)
+            return tried[kept].points <= max_loss
+
+        fewest = least(len(steps), good)
+        if fewest == len(steps):
             raise ConversionError(
-                f"{path}: not written, {min(points for _, points in tried):.2f} points may be lost where "
-                f"max_loss={max_loss:g} is allowed, even with {tried[-1][0]} of {len(plan.ranges)} layers left float"
+                f"{path}: not written, {min(each.points for each in tried.values()):.2f} points may be lost where "
+                f"max_loss={max_loss:g} is allowed, even with {steps[-1]} of {len(ranges)} layers left float"
             )
+        kept = steps[fewest]
+        new = folder / f"{kept}.onnx"
+        run = open_session(new, engine)
         seconds = timer({"float": float_run, "int8": run}, sample.tensor(slice(batch)))
         speedup = seconds["float"] / seconds["int8"]
         if speedup <= 1:
@@ -151,16 +159,16 @@ def quantize(
         return Quantized(
             path=str(path),
             engine=engine,
-            loss=loss,
+            loss=tried[kept],
             speedup=speedup,
             batch=batch,
-            bytes_before=plan.graph.stat().st_size,
+            bytes_before=(folder / "float.onnx").stat().st_size,
             bytes_after=new.stat().st_size,
             weight_bits=weight_bits,
             vnni=has_vnni(),
             sensitivity=plan.sensitivity,
             float_layers=tuple(plan.sensitivity)[:kept],
-            tried=tuple(tried),
+            tried=tuple((each, tried[each].points) for each in sorted(tried)),
         )
 
 
@@ -189,10 +197,9 @@ def workplace() -> Iterator[Path]:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A model ready for int8: smoothed, exported, with the range and the sensitivity of each layer."""
+    """A model ready for int8: smoothed, with the range and the sensitivity of each layer."""
 
     model: ViT
-    graph: Path
     ranges: Mapping[str, Range]
     sensitivity: dict[str, float]
     bits: int
@@ -201,20 +208,23 @@ class Plan:
         """Numbers of layers that stay float, from none."""
         return sorted({round(share * len(self.ranges)) for share in STEPS})
 
-    def write(self, path: Path, kept: int) -> Path:
-        """The graph with all layers in int8 but the `kept` most sensitive ones."""
+    def write(self, graph: Path, path: Path, kept: int) -> Path:
+        """A graph of the model, with merged tokens or not, in int8 but for the `kept` most sensitive layers."""
         chosen = {name: self.ranges[name] for name in list(self.sensitivity)[kept:]}
-        write_int8(self.graph, path, self.model, chosen, bits=self.bits)
+        write_int8(graph, path, self.model, chosen, bits=self.bits)
         return path
 
 
-def plan_of(model: Model, calibration: Sample, folder: Path, *, bits: int) -> Plan:
-    if not isinstance(model, ViT):
-        raise ConfigError("int8 is for Vision Transformers, and this model is none")
-    tell("finding ranges and moving scales into the weights ...")
-    ready, found = prepared(model.eval(), calibration.batches())
+def plan_of(ready: ViT, ranges: Mapping[str, Range], calibration: Sample, *, bits: int) -> Plan:
     pixels = calibration.tensor(slice(LOOKED_AT))
-    moved = sensitivity(ready, found, pixels, bits=bits, track=partial(track, label="sensitivity of layers"))
-    graph = folder / "float.onnx"
-    export(ready, graph)
-    return Plan(model=ready, graph=graph, ranges=found, sensitivity=moved, bits=bits)
+    moved = sensitivity(ready, ranges, pixels, bits=bits, track=partial(track, label="sensitivity of layers"))
+    return Plan(model=ready, ranges=ranges, sensitivity=moved, bits=bits)
+
+
+def least(count: int, good: Callable[[int], bool]) -> int:
+    """The least number from 0 that is good, where all above it are, too; `count` if none below is. By halving."""
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if good(middle) else (middle + 1, high)
+    return low
