@@ -72,7 +72,7 @@ OPTIONS = {
     "cascade": "--calibrate --image-size --tome-r --max-loss --split --heads --json",
     "tome": "--calibrate --tome-r --split --heads",
     "quantize": "--calibrate --evaluate --max-loss --engine --weight-bits --report --batch-size --heads --json",
-    "optimize": "--calibrate --max-loss --images --batch-size --heads --json",
+    "optimize": "--calibrate --max-loss --images --minutes --batch-size --heads --json",
     "bench": "--model -m --engine --batches --rounds --image --plot --json --heads --image-size --tome-r",
     "serve": "--model -m --host --port --batch-size --queue --max-mb --max-seconds --allow-host --image-size --engine",
     "demo": "--out --set",
