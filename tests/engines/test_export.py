@@ -152,6 +152,8 @@ def test_a_file_of_transformers_exporter_is_used_with_the_settings_beside_it(exp
     assert classifier.labels == ("a", "b", "c")
     wanted = vt.Preprocess(image_size=24, interpolation="bicubic", mean=(0.2,) * 3, std=(0.3,) * 3)
     assert classifier.seen_as == wanted
+    both = foreign(tmp_path / "b", folder / "any.onnx", processor_config={"image_processor": seen})
+    assert vt.Classifier(both).seen_as == wanted
     image = np.full((9, 9, 3), 77, np.uint8)
     probabilities = exported[0](wanted(image)[None]).softmax(-1)[0].sort(descending=True).values.tolist()
     assert [a.probability for a in classifier.predict([image])[0]] == pytest.approx(probabilities, abs=1e-5)

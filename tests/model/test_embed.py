@@ -44,6 +44,25 @@ def test_every_way_gives_what_torch_interpolates(method, grid):
     torch.testing.assert_close(interpolate_positions(old, grid, method).double(), expected, atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [3, 6, 7])
+def test_a_grid_of_one_column_has_the_antialiased_positions_of_the_formula(rows):
+    """torch's own on a CPU are others, but not for the grid turned by 90 degrees."""
+    old = random_positions(4, 5).double()
+    found = interpolate_positions(old.float(), (rows, 1), "bilinear_antialias").double()
+
+    def triangle(length, new):  # weights of all old places in each new one, wider where there are fewer
+        scale = length / new
+        centers = (torch.arange(new, dtype=torch.float64) + 0.5) * scale
+        places = centers[:, None] - torch.arange(length) - 0.5
+        weights = (1 - places.abs() / max(scale, 1.0)).clamp(min=0)
+        return weights / weights.sum(dim=1, keepdim=True)
+
+    formula = torch.einsum("rR,cC,RCd->rcd", triangle(4, rows), triangle(5, 1), old)
+    turned = F.interpolate(old.permute(2, 1, 0)[None], (1, rows), mode="bilinear", antialias=True)[0].permute(2, 1, 0)
+    torch.testing.assert_close(found, formula, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(turned, formula, atol=1e-9, rtol=1e-9)
+
+
 @pytest.mark.parametrize("method", ["zoom", "bicubic", "bicubic_antialias", "bicubic_aligned", "dino"])
 @pytest.mark.parametrize("grid", [(7, 7), (3, 9), (14, 5)])
 def test_constant_positions_stay_constant(method, grid):

@@ -172,3 +172,15 @@ def test_dinov2_with_registers_resizes_positions_in_its_own_way_also_where_it_ha
         pixels = torch.randn(2, 3, 40, 48)
         found, wanted = load(folder)(pixels), model(pixels).pooler_output
     assert (found - wanted).abs().max() < 2e-5 * wanted.abs().max()  # float32 sums in another order
+
+
+@pytest.mark.parametrize(
+    ("mark", "words"),
+    [("lm_head.weight", "masked image modelling"), ("decode_head.classifier.weight", "a head of segmentation")],
+)
+def test_beit_with_a_head_that_does_not_classify_says_what_it_is_and_what_to_do(mark, words, transformers_folder):
+    folder, _ = transformers_folder("Beit")
+    arrays = load_file(folder / "model.safetensors")
+    save_file(arrays | {mark: torch.zeros(4, 32)}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"the weights have .*{words}.*; take a checkpoint that was fine-tuned"):
+        load(folder)

@@ -142,6 +142,13 @@ def test_preprocessing_that_could_not_be_downloaded_is_said(tmp_path, monkeypatc
     assert f"note: {NAME}: preprocessor_config.json could not be downloaded (ZeroDiv" in capsys.readouterr().err
 
 
+def test_a_processor_of_images_and_text_is_preprocessing_too(tmp_path, monkeypatch, capsys):
+    folder = snapshot(tmp_path, config__json="{}", model__safetensors="weights", processor_config__json="{}")
+    monkeypatch.setattr(hub.Repository, "_files", lambda self: 1 / 0)
+    assert resolve_source(NAME, cache=tmp_path, offline=False) == folder
+    assert capsys.readouterr().err == ""
+
+
 def snapshot(cache: Path, **files: str) -> Path:
     """A folder of NAME in the layout of huggingface_hub's cache."""
     model = cache / "huggingface" / "models--google--vit-base-patch16-224"
@@ -293,14 +300,15 @@ def test_a_timm_name_is_its_repository_and_a_pickle_is_taken_only_if_there_is_no
 
 
 @pytest.mark.slow
-def test_weights_that_another_program_cached_alone_get_their_preprocessing(hugging_face, tmp_path):
+@pytest.mark.parametrize("file", ["preprocessor_config.json", "processor_config.json"])
+def test_weights_that_another_program_cached_alone_get_their_preprocessing(file, hugging_face, tmp_path):
     folder = snapshot(tmp_path / "cache", config__json="{}", model__safetensors="weights")
     (tmp_path / "cache" / "huggingface").rename(tmp_path / "hub")
     folder = tmp_path / "hub" / folder.relative_to(tmp_path / "cache" / "huggingface")
     assert elsewhere(NAME, home=tmp_path) == [str(folder)]
-    hugging_face.repositories[NAME] = {"preprocessor_config.json": b'{"size": 224}'}
+    hugging_face.repositories[NAME] = {file: b'{"size": 224}'}
     assert elsewhere(NAME, home=tmp_path, server=hugging_face) == [str(folder)]
-    assert (folder / "preprocessor_config.json").read_text() == '{"size": 224}'
+    assert (folder / file).read_text() == '{"size": 224}'
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from vitruvian.settings import Settings, Size
 from vitruvian.weights.description import Description
 from vitruvian.weights.families.huggingface_json import labels_of, preprocess_of
 from vitruvian.weights.families.timm_view import published_view
+from vitruvian.weights.files import prefer_processor
 
 GRAPH_FILES = ("model.onnx", "onnx/model.onnx", "model.xml", "openvino_model.xml")
 """What a folder without weights is searched for."""
@@ -108,9 +109,10 @@ def described_beside(path: Path, session: Session) -> Description:
     """What the JSON files beside a graph, or above a folder `onnx`, say; transformers' and timm's are read."""
     folders = [path.parent, path.parent.parent] if path.parent.name == "onnx" else [path.parent]
     found: dict[str, dict[str, Any]] = {}
-    for name in ("config.json", "preprocessor_config.json"):
+    for name in ("config.json", "preprocessor_config.json", "processor_config.json"):
         file = next((folder / name for folder in folders if (folder / name).is_file()), None)
         found[name] = read_object(file, raises=CheckpointError) if file else {}
+    prefer_processor(found)
     cfg = found["config.json"].get("pretrained_cfg")
     _, channels, rows, columns = session.shape
     sizes = (found["preprocessor_config.json"].get("crop_size"), found["preprocessor_config.json"].get("size"))

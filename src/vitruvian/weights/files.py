@@ -73,15 +73,20 @@ def read(path: Path) -> Checkpoint:
             raise CheckpointError(f"{path}: the folder has none of {', '.join(WEIGHT_FILES)}")
     beside = [weights.parent / name for name in SETTING_FILES] if weights.name in WEIGHT_FILES else []
     settings = {file.name: read_object(file, raises=CheckpointError) for file in beside if file.is_file()}
-    of_images = settings.pop("processor_config.json", {}).get("image_processor")
-    if isinstance(of_images, dict):  # of a processor for images and text, which transformers prefers
-        settings["preprocessor_config.json"] = of_images
+    prefer_processor(settings)
     checkpoint = read_shards(weights) if weights.suffix == ".json" else read_file(weights)
     if not checkpoint.tensors:
         raise CheckpointError(f"{weights}: the file holds no tensors")
     check_values(checkpoint.tensors, weights)
     tensors = {name: x.float() if x.is_floating_point() else x for name, x in checkpoint.tensors.items()}
     return replace(checkpoint, path=path, tensors=tensors, settings=settings)
+
+
+def prefer_processor(settings: dict[str, dict[str, Any]]) -> None:
+    """Puts the view of a processor for images and text, as transformers prefers it, in place of that for images."""
+    of_images = settings.pop("processor_config.json", {}).get("image_processor")
+    if isinstance(of_images, dict):
+        settings["preprocessor_config.json"] = of_images
 
 
 def read_file(path: Path) -> Checkpoint:

@@ -28,6 +28,8 @@ from vitruvian.weights.download import SUFFIXES, TIMEOUT_SECONDS, cached_path, f
 from vitruvian.weights.files import SETTING_FILES
 from vitruvian.weights.tokenizer import TOKENIZER_FILES
 
+VIEWS = ("preprocessor_config.json", "processor_config.json")
+"""Files of which one says how transformers prepares images; the second is that of a model for images and text."""
 DESCRIPTIONS = (*SETTING_FILES, *TOKENIZER_FILES)
 WEIGHTS = (
     "model.safetensors",
@@ -163,14 +165,17 @@ class Repository:
 
     def _complete(self, folder: Path) -> None:
         """Fetches the preprocessing if another program cached the weights alone; without network, goes on as it is."""
-        file = "preprocessor_config.json"
         config = folder / "config.json"
         text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
-        if '"pretrained_cfg"' in text or '"preprocess"' in text or self._find(file) is not None:
-            return  # timm and our own folders describe themselves; or it is there; or there is none
+        if '"pretrained_cfg"' in text or '"preprocess"' in text:
+            return  # timm and our own folders describe themselves
+        found, file = [self._find(file) for file in VIEWS], VIEWS[0]
+        if any(isinstance(path, str) for path in found) or None not in found:
+            return  # one is there, or there is none
         try:
-            self._files()  # fails at once without network, where a download would first retry for long
-            self.hub.hf_hub_download(self.name, file, cache_dir=self.cache, revision=folder.name)
+            present = self._files()  # fails at once without network, where a download would first retry for long
+            for file in [name for name in VIEWS if name in present] or VIEWS[:1]:
+                self.hub.hf_hub_download(self.name, file, cache_dir=self.cache, revision=folder.name)
         except Exception as error:  # the library's transport decides what a broken network raises
             tell(f"note: {self.name}: {file} could not be downloaded ({type(error).__name__}: {one_line(error)})")
 

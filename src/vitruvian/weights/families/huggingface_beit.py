@@ -30,6 +30,13 @@ WITHOUT_ARRAY = ("relative_bias", "none")
 SHARED_IN_MEMORY = "shared_position_bias.relative_position_bias_table"
 
 
+OTHER_HEADS = {
+    "lm_head.": "the head of masked image modelling, which predicts visual tokens of hidden patches",
+    "decode_head.": "a head of segmentation",
+}
+"""Beginnings of arrays of models that give neither answers nor features of an image, and what they are."""
+
+
 class HuggingFaceBeit(HuggingFace):
     """model_type `beit` and `data2vec-vision`: relative biases, and a norm after the mean of the patches."""
 
@@ -59,6 +66,12 @@ class HuggingFaceBeit(HuggingFace):
 
     def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
         """Keys have no bias; a table that all layers share is added to each; indices of older files are computed."""
+        for mark, what in OTHER_HEADS.items():
+            if any(name.startswith(mark) for name in tensors):
+                raise CheckpointError(
+                    f"the weights have {what} ({mark}*); take a checkpoint that was fine-tuned to classify, "
+                    "or save the encoder alone (BeitModel, Data2VecVisionModel)"
+                )
         found = {name: tensor for name, tensor in tensors.items() if not name.endswith("relative_position_index")}
         shared = found.pop(SHARED_BIAS, None)
         for layer in sorted({name.split(".")[2] for name in found if name.startswith("encoder.layer.")}):
