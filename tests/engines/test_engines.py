@@ -2,6 +2,9 @@
 
 import importlib.util
 import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -162,3 +165,38 @@ def test_the_tokens_that_the_last_block_leaves_out_are_not_counted(model):
     whole = vt.build(TINY.replace(pool="mean"))
     D, N, M = 16, 5, 16
     assert computed(whole, (16, 16)) - computed(model, (16, 16)) == (N - 1) * (D * D + 2 * D * M + 2 * N * D)
+
+
+def test_openvinos_first_inference_runs_alone():
+    """Two at once may wait for each other forever; later ones run side by side."""
+    inside, most, together = [], [], threading.Barrier(4)
+
+    def work(number):
+        inside.append(number)
+        most.append(len(inside))
+        time.sleep(0.02)
+        inside.remove(number)
+        return number
+
+    def called(number):
+        together.wait()
+        return alone(lambda: work(number))
+
+    alone = sessions.AloneAtFirst()
+    with ThreadPoolExecutor(4) as threads:
+        assert sorted(threads.map(called, range(4))) == [0, 1, 2, 3]
+        assert max(most) == 1
+        assert alone(lambda: list(threads.map(lambda n: alone(lambda: n), range(4)))) == [0, 1, 2, 3]
+
+
+def test_every_openvino_inference_lets_the_first_one_end(model, tmp_path, monkeypatch):
+    seen = []
+
+    def noted(work):
+        seen.append(threading.get_ident())
+        return work()
+
+    monkeypatch.setattr(sessions, "_openvino_at_first", noted)
+    vt.export(model, tmp_path / "m.onnx")
+    sessions.open_session(tmp_path / "m.onnx", "openvino")(torch.zeros(1, 3, 16, 16))
+    assert seen == [threading.get_ident()]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ EXTRAS = {"onnxruntime": ("onnxruntime", "onnx", "onnxscript"), "openvino": ("op
 BATCH_AXIS = "batch"
 """What ONNX files of ours call the open batch."""
 
+Answer = TypeVar("Answer")
 Run = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
@@ -179,6 +180,28 @@ def is_quantized(path: Path) -> bool:
         return held.find(b"QuantizeLinear") >= 0
 
 
+class AloneAtFirst:
+    """Lets the first call of a process end before another begins.
+
+    OpenVINO's binding sets itself up in its first inference. Of two threads that begin it at once, one holds Python's
+    lock and waits for the set-up, the other holds the set-up and waits for Python's lock, forever.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._done = threading.Lock(), False
+
+    def __call__(self, work: Callable[[], Answer]) -> Answer:
+        if self._done:
+            return work()
+        with self._lock:
+            answer = work()
+            self._done = True
+        return answer
+
+
+_openvino_at_first = AloneAtFirst()
+
+
 def _openvino(module: Any, path: Path, threads: int, split: bool, batch: int | None) -> Session:
     core = module.Core()
     graph = core.read_model(path)
@@ -210,7 +233,13 @@ def _openvino(module: Any, path: Path, threads: int, split: bool, batch: int | N
         answer: NDArray[np.float32] = local.request.infer([pixels], share_inputs=True)[place].copy()
         return answer
 
-    return Session(run=run, shape=shape, outputs=_width(path, names, output), carried=carried, split=split)
+    return Session(
+        run=lambda pixels: _openvino_at_first(lambda: run(pixels)),
+        shape=shape,
+        outputs=_width(path, names, output),
+        carried=carried,
+        split=split,
+    )
 
 
 def _image_input(path: Path, inputs: list[Any], dims: list[int | None]) -> tuple[int | None, ...]:
