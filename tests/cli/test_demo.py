@@ -15,11 +15,13 @@ def test_the_demo_trains_evaluates_predicts_and_names_the_report(vit, tmp_path, 
     assert code == 0
     assert re.search(r"% right: \d+ mistakes in 359 digits", out)
     assert len(re.findall(r"\d, \d+%", out)) == 6
-    assert "cat.jpg: " in out
+    assert "\n  cat.jpg: " in out
     assert "\n  run/report.html\n" in out
     assert (tmp_path / "run" / "report.html").is_file()
     assert "\n  run/demo.html\n" in out
-    assert (tmp_path / "run" / "demo.html").is_file()
+    page = (tmp_path / "run" / "demo.html").read_text()
+    assert ">rocket.jpg<" in page
+    assert "none of these; the nearest are below" in page
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -96,7 +97,8 @@ def explained_photos() -> tuple[Explainer, list[Explained]]:
 
     explainer = Explainer(load(hub.BOX), MapSettings(methods=("gradient",)))
     folder = files("vitruvian.serve") / "page"
-    return explainer, [explainer.explain(str(folder / f"{name}.jpg")) for name in PHOTOS]
+    names = [f"{name}.jpg" for name in PHOTOS]
+    return explainer, [replace(explainer.explain(str(folder / name)), path=name) for name in names]
 
 
 def first_answer(explained: Explained) -> str:

@@ -62,12 +62,12 @@ def image_section(explained: Explained, images: Mapping[str, Image.Image]) -> Ht
     row = Html(f'<div class="overlays">{joined(shown)}</div>')
     below = []
     if explained.answers:
-        rows = [("none of these", "")] if explained.none_of_these else []
-        rows += [(answer.label, percent_bar(100 * answer.probability)) for answer in explained.answers]
+        rows = [(answer.label, percent_bar(100 * answer.probability)) for answer in explained.answers]
         below.append(table(["answer", "probability"], rows))
     if explained.curves:
         below.append(deletion_chart(explained.curves))
-    return section(explained.path, row, *([columns(*below)] if below else []))
+    said = [notice("none of these; the nearest are below")] if explained.none_of_these else []
+    return section(explained.path, *said, row, *([columns(*below)] if below else []))
 
 
 def figure(image: Image.Image, caption: str) -> Html:
