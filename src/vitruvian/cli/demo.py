@@ -43,8 +43,11 @@ def demo(
     started = time.monotonic()
     say("importing torch ...")
     with quick_imports():
+        import torch
+
         from vitruvian.training import train
 
+    torch.set_num_threads(1)  # more gain nothing with so small a model, and wait for each other on a busy machine
     say("training a Vision Transformer on 1,438 handwritten digits from scratch: vit train digits")
     run = train("digits", recipe="digits", out=out, settings=settings or ())
     say("evaluating it on the 359 digits that were held out")
