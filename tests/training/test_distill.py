@@ -9,7 +9,7 @@ from test_resume import StopAt
 from vitruvian.config import Preprocess, ViTConfig
 from vitruvian.errors import ConfigError, TrainingError
 from vitruvian.model.build import build
-from vitruvian.training import Interrupted, Recipe, resume, train
+from vitruvian.training import Interrupted, Recipe, recipe_names, resume, train
 from vitruvian.training.distill import Distilled, seen_by, shared_classes, similarity_loss, soft_loss
 from vitruvian.training.distributed import Processes
 from vitruvian.weights.load import load
@@ -100,6 +100,19 @@ def test_a_distilled_run_continues_exactly(tmp_path, teacher, settings, monkeypa
     assert identical(weights(continued.folder), weights(expected.folder))
     assert lines(continued.folder) == lines(expected.folder)
     assert bool(list((tmp_path / "cache").rglob("*.npy"))) == ("teacher_view=fixed" in settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(recipe_names()) - {"masked", "paper-masked", "study-resnet"}))
+def test_every_recipe_that_learns_labels_learns_from_a_teacher(tmp_path, teacher, name, monkeypatch):
+    monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "cache"))
+    plain = ("freeze=[]", "stem_init=random", "augment.mixup_alpha=0", "augment.cutmix_alpha=0")
+    small = ("image_size=8", "steps=1", "batch_size=4", "max_train_samples=8", "workers=0", "eval_every=0")
+    learned = ("distillation_weight=1", f"teacher={teacher}", "teacher_view=fixed")
+    run = train(
+        "digits", recipe=name, model="ViT-Ti/16", out=tmp_path / "run", settings=[*TINY, *plain, *small, *learned]
+    )
+    assert 0 < next(iter(run.metrics("train")))["loss"] < float("inf")
 
 
 def test_a_teacher_that_has_changed_is_refused(tmp_path, teacher):
