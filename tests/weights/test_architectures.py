@@ -15,12 +15,12 @@ import pytest
 
 from vitruvian.weights.families.timm_variants import architectures
 
-SCAN = Path(__file__).parents[2] / "benchmarks" / "architectures.py"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-def scanned(mode: str) -> list[str]:
+def scanned(*words: str, script: str = "architectures.py") -> list[str]:
     """In a process of its own: timm imports torchvision, in whose place the scan puts an empty module."""
-    command = [sys.executable, str(SCAN), mode, "each-kind"]
+    command = [sys.executable, str(BENCHMARKS / script), *words]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -32,7 +32,7 @@ needs_timm = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason
 @pytest.mark.slow
 @needs_timm
 def test_one_of_each_kind_of_the_installed_timm_answers_as_timm_does():
-    *lines, counts = scanned("trip")
+    *lines, counts = scanned("trip", "each-kind")
     assert [line for line in lines if ": agrees: " not in line and ": same: " not in line] == []
     numbers = {verdict: int(count) for count, verdict in (part.split() for part in counts.split(", "))}
     assert numbers["same"] > 3 * numbers["agrees"]  # most arrays are the very same
@@ -42,10 +42,19 @@ def test_one_of_each_kind_of_the_installed_timm_answers_as_timm_does():
 @pytest.mark.slow
 @needs_timm
 def test_one_of_each_kind_answers_as_timm_does_at_twice_the_side():
-    *lines, _ = scanned("resized")
+    *lines, _ = scanned("resized", "each-kind")
     allowed = ": agrees: ", ": any size: ", ": not tried: ", ": timm cannot: "
     assert [line for line in lines if not any(each in line for each in allowed)] == []
     assert sum(": agrees: " in line for line in lines) > 30
+
+
+@pytest.mark.slow
+@needs_timm
+def test_random_arguments_of_timm_are_read_as_timm_does_or_refused():
+    *others, counts = scanned("100", script="odd_settings.py")
+    assert others == []
+    numbers = {verdict: int(count) for count, verdict in (part.split(" ", 1) for part in counts.split(", "))}
+    assert numbers["agrees"] > 40
 
 
 def test_the_table_names_no_part_that_is_not_known():
