@@ -17,7 +17,7 @@ from vitruvian.errors import ConfigError, ConversionError, DataError, MissingExt
 from vitruvian.evaluation.fast import merging
 from vitruvian.evaluation.fast.loss import Sample, loss_of
 from vitruvian.evaluation.fast.optimize import write
-from vitruvian.evaluation.fast.page import write_quantized
+from vitruvian.evaluation.fast.page import frontier, frontier_page, write_quantized
 from vitruvian.evaluation.fast.quantize import least
 from vitruvian.evaluation.fast.search import Candidate, Limits, Search
 
@@ -252,6 +252,25 @@ def test_the_fastest_model_within_the_loss_is_written_and_predicts(images, tmp_p
     assert answers[0][0].label in LABELS
     with pytest.raises(ConversionError, match="exists already"):
         vt.optimize(tiny_model(), tmp_path / "fast", calibrate=images)
+
+
+def test_the_page_draws_the_frontier_and_names_what_was_written():
+    def tried(name, points, speedup):
+        return {"name": name, "engine": name, "loss": {"points": points}, "speedup": speedup}
+
+    found = [tried("torch", 0.0, 1.0), tried("openvino", 0.0, 1.5), tried("int8", 0.4, 1.75), tried("worse", 0.6, 1.25)]
+    numbers = {
+        "candidates": found,
+        "max_loss": 0.5,
+        "images": "40 images",
+        "batch": 16,
+        "chosen": "int8",
+        "speedup": 1.75,
+    }
+    page = frontier_page("a model", numbers, [], "a note")
+    assert "Written: int8." in page
+    assert "0.40" in page
+    assert frontier([(0.0, 1.0), (0.0, 1.5), (0.4, 1.75), (0.6, 1.25)]) == [(0.0, 1.5), (0.4, 1.75)]
 
 
 def half_as_fast(forwards, pixels):

@@ -81,7 +81,7 @@ def optimize(
     ] = 1000,
     minutes: Annotated[
         float, typer.Option(min=0.0, metavar="N", help="After so long nothing new is tried; measuring takes one more.")
-    ] = 8.0,
+    ] = 7.0,
     batch: SpeedBatch = 16,
     heads: Heads = None,
     as_json: AsJson = False,

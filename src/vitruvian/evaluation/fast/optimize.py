@@ -26,7 +26,7 @@ from vitruvian.settings import BatchSize, check_range, typed
 from vitruvian.text import table
 from vitruvian.weights.save import save
 
-MINUTES = 8.0
+MINUTES = 7.0
 """After which the search begins nothing new; measuring what it has found takes a minute more."""
 
 

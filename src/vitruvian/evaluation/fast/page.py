@@ -24,17 +24,27 @@ def frontier_page(title: str, numbers: Mapping[str, Any], rows: Sequence[Sequenc
         Line(name, [(each["loss"]["points"], each["speedup"]) for each in found], joined=False)
         for name, found in sorted(groups.items())
     ]
-    best = sorted((each["loss"]["points"], each["speedup"]) for each in tried)
-    steps = [point for place, point in enumerate(best) if all(point[1] > each[1] for each in best[:place])]
+    steps = frontier([(each["loss"]["points"], each["speedup"]) for each in tried])
     chart = Chart(title="times the speed of torch", lines=[*lines, Line("frontier", steps)], x_label="points lost")
+    lost = next(each["loss"]["points"] for each in tried if each["name"] == numbers["chosen"])
     titles = ["", "images/s", "times torch", "points lost at most", "same answers %", "top-1", ""]
     parts = [
         heading(title, f"{numbers['images']}; batch {numbers['batch']}, at most {allowed:g} points may be lost"),
-        tiles({"chosen": numbers["chosen"], "times the speed of torch": f"{numbers['speedup']:.2f}"}),
+        remark(f"Written: {numbers['chosen']}."),
+        tiles({"times the speed of torch": f"{numbers['speedup']:.2f}", "points lost at most": f"{lost:.2f}"}),
         section("Speed against loss", chart.svg(), note=EXPLAINED),
         section("All that was tried", table(titles, rows), remark(note)),
     ]
     return page(title, parts)
+
+
+def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Of (loss, speed) those that nothing with as small a loss exceeds in speed, from the smallest loss."""
+    found: list[tuple[float, float]] = []
+    for point in sorted(points, key=lambda each: (each[0], -each[1])):
+        if not found or point[1] > found[-1][1]:
+            found.append(point)
+    return found
 
 
 def write_quantized(folder: Path, numbers: dict[str, Any], words: str) -> Path:
