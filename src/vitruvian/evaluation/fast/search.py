@@ -115,6 +115,8 @@ class Search:
         self.try_merging(steps, kept)
         if steps and steps[-1] not in self.answers and self.has_time():
             self.try_float(steps[-1])  # a cascade's first pass may lose more
+        if not self.has_time():
+            tell("note: the time was over before all was tried; --minutes N (minutes=) allows more")
         return self.found
 
     def has_time(self) -> bool:
