@@ -66,6 +66,19 @@ def test_timm_arguments_that_the_arrays_contradict_are_refused(name, value, word
         load(folder_of(tmp_path, arrays, **{name: value}))
 
 
+def test_weights_that_lack_blocks_of_the_named_architecture_are_not_read_without_a_word(arrays, tmp_path, caplog):
+    folder = folder_of(tmp_path, arrays)
+    assert load(folder).config.layers == 2
+    assert "config.json names" not in caplog.text
+    config = json.loads((folder / "config.json").read_text())
+    del config["model_args"]["depth"]
+    (folder / "config.json").write_text(json.dumps(config))
+    load(folder)
+    assert caplog.messages[-1] == (
+        f"{folder}: config.json names vit_base_patch16_224, which has layers=12; the weights have 2"
+    )
+
+
 def test_timm_arguments_that_are_null_are_the_architecture_s_own(arrays, tmp_path):
     nothing = dict.fromkeys(("init_values", "qkv_bias", "reg_tokens", "act_layer"))
     assert load(folder_of(tmp_path, arrays, **nothing, patch_size=[8, 8])).config.qkv_bias

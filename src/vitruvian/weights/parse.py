@@ -140,6 +140,8 @@ def describe(
     if assumed and find(hints.name) is None:
         origin += f"; assumed: {', '.join(assumed)}"
         note(f"{checkpoint.path}: the file does not state {' and '.join(assumed)}: assumed as {family.name} has it")
+    if doubt := family.doubt(checkpoint, config):
+        note(f"{checkpoint.path}: {doubt}")
     return Description(
         config=config,
         preprocess=view or Preprocess(image_size=config.image_size, stated=False),

@@ -109,6 +109,10 @@ class Family(ABC):
         """What the family calls this model, after the family's name and a colon; empty where the files do not say."""
         return ""
 
+    def doubt(self, checkpoint: Checkpoint, config: ModelConfig) -> str:
+        """What the files do not contradict, but a reader should know; empty where there is nothing."""
+        return ""
+
     def obstacles(self, config: ModelConfig) -> Iterator[str]:
         """Why a model of this shape cannot be written; nothing if it can."""
         yield "files of this family are only read"

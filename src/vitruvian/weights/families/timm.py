@@ -30,6 +30,7 @@ from vitruvian.weights.families.timm_rows import (
     STEM_ROWS,
     TOKEN_ROWS,
 )
+from vitruvian.weights.families.timm_shapes import config_named
 from vitruvian.weights.families.timm_variants import stated_settings, stated_shape
 from vitruvian.weights.families.timm_view import crop_view, published, published_labels, published_size, published_view
 from vitruvian.weights.files import Checkpoint
@@ -157,6 +158,21 @@ class Timm(Family):
     def known_as(self, checkpoint: Checkpoint) -> str:
         architecture = self.config_of(checkpoint).get("architecture")
         return f"timm:{architecture.split('.')[0]}" if isinstance(architecture, str) else ""
+
+    def doubt(self, checkpoint: Checkpoint, config: ModelConfig) -> str:
+        """A file may have lost its last blocks; where `model_args` states their number, another one is refused."""
+        assert isinstance(config, ViTConfig)
+        name = self.known_as(checkpoint).removeprefix("timm:")
+        usual, stated = config_named(name), self.arguments(checkpoint)
+        if usual is None:
+            return ""
+        names = {"layers": "depth", "width": "embed_dim"}
+        differing = [
+            f"{setting}={getattr(usual, setting)}; the weights have {getattr(config, setting)}"
+            for setting, argument in names.items()
+            if argument not in stated and getattr(usual, setting) != getattr(config, setting)
+        ]
+        return f"config.json names {name}, which has {', '.join(differing)}" if differing else ""
 
     def refused_parts(self, checkpoint: Checkpoint) -> dict[str, str]:
         return self.refused if self.settings_of(checkpoint) is None else {}

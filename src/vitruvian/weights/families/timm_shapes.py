@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from vitruvian.config import ViTConfig
 
@@ -28,7 +29,6 @@ class Shape:
 
 @cache
 def shapes() -> tuple[Shape, ...]:
-    rows = json.loads(Path(__file__).with_name("timm_shapes.json").read_text(encoding="utf-8"))
     return tuple(
         Shape(
             name=row["name"],
@@ -36,5 +36,16 @@ def shapes() -> tuple[Shape, ...]:
             config=ViTConfig.from_json(row["settings"]),
             pieces=frozenset(row["pieces"]),
         )
-        for row in rows
+        for row in rows()
     )
+
+
+@cache
+def config_named(name: str) -> ViTConfig | None:
+    """The settings of one architecture, without those of all others."""
+    return next((ViTConfig.from_json(row["settings"]) for row in rows() if row["name"] == name), None)
+
+
+@cache
+def rows() -> tuple[dict[str, Any], ...]:
+    return tuple(json.loads(Path(__file__).with_name("timm_shapes.json").read_text(encoding="utf-8")))
