@@ -79,6 +79,16 @@ def test_weights_that_lack_blocks_of_the_named_architecture_are_not_read_without
     )
 
 
+def test_a_square_of_positions_that_may_be_an_oblong_and_a_class_token_is_said(arrays, tmp_path, caplog):
+    oblong = arrays | {"pos_embed": torch.zeros(1, 4 * 6 + 1, 32)}
+    save_file(oblong, tmp_path / "a.safetensors")
+    assert load(tmp_path / "a.safetensors", heads=4).config.grid == (5, 5)
+    assert "grid=5x5 without a position of the class token" in caplog.text
+    caplog.clear()
+    assert load(tmp_path / "a.safetensors", heads=4, grid=(4, 6)).config.grid == (4, 6)
+    assert "grid=" not in caplog.text
+
+
 def test_timm_arguments_that_are_null_are_the_architecture_s_own(arrays, tmp_path):
     nothing = dict.fromkeys(("init_values", "qkv_bias", "reg_tokens", "act_layer"))
     assert load(folder_of(tmp_path, arrays, **nothing, patch_size=[8, 8])).config.qkv_bias

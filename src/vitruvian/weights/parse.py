@@ -126,6 +126,9 @@ def describe(
     assumed = []
     if isinstance(config, ViTConfig) and facts.heads is None and hints.heads is None:
         assumed.append(f"heads={config.heads}")
+    told = facts.image_size or hints.grid  # else rows*columns + 1 of an oblong grid may be a square
+    if isinstance(config, ViTConfig) and config.class_token and not config.class_position and not told:
+        assumed.append(f"grid={config.grid[0]}x{config.grid[1]} without a position of the class token")
     silent = not facts.settings if family.name == "timm" else "config.json" not in checkpoint.settings
     if isinstance(config, ViTConfig) and family.name in ("timm", "huggingface") and silent:
         assumed.append(f"gelu={config.numerics.gelu!r}")
