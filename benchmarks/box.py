@@ -1,7 +1,8 @@
 """The model in the package, from a trained one: its temperature, the energy of its head, its threshold, its card.
 
     vit train cifar10/ --recipe cifar10-hybrid --out runs/box
-    python benchmarks/box.py runs/box cifar10/ --imagenet val/ --pets pets/test --unknown faces/ --out src/vitruvian/box
+    python benchmarks/box.py runs/box cifar10/ --imagenet val/ --pets pets/test --unknown faces/ \
+        --time "two hours on one core" --out src/vitruvian/box
 
 Temperature and threshold are chosen on the images that the recipe holds out; the energy is fitted to training images
 and to generated images of no class (`outliers.py`). Then the test set is measured once, as are photos of the ten

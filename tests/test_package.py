@@ -34,6 +34,7 @@ IN_THE_WHEEL = (
 IN_THE_SDIST = (
     "pyproject.toml",
     "LICENSE",
+    "Dockerfile",
     "Makefile",
     "constraints.txt",
     "mkdocs.yml",

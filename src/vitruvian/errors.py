@@ -5,8 +5,9 @@ VitruvianError
 │   └── UnknownNameError  a name nobody knows, answered with the nearest ones
 ├── FileError           a file that cannot be read, written or locked
 ├── CheckpointError     weights that cannot be read, or do not fit the model
+│   ├── DamagedFileError  a file that is cut short, or that holds no weights
 │   └── ConversionError   weights that another family cannot express
-├── HubError            a published file that could not be had
+├── HubError            a published file that could not be downloaded
 ├── NotFiniteError      a model whose answers are no finite numbers
 ├── ImageError          an image that cannot be decoded
 ├── DataError           a dataset that cannot be used
@@ -58,12 +59,16 @@ class CheckpointError(VitruvianError):
     """Weights that cannot be read, or do not fit the model."""
 
 
+class DamagedFileError(CheckpointError):
+    """A file that is cut short, or that holds no weights."""
+
+
 class ConversionError(CheckpointError):
     """Weights that another family cannot express."""
 
 
 class HubError(VitruvianError):
-    """A published file that could not be had."""
+    """A published file that could not be downloaded."""
 
 
 class NotFiniteError(VitruvianError):

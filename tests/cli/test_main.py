@@ -123,6 +123,10 @@ def test_every_command_and_option_has_help(vit, command):
         ),
         (["predict", "a.jpg", "--model", "m", "--image-size", "1x2x3"], "'1x2x3' is neither a side such as 384"),
         (["convert", "a", "b", "--to", "jax"], "Invalid value for '--to'"),
+        (["serve", "--allow-host", ""], "'' is not a host name such as photos.example.org"),
+        (["serve", "--allow-host", "*"], "'*' is not a host name"),
+        (["serve", "--allow-host", "http://photos.example.org:8000"], "without http:// and without a port"),
+        (["serve", "--host", ""], "'' is not a host name"),
         (["--nonsense"], "No such option"),
     ],
 )

@@ -309,6 +309,20 @@ def test_a_file_that_is_no_image_gets_a_sentence(page, tmp_path):
     page.until("return document.querySelector('#problem').hidden")
 
 
+def test_nothing_of_the_image_before_stays_below_an_error(page, tmp_path):
+    parts = "return ['.answer', '.layers svg', '.grids:not([hidden])', '.heads-part:not([hidden])']"
+    shown = f"{parts}.map((each) => document.querySelectorAll(each).length)"
+    assert all(page.run(shown))
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG broken")
+    page.upload(tmp_path / "broken.png")
+    page.until("return !document.querySelector('#problem').hidden")
+    assert page.run(shown) == [0, 0, 0, 0]
+    page.find("[data-sample=coffee]").click()
+    page.until("return document.querySelector('#problem').hidden")
+    page.settled()
+    assert all(page.run(shown))
+
+
 def test_all_of_it_works_by_keyboard(page):
     from selenium.webdriver.common.keys import Keys
 

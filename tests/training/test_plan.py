@@ -5,8 +5,12 @@ import torch
 
 import vitruvian.training.plan as planning
 from vitruvian.cost import multiply_adds
+from vitruvian.model.build import build
+from vitruvian.training import distill
+from vitruvian.training.model import config_of
 from vitruvian.training.plan import peak_bytes, plan, plan_lines
 from vitruvian.training.recipe import Recipe
+from vitruvian.weights.save import save
 
 TINY = {"layers": 2, "width": 16, "heads": 2, "mlp_width": 32, "patch_size": 4, "channels": 1}
 CPU = torch.device("cpu")
@@ -62,9 +66,23 @@ def test_a_later_higher_resolution_makes_the_run_longer():
 
 
 def found_config():
-    from vitruvian.training.model import config_of
-
     return config_of(tiny(), 10)
+
+
+@pytest.mark.parametrize(
+    ("view", "asked"),
+    [
+        ("same", "asked in each step, part of the time"),
+        ("fixed", "asked once about each image before the first step, which is not part of the time"),
+    ],
+)
+def test_a_plan_says_what_a_teacher_costs_and_does_not_ask_it_about_all_images(tmp_path, monkeypatch, view, asked):
+    model = build(config_of(tiny(), 10))
+    model.labels = tuple("0123456789")
+    save(model, tmp_path / "teacher")
+    monkeypatch.setattr(distill, "shared_features", None)
+    found = planned(teacher=str(tmp_path / "teacher"), teacher_view=view)
+    assert next(line for line in plan_lines(found) if line.startswith("teacher")).endswith(f"teacher, {asked}")
 
 
 def test_the_lines_of_a_plan_name_everything_that_is_asked_for():

@@ -23,6 +23,7 @@ from vitruvian.errors import CheckpointError, ConfigError, HubError, MissingExtr
 from vitruvian.model.build import build
 from vitruvian.weights import download, hub
 from vitruvian.weights.hub import resolve_source
+from vitruvian.weights.load import load
 from vitruvian.weights.save import save
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -325,6 +326,18 @@ def test_the_hub_says_what_is_missing_in_one_line(hugging_face, tmp_path):
 def test_a_cached_repository_is_used_as_it_is(tmp_path):
     folder = snapshot(tmp_path, config__json="{}", model__safetensors="weights")
     assert resolve_source(NAME, cache=tmp_path, offline=True) == folder
+
+
+def test_a_damaged_copy_in_the_cache_says_what_to_remove(tmp_path, monkeypatch):
+    folder = snapshot(tmp_path, config__json="{}", model__safetensors="weights")
+    monkeypatch.setattr(hub, "resolve_source", lambda name: folder)
+    place = tmp_path / "huggingface" / "models--google--vit-base-patch16-224"
+    with pytest.raises(
+        CheckpointError, match=rf"; remove {re.escape(str(place))}, and the next use downloads it again"
+    ):
+        load(NAME)
+    with pytest.raises(CheckpointError, match=r"not an npz, safetensors or PyTorch file$"):
+        load(folder)
 
 
 def test_an_incomplete_cached_repository_says_what_to_copy_where(tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,12 +20,26 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "VITRUVIAN_API_KEY"
 
 
+def parse_host(text: str) -> str:
+    """A host name or an IP address."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        if re.fullmatch(r"\w[\w.-]{0,252}", text, re.ASCII) is None:
+            raise typer.BadParameter(
+                f"{text!r} is not a host name such as photos.example.org, without http:// and without a port"
+            ) from None
+    return text
+
+
 def serve(
     models: Annotated[
         list[str] | None,
         typer.Option("--model", "-m", metavar="[NAME=]MODEL", help="Weights; may be given again. Else a default."),
     ] = None,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="0.0.0.0 for other machines to reach it.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(parser=parse_host, metavar="ADDRESS", help="0.0.0.0 for other machines to reach it.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0 takes a free one.")] = 8000,
     batch: Batch = BATCH,
     queue: Annotated[int, typer.Option(min=1, metavar="N", help="Images accepted at a time; more get 429.")] = 64,
@@ -32,7 +48,8 @@ def serve(
         float, typer.Option(min=0.1, metavar="N", help="Seconds for a request to arrive, and for its answer.")
     ] = 30.0,
     allow_host: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A name clients call it by; may be given again.")
+        list[str] | None,
+        typer.Option(parser=parse_host, metavar="NAME", help="A name clients call it by; may be given again."),
     ] = None,
     image_size: ImageSize = None,
     engine: Engine = EngineChoice.TORCH,

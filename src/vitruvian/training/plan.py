@@ -74,6 +74,8 @@ class Plan:
     training_seconds: float
     evaluation_seconds: float
     """All evaluations together."""
+    teacher: str = ""
+    """Who else teaches, and whether that is part of the time."""
 
     @property
     def memory_bytes(self) -> int:
@@ -106,14 +108,16 @@ def plan(
     with process_group(chosen.device) as processes:
         images = images_for(ref, chosen)
         chosen = chosen.replace(batch_size=fitting_batch_size(chosen, len(images.train), processes.world_size))
-        trainer = Trainer.build(chosen, images, processes)
+        # A teacher of fixed views would first be asked about every image.
+        measured = chosen.replace(teacher="") if chosen.teacher_view == "fixed" else chosen
+        trainer = Trainer.build(measured, images, processes)
         with closing(trainer.batches):
             timing = measured_steps(trainer.stepper, trainer.batches.from_step(0), seconds=seconds)
         with validation_loader(images.validation, chosen, trainer.model.preprocess, processes) as loader:
             image_seconds = measured_evaluation(
                 trainer.model, loader.batches(0), objective=trainer.stepper.objective, device=processes.device
             )
-        return put_together(trainer, timing, image_seconds)
+        return replace(put_together(trainer, timing, image_seconds), teacher=teacher_of(chosen))
 
 
 def put_together(trainer: Trainer, timing: Timing, image_seconds: float) -> Plan:
@@ -150,6 +154,13 @@ def put_together(trainer: Trainer, timing: Timing, image_seconds: float) -> Plan
     )
 
 
+def teacher_of(recipe: Recipe) -> str:
+    if not recipe.teacher:
+        return ""
+    fixed = "asked once about each image before the first step, which is not part of the time"
+    return f"{recipe.teacher}, {fixed if recipe.teacher_view == 'fixed' else 'asked in each step, part of the time'}"
+
+
 def plan_lines(plan: Plan) -> list[str]:
     """The plan as people read it, a line for each fact."""
     frozen = plan.parameters - plan.learning
@@ -158,6 +169,7 @@ def plan_lines(plan: Plan) -> list[str]:
         "model": f"{plan.model}, {rows}x{columns} pixels, {plan.classes:,} classes",
         "parameters": f"{plan.parameters / 1e6:,.2f} million"
         + (f", {frozen / 1e6:,.2f} of them frozen" if frozen else ""),
+        **({"teacher": plan.teacher} if plan.teacher else {}),
         "data": f"{plan.data}: {plan.training_images:,} to train on, {plan.validation_images:,} held out",
         "steps": f"{plan.steps:,} of {plan.batch_size:,} images: {plan.epochs:,.4g} epochs",
         "evaluations": f"{plan.evaluations:,}",

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vitruvian.errors import CheckpointError
+from vitruvian.errors import CheckpointError, DamagedFileError
 from vitruvian.files import parse_object, read_object
 
 Format = Literal["npz", "safetensors", "torch"]
@@ -99,7 +99,7 @@ def read_file(path: Path) -> Checkpoint:
         raise
     except Exception as error:  # a broken file makes the libraries below raise anything
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise CheckpointError(f"{path}: broken or truncated {kind} file: {reason}") from error
+        raise DamagedFileError(f"{path}: broken or truncated {kind} file: {reason}") from error
 
 
 def sniff(path: Path) -> Format:
@@ -112,7 +112,7 @@ def sniff(path: Path) -> Format:
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     if not start:
-        raise CheckpointError(f"{path}: the file is empty")
+        raise DamagedFileError(f"{path}: the file is empty")
     if start.startswith(b"version https://git-lfs"):
         raise CheckpointError(f"{path}: a Git LFS pointer, not the weights; fetch them with `git lfs pull`")
     if start.startswith(b"PK"):
@@ -121,7 +121,7 @@ def sniff(path: Path) -> Format:
         return "safetensors"
     if start.startswith(b"\x80"):
         return "torch"
-    raise CheckpointError(f"{path}: not an npz, safetensors or PyTorch file")
+    raise DamagedFileError(f"{path}: not an npz, safetensors or PyTorch file")
 
 
 def archive_format(path: Path) -> Format:
@@ -130,7 +130,7 @@ def archive_format(path: Path) -> Format:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
     except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError) as error:
-        raise CheckpointError(f"{path}: broken or truncated archive: {error}") from error
+        raise DamagedFileError(f"{path}: broken or truncated archive: {error}") from error
     unpacked = sum(member.file_size for member in members)
     if unpacked > max(MAX_FREE_BYTES, MAX_EXPANSION * path.stat().st_size):
         raise CheckpointError(f"{path}: refused, the archive would unpack to {unpacked / 2**30:.1f} GiB")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitruvian.config import ModelConfig, Preprocess, ViTConfig
-from vitruvian.errors import CheckpointError, ConfigError
+from vitruvian.errors import CheckpointError, ConfigError, DamagedFileError
 from vitruvian.files import read_object
 from vitruvian.model.build import Model, empty
 from vitruvian.progress import tell
@@ -97,7 +97,11 @@ def open_model(
         model.source = str(path)
         return model, family
     except (CheckpointError, ConfigError) as error:
-        raise CheckpointError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from error
+        text = str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
+        if hints.name and isinstance(error, DamagedFileError):
+            cached = path.parents[1] if path.is_dir() else path  # a repository's blobs stand beside its snapshots
+            text += f"; remove {cached}, and the next use downloads it again"
+        raise CheckpointError(text) from error
 
 
 def locate(source: str | Path) -> Path:

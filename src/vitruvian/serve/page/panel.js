@@ -113,8 +113,19 @@ export class Panel {
       if (!this.vit) return;
       await Promise.all([this.loadLayers(image), state.erased ? this.askErased() : null, this.askInside()]);
     } catch (error) {
+      await this.viewed;
+      this.clear(image);
       this.complain(error);
     }
+  }
+
+  // Nothing of an earlier image stays below the problem with this one.
+  clear(image) {
+    if (!this.before && this.words !== null) this.answersPlace.textContent = "No answer.";
+    if (!this.layers) this.layersPlace.replaceChildren();
+    if (this.seen === image) return;
+    this.grids.hidden = this.headsPart.hidden = true;
+    this.left.image = this.right.image = null;
   }
 
   async loadAnswers(image) {
@@ -128,7 +139,7 @@ export class Panel {
   async loadView(image) {
     const found = await busy("preparing the image", () => api.inspect(this.facts.name, image, { parts: "view" }));
     const view = await picture(found.view);
-    this.grid = found.grid;
+    [this.grid, this.seen] = [found.grid, image];
     for (const grid of [this.left, this.right]) grid.setImage(view, ...found.grid);
     this.grids.hidden = false;
     if (this.first !== this) await this.first.viewed;
