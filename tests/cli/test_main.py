@@ -96,6 +96,12 @@ def test_commands_and_their_options_are_these():
     assert found == {name: set(flags.split()) for name, flags in OPTIONS.items()}
 
 
+def test_what_a_command_does_is_said_whole_in_the_list_of_commands(vit):
+    _, out, _ = vit("--help")
+    assert "predict   Name what is in images, with probabilities." in out
+    assert "..." not in out.partition("Commands:")[2]
+
+
 @pytest.mark.parametrize("command", OPTIONS)
 def test_every_command_and_option_has_help(vit, command):
     assert vit(*command.split(), "--help").code == 0

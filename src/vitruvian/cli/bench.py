@@ -30,7 +30,10 @@ def bench(
     image_size: ImageSize = None,
     tome_r: TomeR = None,
 ) -> None:
-    """Measure images per second, latency, memory and the share of time in each part of a model."""
+    """Measure images per second, latency and memory of a model.
+
+    Also how much of the time each part of it takes.
+    """
     counts = names_in(batches)
     if not counts or not all(each.isdecimal() and 1 <= int(each) <= 65_536 for each in counts):
         raise typer.BadParameter(f"{batches!r} is not a list of batches such as 1,16", param_hint="--batches")

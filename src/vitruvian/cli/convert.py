@@ -40,7 +40,7 @@ def convert(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the certificate as one JSON object.")] = False,
 ) -> None:
-    """Convert weights to another family and prove that they answer the same.
+    """Convert weights to another family, and compare the answers.
 
     What was written is read back and compared with the source on a random batch; the certificate with the
     largest difference is printed and saved beside the weights. With --labels, the words become the head of a CLIP or

@@ -39,7 +39,10 @@ def demo(
     out: Annotated[Path | None, typer.Option(metavar="RUN", help="Folder of the run; else a new one in runs/.")] = None,
     settings: Changes = None,
 ) -> None:
-    """Train on the built-in digits, evaluate, predict, and say where the report is; about a minute, offline."""
+    """Train on the built-in digits, evaluate, predict, explain.
+
+    Offline, in about a minute; at the end it says where its page is.
+    """
     started = time.monotonic()
     say("importing torch ...")
     with quick_imports():

@@ -44,10 +44,10 @@ def embed(
     image_size: ImageSize = None,
     device: Device = "cpu",
 ) -> None:
-    """Write the features of images as Parquet parts, for search, probes and other programs.
+    """Write the features of images as Parquet parts.
 
-    A part that is there is not made again, so a job that was killed goes on where it was; `vit merge` tells whether
-    all is there.
+    They are for search, probes and other programs. A part that is there is not made again, so a job that was killed
+    goes on where it was; `vit merge` tells whether all is there.
     """
     if on and (heads or image_size or device != "cpu"):
         raise typer.BadParameter("--on loads the model on each node, without --heads, --image-size and --device")
@@ -79,7 +79,7 @@ def merge(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the lines.")] = False,
 ) -> None:
-    """Check that nothing of a bulk result is missing or doubled, and print totals and errors."""
+    """Check that a bulk result is whole; print totals and errors."""
     with quick_imports():
         from vitruvian.bulk.merge import merge as run_merge
 

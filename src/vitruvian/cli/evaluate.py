@@ -63,7 +63,7 @@ def evaluate(
     engine: Engine = EngineChoice.TORCH,
     tome_r: TomeR = None,
 ) -> None:
-    """Measure a model: accuracy with intervals, ReaL, calibration, confusions.
+    """Measure a model: accuracy with intervals, ReaL, calibration.
 
     Every image counts, also those of a short last batch. Classes and outputs are matched by their names. A CLIP or
     SigLIP is measured zero-shot, with the names of the classes as its words.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from vitruvian.cli.options import Device, Engine, EngineChoice, Heads, ImageSize, OptionalModel, TomeR, tome_of
+from vitruvian.cli.options import DefaultModel, Device, Engine, EngineChoice, Heads, ImageSize, TomeR, tome_of
 from vitruvian.cli.start import quick_imports
 from vitruvian.progress import tell, track
 
@@ -76,7 +76,7 @@ def explain(
     paths: Annotated[
         list[str] | None, typer.Argument(metavar="IMAGES", help="Images, or folders of them.", show_default=False)
     ] = None,
-    model: OptionalModel = None,
+    model: DefaultModel = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write into.")] = Path("explained"),
     maps: Maps = None,
     target: Target = "",
@@ -99,7 +99,7 @@ def explain(
     tome_r: TomeR = None,
     engine: Engine = EngineChoice.TORCH,
 ) -> None:
-    """Show what a model looks at: overlays, arrays and a page for each run.
+    """Show what a model looks at: overlays, arrays and a page.
 
     --engine computes the answers and deletion curves; maps are always torch's. With --figures, what the model has
     learned, as in the paper's Figure 7; attention distance is then taken over the images, or over the built-in digits.

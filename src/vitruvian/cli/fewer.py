@@ -33,10 +33,11 @@ def cascade(
     heads: Heads = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the line.")] = False,
 ) -> None:
-    """Write a model that answers easy images with a cheap pass: of --image-size, or with --tome-r.
+    """Write a model that answers easy images with a cheap pass.
 
-    The whole model answers where the first pass is unsure. How sure it must be is fitted so that the answers lose no
-    more than --max-loss, as the whole model's own probabilities expect it.
+    That pass has images of --image-size, or merges --tome-r tokens; the whole model answers where it is unsure. How
+    sure it must be is fitted so that the answers lose no more than --max-loss, as the whole model's own probabilities
+    expect it.
     """
     with quick_imports():
         from vitruvian.evaluation.measuring.fewer import fit_cascade
@@ -66,9 +67,10 @@ def tome(
     split: Split = None,
     heads: Heads = None,
 ) -> None:
-    """Write a model with adaptive token merging: R tokens merge in each layer on average, more where patches are alike.
+    """Write a model with adaptive token merging.
 
-    The similarity threshold of each layer is fitted on the images.
+    R tokens merge in each layer on average, more where patches are alike. The similarity threshold of each layer is
+    fitted on the images.
     """
     with quick_imports():
         from vitruvian.evaluation.measuring.fewer import fit_merging

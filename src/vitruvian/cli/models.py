@@ -17,7 +17,7 @@ def models(
     pattern: Annotated[str, typer.Argument(help="Part of a name, such as B/16, augreg or dinov2.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line for each model.")] = False,
 ) -> None:
-    """List models with parameters, multiply-adds and published weights.
+    """List models: parameters, multiply-adds, published weights.
 
     With a PATTERN, every published name that fits is shown; `--model` takes these names.
     """

@@ -137,15 +137,14 @@ def task_names(incomplete: str) -> list[str]:
     return [name for name in TASKS if name.startswith(incomplete)]
 
 
-MODEL = typer.Option(
-    "--model",
-    "-m",
-    metavar="MODEL",
-    help="Weights: a file, a folder or a published name.",
-    autocompletion=published_names,
-)
-ModelName = Annotated[str, MODEL]
-OptionalModel = Annotated[str | None, MODEL]
+def model_option(otherwise: str = "") -> Any:
+    help = f"Weights: a file, a folder or a published name{otherwise}."
+    return typer.Option("--model", "-m", metavar="MODEL", help=help, autocompletion=published_names)
+
+
+ModelName = Annotated[str, model_option()]
+OptionalModel = Annotated[str | None, model_option()]
+DefaultModel = Annotated[str | None, model_option("; else a default")]
 """Where none is named, `weights.hub.default_source` says which."""
 FROM = typer.Option(
     "--from",
@@ -167,7 +166,7 @@ Template = Annotated[
 ]
 Heads = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Attention heads, for files that do not tell them; else width / 64."),
+    typer.Option(min=1, metavar="N", help="Attention heads, for files that do not tell them; else as published."),
 ]
 ImageSize = Annotated[
     InputSize | None,

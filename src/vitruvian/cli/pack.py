@@ -23,7 +23,7 @@ def pack(
     shard_mb: Annotated[int, typer.Option(metavar="MB", help="Most megabytes of a shard.")] = 256,
     workers: Annotated[int, typer.Option(min=0, metavar="N", help="Processes that encode images.")] = 2,
 ) -> None:
-    """Resize and repack a dataset into shards that read several times faster.
+    """Resize and repack a dataset into shards that read faster.
 
     Labels and order stay. Stopped anywhere, the same command goes on from there. What cannot be read is left out and
     listed in DST/pack.json.

@@ -10,6 +10,7 @@ import typer
 
 from vitruvian.cli.options import (
     Batch,
+    DefaultModel,
     Device,
     Engine,
     EngineChoice,
@@ -18,7 +19,6 @@ from vitruvian.cli.options import (
     Labels,
     MaxUnreadable,
     On,
-    OptionalModel,
     Piece,
     Readers,
     Shard,
@@ -40,7 +40,7 @@ def predict(
         list[str],
         typer.Argument(metavar="FILES_OR_FOLDERS", help="Images, or folders of them; with --out, one dataset."),
     ],
-    model: OptionalModel = None,
+    model: DefaultModel = None,
     labels: Labels = None,
     template: Template = None,
     top: Annotated[int, typer.Option(min=1, metavar="N", help="How many answers an image.")] = 5,

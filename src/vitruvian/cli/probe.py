@@ -41,7 +41,7 @@ def probe(
     image_size: ImageSize = None,
     device: Device = "cpu",
 ) -> None:
-    """Measure frozen features: few-shot least squares, a linear probe, nearest neighbors.
+    """Measure frozen features: few-shot, linear, nearest neighbors.
 
     Features are computed once and kept in the cache folder ($VITRUVIAN_CACHE); probing again takes seconds.
     """

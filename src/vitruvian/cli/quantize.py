@@ -86,10 +86,10 @@ def optimize(
     heads: Heads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the fastest form of a model within a loss: engines, int8, merged tokens.
+    """Write the fastest form of a model within a loss.
 
-    All are measured on this machine. The folder works with `vit predict --model`, and has report.html with the frontier
-    of speed against loss.
+    Engines, int8 and merged tokens are measured on this machine. The folder works with `vit predict --model`, and has
+    report.html with the frontier of speed against loss.
     """
     with quick_imports():
         from vitruvian.evaluation.fast.optimize import optimize as optimize_model

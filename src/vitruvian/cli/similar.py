@@ -35,7 +35,10 @@ def similar(
         Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write a page with thumbnails (.html).")
     ] = None,
 ) -> None:
-    """Find the images nearest to others, or to words, by the cosine of the model's features."""
+    """Find the images nearest to others, or to words.
+
+    Near is what has a high cosine of the model's features.
+    """
     images, texts = images or [], text or []
     if not images and not texts:
         raise typer.BadParameter("nothing to look for: give an image or --text")

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from vitruvian.study.transfer import Cell, Setup, VtabResult
     from vitruvian.tasks import Task
 
-study = typer.Typer(
-    help="Repeat the paper's tables and figures: table5, vtab, data-size, compute.", no_args_is_help=True
-)
+study = typer.Typer(help="Repeat the paper's tables and figures.", no_args_is_help=True)
 
 
 Models = Annotated[str, typer.Option(metavar="W,W,...", help="Weights to start from: files, folders or names.")]

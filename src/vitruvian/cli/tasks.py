@@ -22,7 +22,7 @@ def tasks(
     data_root: DataRoot = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line for each task.")] = False,
 ) -> None:
-    """List tasks with their classes, splits, metric, and whether their images are here.
+    """List tasks: classes, splits, metric, which images are here.
 
     With a NAME, also what to download and where to put it. Commands that take DATA take these names.
     """
