@@ -5,9 +5,8 @@ import torch
 
 import vitruvian.training.plan as planning
 from vitruvian.cost import multiply_adds
-from vitruvian.model.build import build
 from vitruvian.training import distill
-from vitruvian.training.model import config_of
+from vitruvian.training.model import config_of, model_for
 from vitruvian.training.plan import peak_bytes, plan, plan_lines
 from vitruvian.training.recipe import Recipe
 from vitruvian.weights.save import save
@@ -77,9 +76,7 @@ def found_config():
     ],
 )
 def test_a_plan_says_what_a_teacher_costs_and_does_not_ask_it_about_all_images(tmp_path, monkeypatch, view, asked):
-    model = build(config_of(tiny(), 10))
-    model.labels = tuple("0123456789")
-    save(model, tmp_path / "teacher")
+    save(model_for(tiny(), "0123456789"), tmp_path / "teacher")
     monkeypatch.setattr(distill, "shared_features", None)
     found = planned(teacher=str(tmp_path / "teacher"), teacher_view=view)
     assert next(line for line in plan_lines(found) if line.startswith("teacher")).endswith(f"teacher, {asked}")
