@@ -94,7 +94,8 @@ class Encoder:
             if graph is None:
                 model = load(model, heads=heads, image_size=image_size)
             else:  # what only a model has, it refuses in a sentence
-                check_engine("auto", device)  # runs on the CPU
+                if heads is not None or device.partition(":")[0] != "cpu":
+                    raise ConfigError("heads= and device= are for weights; an exported graph runs as it is, on the CPU")
                 model = cast(Model, open_graph(graph, engine=engine, image_size=image_size))
                 self.engine = "torch"
         elif heads is not None or image_size is not None:
@@ -330,9 +331,7 @@ def probabilities_of(model: Model, logits: Tensor) -> Tensor:
 
 def first_of(model: Model, cascade: CascadeConfig) -> Model:
     """The model as the first pass of a cascade, with the same weights."""
-    first = with_merging(model, cascade.tome_r)
-    first.cascade = None
-    return first
+    return with_merging(model, cascade.tome_r)
 
 
 def reduced(pixels: Tensor, cascade: CascadeConfig) -> Tensor:

@@ -1,5 +1,6 @@
 """Engines answer like torch; the fastest is measured once and remembered; what is missing is said."""
 
+import importlib.metadata
 import importlib.util
 import json
 import threading
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import vitruvian as vt
-from vitruvian.engines import choose, sessions
+from vitruvian.engines import choose, runtimes, sessions
 from vitruvian.engines.bench import bench, computed
 from vitruvian.errors import ConfigError, ConversionError, MissingExtraError
 
@@ -146,11 +147,24 @@ def test_a_missing_package_is_said_with_its_extra(model, monkeypatch):
         vt.Classifier(model, engine="openvino")
 
 
+def test_a_package_that_was_published_under_another_name_has_a_version(monkeypatch):
+    """`onnxruntime-gpu` is imported as onnxruntime, and no package of that name is known."""
+    import onnxruntime
+
+    def unknown(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(sessions, "version", unknown)
+    assert sessions.versions(["onnxruntime"]) == [f"onnxruntime {onnxruntime.__version__}"]
+
+
 def test_wrong_engines_and_devices_are_said(model):
     with pytest.raises(ConfigError, match=r"unknown engine 'openvin'; did you mean openvino\?"):
         vt.Classifier(model, engine="openvin")
     with pytest.raises(ConfigError, match=r"engine='auto' runs on the CPU; device='cuda' needs engine='torch'"):
         vt.Classifier(model, engine="auto", device="cuda")
+    with pytest.raises(ConfigError, match=r"engine='openvino' runs on the CPU; device='gpu9' needs engine='torch'"):
+        vt.Classifier(model, engine="openvino", device="gpu9")
 
 
 def test_the_bench_names_every_part(model):
@@ -182,7 +196,7 @@ def test_openvinos_first_inference_runs_alone():
         together.wait()
         return alone(lambda: work(number))
 
-    alone = sessions.AloneAtFirst()
+    alone = runtimes.AloneAtFirst()
     with ThreadPoolExecutor(4) as threads:
         assert sorted(threads.map(called, range(4))) == [0, 1, 2, 3]
         assert max(most) == 1
@@ -196,7 +210,7 @@ def test_every_openvino_inference_lets_the_first_one_end(model, tmp_path, monkey
         seen.append(threading.get_ident())
         return work()
 
-    monkeypatch.setattr(sessions, "_openvino_at_first", noted)
+    monkeypatch.setattr(runtimes, "_openvino_at_first", noted)
     vt.export(model, tmp_path / "m.onnx")
     sessions.open_session(tmp_path / "m.onnx", "openvino")(torch.zeros(1, 3, 16, 16))
     assert seen == [threading.get_ident()]

@@ -12,7 +12,8 @@ import vitruvian as vt
 from vitruvian.engines import export as exporting
 from vitruvian.engines.export import export
 from vitruvian.engines.graph import find_graph, open_graph
-from vitruvian.errors import CheckpointError, ConversionError
+from vitruvian.errors import CheckpointError, ConfigError, ConversionError
+from vitruvian.weights.description import Description
 
 pytestmark = pytest.mark.openvino
 
@@ -96,6 +97,26 @@ def test_a_fixed_batch_also_takes_a_short_one(folder):
         graph(torch.zeros(1, 3, 24, 16))
 
 
+@pytest.mark.parametrize("changes", [{}, {"distillation": True}])
+def test_a_fixed_batch_may_be_the_number_of_heads(tmp_path, changes):
+    """onnxscript's optimizer takes one for the other where reshapes stand around a product."""
+    model = tiny_model(layers=1, **changes)
+    report = export(model, tmp_path / "two.onnx", batch=TINY.heads)
+    assert report.checked == ((2, 3, 16, 16),)
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_the_border_of_a_resnets_max_pooling_is_zeros_in_a_graph_too(folder, engine):
+    """ONNX Runtime's Pad_Fusion makes it minus infinity where zeros are padded, which only negative maps show."""
+    model = vt.build(vt.ResNetConfig(image_size=32, stages=(1,), width=32, classes=3), seed=1).eval()
+    torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
+    if not (folder / "bit.onnx").exists():
+        export(model, folder / "bit.onnx")
+    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    found = open_graph(folder / "bit.onnx", engine=engine)(pixels)
+    torch.testing.assert_close(found, model(pixels).detach(), atol=1e-5, rtol=1e-5)
+
+
 def test_a_torch_program_keeps_the_batch_open_and_is_not_run_by_predict(folder):
     model = tiny_model(layers=1)
     export(model, folder / "model.pt2", to="torch")
@@ -122,6 +143,7 @@ def test_a_graph_that_answers_otherwise_is_not_written(tmp_path, monkeypatch):
         ("model.xml", "openvino", {}, "is a folder, give the name of a folder"),
         ("model", "onnx", {}, r"is a file that ends in \.onnx"),
         ("model.onnx", "onxx", {}, "unknown format 'onxx'"),
+        ("m.pt2", "torch", {"trim": True}, "images that the patches do not divide are trimmed"),
         ("m.pt2", "torch", {"stem": vt.StemConfig(stages=(1,), width=32), "patch_size": 1}, "without a stem"),
     ],
 )
@@ -174,6 +196,76 @@ def test_a_file_without_settings_asks_for_them(exported, folder, tmp_path):
     path = foreign(tmp_path / "d", folder / "any.onnx", config={"image_size": 16})
     with pytest.raises(vt.VitruvianError, match=r"put its preprocessor_config\.json beside"):
         vt.Classifier(path).predict([np.zeros((9, 9, 3), np.uint8)])
+
+
+def test_a_size_that_a_graph_cannot_take_is_refused_when_it_is_opened(exported, folder):
+    with pytest.raises(ConfigError, match="image of 20x20 pixels is not divisible by the patch of 8"):
+        open_graph(folder / "any.onnx", image_size=20)
+    with pytest.raises(ConfigError, match="image of 16x20 pixels is not divisible by the patch of 8"):
+        open_graph(folder / "any.onnx")(torch.zeros(1, 3, 16, 20))
+    with pytest.raises(
+        ConfigError, match=r"model\.xml: the graph takes images of 3x16x16, not 3x32x32: leave image_size="
+    ):
+        open_graph(folder / "openvino" / "model.xml", image_size=32)
+
+
+def test_what_a_runtime_says_of_images_is_one_line(exported, folder, tmp_path):
+    seen = {"image_mean": [0.2] * 3, "image_std": [0.3] * 3, "size": {"height": 20, "width": 20}, "resample": 3}
+    path = foreign(tmp_path / "f", folder / "any.onnx", preprocessor_config=seen)
+    with pytest.raises(
+        CheckpointError, match=r"model\.onnx: onnxruntime cannot run it on images of 3x20x20: .{20,200}$"
+    ):
+        vt.Classifier(path).predict([np.zeros((9, 9, 3), np.uint8)])
+
+
+def flat_graph(path, *, output="logits", dtype=onnx.TensorProto.FLOAT, channels=3, carried=None):
+    """Pixels as the answer, of images of 2x2."""
+    shape, width = ["batch", channels, 2, 2], channels * 4
+    value = onnx.helper.make_tensor_value_info
+    ends = [value("pixels", dtype, shape)], [value(output, dtype, ["batch", width])]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Flatten", ["pixels"], [output])], "flat", *ends)
+    made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+    if carried is not None:
+        onnx.helper.set_model_props(made, {"vitruvian": json.dumps(carried)})
+    onnx.save(made, path)
+    return path
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("dtype", ["uint8", "float16"])
+def test_a_graph_of_other_numbers_than_float32_is_refused(tmp_path, engine, dtype):
+    path = flat_graph(tmp_path / "m.onnx", dtype=getattr(onnx.TensorProto, dtype.upper()))
+    with pytest.raises(CheckpointError, match=r"takes pixels .*\[.*3, 2, 2\], and images are normalized float32"):
+        open_graph(path, engine=engine)
+
+
+def test_features_of_another_exporter_are_no_answers(tmp_path):
+    """transformers' ViTModel has one vector an image, which would pass for logits of 768 classes."""
+    path = flat_graph(tmp_path / "model.onnx", output="pooler_output")
+    with pytest.raises(ConfigError, match="this model has no head, so it gives features but no answers"):
+        vt.Classifier(path)
+
+
+@pytest.mark.parametrize("changes", [{"classes": 5}, {"channels": 1}])
+def test_a_description_of_another_graph_is_refused(tmp_path, changes):
+    model = vt.build(TINY.replace(**({"image_size": 16, "classes": 12} | changes)))
+    path = flat_graph(tmp_path / "model.onnx", carried=Description.of(model).to_json())
+    with pytest.raises(CheckpointError, match=r"model\.onnx: describes a model of .* belongs to another graph"):
+        open_graph(path)
+
+
+def test_what_is_for_weights_is_refused_of_a_graph(exported, folder):
+    for given in ({"heads": 2}, {"device": "cuda"}):
+        with pytest.raises(ConfigError, match="heads= and device= are for weights"):
+            vt.Classifier(folder / "any.onnx", **given)
+
+
+def test_a_folder_with_a_graph_of_another_name_says_which(tmp_path):
+    flat_graph(tmp_path / "int8.onnx")
+    with pytest.raises(
+        CheckpointError, match=r"no weights but an exported graph, which predict .* give them .*int8\.onnx"
+    ):
+        vt.Classifier(tmp_path)
 
 
 def test_a_broken_file_is_named(tmp_path):

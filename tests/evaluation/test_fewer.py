@@ -56,6 +56,14 @@ def test_at_threshold_1_a_cascade_is_the_whole_model_and_at_0_its_first_pass(mod
     assert not torch.equal(found, whole)
 
 
+def test_other_merging_leaves_a_cascade_out(model):
+    """Its threshold was fitted to other answers, and tome_r=0 promises the whole model."""
+    cascade = with_cascade(model, threshold=0.0, tome_r=3)
+    assert torch.equal(vt.Classifier(cascade, tome_r=0).logits(PIXELS), vt.Classifier(model).logits(PIXELS))
+    assert vt.with_merging(cascade, 3).cascade is None
+    assert cascade.cascade is not None
+
+
 def test_each_image_has_the_answer_of_the_pass_that_its_certainty_asks_for(model):
     first = vt.Classifier(vt.with_merging(model, 12)).logits(PIXELS)
     certainty = probabilities_of(model, first).amax(1)

@@ -37,7 +37,7 @@ class Way(NamedTuple):
     """The graph is opened for single images, or for the pieces that a core takes; else for any batch."""
 
 
-LAYOUT = 3
+LAYOUT = 4
 """Raised when graphs are written otherwise, so that old ones are not used."""
 ROUNDS = 7
 """Times that each engine is measured, in turn."""

@@ -19,7 +19,8 @@ from torch.export import ExportedProgram
 
 from vitruvian.config import ViTConfig
 from vitruvian.engines.layout import three_products
-from vitruvian.engines.sessions import BATCH_AXIS, open_session
+from vitruvian.engines.runtimes import BATCH_AXIS
+from vitruvian.engines.sessions import open_session
 from vitruvian.errors import ConversionError, UnknownNameError, require
 from vitruvian.files import staged
 from vitruvian.model.build import Model
@@ -145,6 +146,10 @@ def check_model(model: Model, to: str, *, dynamic_size: bool) -> None:
     check_finite(model, model.origin or "the model", raises=ConversionError)
     if dynamic_size and (not isinstance(model.config, ViTConfig) or model.config.stem is not None):
         raise ConversionError("dynamic_size=True is for Vision Transformers without a stem; export one graph a size")
+    if dynamic_size and isinstance(model.config, ViTConfig) and model.config.trim:
+        raise ConversionError(
+            "images that the patches do not divide are trimmed by this model; export one graph a size"
+        )
     if dynamic_size and isinstance(model.config, ViTConfig) and geometric_biases(model.config):
         raise ConversionError("relative biases that timm resizes need a known grid; export one graph a size")
     if isinstance(model.config, ViTConfig) and model.config.tome_thresholds:

@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
-from vitruvian.config import CascadeConfig, Preprocess
+from vitruvian.config import CascadeConfig, Preprocess, ViTConfig
 from vitruvian.engines.sessions import FORMATS, OpenGraph, Session
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.files import parse_object, read_object
 from vitruvian.labels import imagenet_labels
-from vitruvian.settings import Settings, Size
+from vitruvian.settings import Settings, Size, as_size
 from vitruvian.weights.description import Description
 from vitruvian.weights.families.huggingface_json import labels_of, preprocess_of
 from vitruvian.weights.families.timm_view import published_view
@@ -23,6 +23,8 @@ GRAPH_FILES = ("model.onnx", "onnx/model.onnx", "model.xml", "openvino_model.xml
 """What a folder without weights is searched for."""
 CASCADE_FILE = "cascade.json"
 """Beside the graph of a cascade, whose first pass is the file `first`."""
+FEATURES = ("pooler_output", "image_embeds", "features", "embeddings")
+"""Outputs of other exporters' graphs that are no logits."""
 ALONE = "an exported graph gives logits alone; take the weights that it was made of"
 
 
@@ -48,13 +50,20 @@ class Graph(nn.Module):
             setattr(self, field.name, getattr(description, field.name))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        shape = self.graph.single.shape[1:]
-        for side, wanted in zip(pixels.shape[1:], shape):
-            if wanted not in (None, side):
-                fixed = "x".join(str(each or "any") for each in shape)
-                found = "x".join(map(str, pixels.shape[1:]))
-                raise ConfigError(f"the graph takes images of {fixed}, not {found}: export it with dynamic_size=True")
+        self.check_size(*pixels.shape[1:])
         return self.graph(pixels)
+
+    def check_size(self, *sides: int) -> None:
+        """Refuse images (channels, rows, columns) of another size than the graph takes."""
+        shape = self.graph.single.shape[1:]
+        if any(wanted not in (None, side) for side, wanted in zip(sides, shape)):
+            fixed, found = ("x".join(str(each or "any") for each in which) for which in (shape, sides))
+            raise ConfigError(
+                f"{self.graph.path}: the graph takes images of {fixed}, not {found}: leave image_size= out, or export "
+                "it with dynamic_size=True (vit export --dynamic-size)"
+            )
+        if isinstance(self.config, ViTConfig):
+            self.config.grid_of((sides[1], sides[2]))  # refuses what the patches do not divide
 
     def first_pass(self) -> Graph:
         """The cheaper graph that a cascade asks first, beside this one."""
@@ -93,16 +102,27 @@ def open_graph(path: Path, *, engine: str = "auto", image_size: int | Size | Non
     chosen = engine if engine in FORMATS else "openvino" if path.suffix == ".xml" else "onnxruntime"
     graph = OpenGraph(path, chosen)
     session = graph.single
-    if session.carried:
-        description = Description.from_json(parse_object(session.carried, path, raises=CheckpointError), str(path))
-    else:
-        description = described_beside(path, session)
+    description = described_inside(path, session) if session.carried else described_beside(path, session)
     if path.name in GRAPH_FILES and (path.parent / CASCADE_FILE).is_file():
         found = read_object(path.parent / CASCADE_FILE, raises=CheckpointError)
         description = replace(description, cascade=CascadeConfig.from_json(found))
-    if image_size is not None:
-        description = replace(description, preprocess=description.preprocess.at(image_size))
-    return Graph(graph, description)
+    if image_size is None:
+        return Graph(graph, description)
+    model = Graph(graph, replace(description, preprocess=description.preprocess.at(image_size)))
+    model.check_size(description.config.channels, *as_size(image_size))
+    return model
+
+
+def described_inside(path: Path, session: Session) -> Description:
+    """What a file of ours says of itself, if that is true of its graph."""
+    found = Description.from_json(parse_object(session.carried, path, raises=CheckpointError), str(path))
+    stated, held = (found.config.channels, found.config.classes), (session.shape[1], session.outputs)
+    if stated[0] != held[0] or stated[1] not in (0, held[1]):
+        raise CheckpointError(
+            f"{path}: describes a model of {stated[0]} channels and {stated[1]} classes, and its graph has {held[0]} "
+            f"and {held[1]}: the description belongs to another graph; export it again"
+        )
+    return found
 
 
 def described_beside(path: Path, session: Session) -> Description:
@@ -129,7 +149,9 @@ def described_beside(path: Path, session: Session) -> Description:
     names = labels_of(found["config.json"])
     if isinstance(cfg, dict):
         names = found["config.json"].get("label_names") or (imagenet_labels() if session.outputs == 1000 else None)
-    config = GraphConfig(image_size=size, channels=channels, classes=session.outputs)
+    config = GraphConfig(
+        image_size=size, channels=channels, classes=0 if session.output in FEATURES else session.outputs
+    )
     labels = tuple(map(str, names)) if names and len(names) == session.outputs else None
     return Description(config=config, preprocess=view, labels=labels, origin=f"graph {path.name}")  # type: ignore[arg-type]
 

@@ -48,13 +48,15 @@ class ThreeProducts(Attention):
         query, key, value = self.qkv
         assert isinstance(key, nn.Linear)
         assert isinstance(value, nn.Linear)
-        B, N, D = x.shape
+        B, _, D = x.shape
         H, K = self.heads, self.out.in_features // self.heads
         q = query(x[:, :first]).view(B, first, H, K).transpose(1, 2)
-        asked = q @ key.weight.view(H, K, D)  # (B, H, F, D)
-        logits = (asked.reshape(B, H * first, D) @ x.transpose(1, 2)).view(B, H, first, N)
-        shares = (logits if bias is None else logits + bias).softmax(dim=-1)
-        sums = (shares.view(B, H * first, N) @ x).view(B, H, first, D)
+        asked = (q @ key.weight.view(H, K, D)).reshape(B, H * first, D)
+        logits = asked @ x.transpose(1, 2)  # (B, H F, N)
+        # not split into heads before the sums: onnxscript removes reshapes around a product, also where a fixed batch
+        # that equals the number of heads then meets them
+        shares = (logits if bias is None else logits + bias[:, 0]).softmax(dim=-1)
+        sums = (shares @ x).view(B, H, first, D)
         y = sums @ value.weight.view(H, K, D).transpose(1, 2)  # (B, H, F, K)
         return self.joined(y if value.bias is None else y + value.bias.view(H, 1, K))
 

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
-import mmap
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitruvian.errors import CheckpointError, ConfigError, UnknownNameError, require
+from vitruvian.engines.runtimes import OPENERS, Port
+from vitruvian.errors import CheckpointError, ConfigError, UnknownNameError, VitruvianError, require
 from vitruvian.model.cores import even_pieces, map_over_cores
-from vitruvian.weights.files import CARRIED
 
 EngineName = Literal["torch", "onnxruntime", "openvino", "auto"]
 FORMATS = {"onnxruntime": "onnx", "openvino": "openvino"}
 """What is exported for each runtime."""
 EXTRAS = {"onnxruntime": ("onnxruntime", "onnx", "onnxscript"), "openvino": ("openvino",)}
 """The packages that each runtime needs to run our models; the extra is named like its format."""
-BATCH_AXIS = "batch"
-"""What ONNX files of ours call the open batch."""
 
-Answer = TypeVar("Answer")
 Run = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
@@ -46,14 +44,22 @@ def check_engine(name: str, device: str = "cpu") -> EngineName:
         raise UnknownNameError("engine", name, known, see=f"({', '.join(known)})")
     for module in EXTRAS.get(name, ()):
         require(module, FORMATS[name])
-    if name != "torch" and torch.device(device).type != "cpu":
+    if name != "torch" and device.partition(":")[0] != "cpu":
         raise ConfigError(f"engine={name!r} runs on the CPU; device={device!r} needs engine='torch'")
     return found
 
 
 def versions(names: Iterable[str]) -> list[str]:
     """Of engines, since each may answer otherwise, or faster, in its next one."""
-    return [f"{name} {version(name)}" for name in names]
+    return [f"{name} {version_of(name)}" for name in names]
+
+
+def version_of(name: str) -> str:
+    """Of an installed package, also of one that was published under another name, such as onnxruntime-gpu."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return str(importlib.import_module(name).__version__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +69,8 @@ class Session:
     run: Run
     shape: tuple[int | None, ...]
     """Of the input; None where it is open."""
+    output: str
+    """The name of what answers."""
     outputs: int
     """Length of an answer."""
     carried: str = ""
@@ -130,138 +138,55 @@ def open_session(path: Path, engine: str, *, split: bool = False, batch: int | N
     """
     module = require(engine, FORMATS[engine])
     threads = 1 if split else torch.get_num_threads()
-    try:
-        if engine == "onnxruntime":
-            return _onnxruntime(module, path, threads, split, batch)
-        return _openvino(module, path, threads, split, batch)
-    except (CheckpointError, ConfigError):
-        raise
-    except Exception as error:  # the runtimes raise anything
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise CheckpointError(f"{path}: {engine} cannot run it: {reason}") from error
+    with failing(f"{path}: {engine} cannot run it"):
+        opened = OPENERS[engine](module, path, threads, split, batch)
+    pixels, number = image_input(path, opened.inputs), vector_output(path, opened.outputs)
+    output = opened.outputs[number]
+    if output.shape[1] is None:
+        raise CheckpointError(f"{path}: the graph does not say how long its output {output.name!r} is")
 
-
-def _onnxruntime(module: Any, path: Path, threads: int, split: bool, batch: int | None) -> Session:
-    options = module.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    # else its threads spin on after an answer, and take a core from decoding, from torch, from another runtime
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    if batch is not None:
-        options.add_free_dimension_override_by_name(BATCH_AXIS, batch)
-    session = module.InferenceSession(
-        str(path),
-        options,
-        providers=["CPUExecutionProvider"],
-        disabled_optimizers=["MatMulAddFusion"] if is_quantized(path) else None,
-    )
-    inputs = session.get_inputs()
-    dims = [side if isinstance(side, int) else None for side in inputs[0].shape]
-    shape = _image_input(path, [(each.name, each.shape) for each in inputs], dims)
-    names = [(each.name, list(each.shape)) for each in session.get_outputs()]
-    output = _vector_output(path, names)
-    found = session.get_modelmeta().custom_metadata_map
-
-    def run(pixels: NDArray[np.float32]) -> NDArray[np.float32]:
-        answer: NDArray[np.float32] = session.run([output], {inputs[0].name: pixels})[0]
-        return answer
+    def run(images: NDArray[np.float32]) -> NDArray[np.float32]:
+        with failing(f"{path}: {engine} cannot run it on images of {'x'.join(map(str, images.shape[1:]))}"):
+            return opened.run(images, number)
 
     return Session(
-        run=run, shape=shape, outputs=_width(path, names, output), carried=found.get(CARRIED, ""), split=split
-    )
-
-
-def is_quantized(path: Path) -> bool:
-    """Whether an ONNX file has products in int8.
-
-    With a fixed batch, ONNX Runtime would first join each product with the sum behind it, and then compute it in float.
-    """
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held:
-        return held.find(b"QuantizeLinear") >= 0
-
-
-class AloneAtFirst:
-    """Lets the first call of a process end before another begins.
-
-    OpenVINO's binding sets itself up in its first inference. Of two threads that begin it at once, one holds Python's
-    lock and waits for the set-up, the other holds the set-up and waits for Python's lock, forever.
-    """
-
-    def __init__(self) -> None:
-        self._lock, self._done = threading.Lock(), False
-
-    def __call__(self, work: Callable[[], Answer]) -> Answer:
-        if self._done:
-            return work()
-        with self._lock:
-            answer = work()
-            self._done = True
-        return answer
-
-
-_openvino_at_first = AloneAtFirst()
-
-
-def _openvino(module: Any, path: Path, threads: int, split: bool, batch: int | None) -> Session:
-    core = module.Core()
-    graph = core.read_model(path)
-    if batch is not None and graph.inputs[0].get_partial_shape()[0].is_dynamic:
-        graph.reshape([batch, *list(graph.inputs[0].get_partial_shape())[1:]])
-    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
-    if split:  # as many at once as there are cores, a core each
-        cores = torch.get_num_threads()
-        settings |= {"NUM_STREAMS": cores, "INFERENCE_NUM_THREADS": cores, "PERFORMANCE_HINT": "THROUGHPUT"}
-    compiled = core.compile_model(graph, "CPU", settings)
-
-    def sides(port: Any) -> list[int | None]:
-        return [None if side.is_dynamic else side.get_length() for side in port.get_partial_shape()]
-
-    ports = [(port.get_any_name(), sides(port)) for port in graph.inputs]
-    shape = _image_input(path, ports, ports[0][1])
-    names = [(port.get_any_name(), sides(port)) for port in graph.outputs]
-    output = _vector_output(path, names)
-    place = [name for name, _ in names].index(output)
-    held = next(
-        (each for each in ([CARRIED], ["framework", CARRIED]) if graph.has_rt_info(each)), None
-    )  # the last: ONNX
-    carried = graph.get_rt_info(held).astype(str) if held else ""
-    local = threading.local()
-
-    def run(pixels: NDArray[np.float32]) -> NDArray[np.float32]:
-        if not hasattr(local, "request"):
-            local.request = compiled.create_infer_request()
-        answer: NDArray[np.float32] = local.request.infer([pixels], share_inputs=True)[place].copy()
-        return answer
-
-    return Session(
-        run=lambda pixels: _openvino_at_first(lambda: run(pixels)),
-        shape=shape,
-        outputs=_width(path, names, output),
-        carried=carried,
+        run=run,
+        shape=pixels.shape,
+        output=output.name,
+        outputs=output.shape[1],
+        carried=opened.carried,
         split=split,
     )
 
 
-def _image_input(path: Path, inputs: list[Any], dims: list[int | None]) -> tuple[int | None, ...]:
-    """The shape of the only input, which must be a batch of images."""
-    if len(inputs) != 1 or len(dims) != 4 or dims[1] is None:
-        found = ", ".join(f"{name} {list(shape)}" for name, shape in inputs)
+@contextmanager
+def failing(what: str) -> Iterator[None]:
+    """Errors of a runtime, which may be of any kind, in one line."""
+    try:
+        yield
+    except VitruvianError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CheckpointError(f"{what}: {reason}") from error
+
+
+def image_input(path: Path, inputs: list[Port]) -> Port:
+    """The only input, which must be a batch of normalized images."""
+    found = ", ".join(map(str, inputs))
+    if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].shape[1] is None:
         raise CheckpointError(f"{path}: not a graph of (B, channels, rows, columns) images: its inputs are {found}")
-    return tuple(dims)
+    if inputs[0].dtype != "float32":
+        raise CheckpointError(f"{path}: takes {found}, and images are normalized float32: export it in float32")
+    return inputs[0]
 
 
-def _vector_output(path: Path, outputs: list[tuple[str, list[Any]]]) -> str:
-    """The output that answers: `logits`, or the only one that gives a vector an image."""
-    names = [name for name, shape in outputs if len(shape) == 2]
-    chosen = "logits" if "logits" in names else names[0] if len(names) == 1 else ""
-    if not chosen:
-        found = ", ".join(name for name, _ in outputs)
+def vector_output(path: Path, outputs: list[Port]) -> int:
+    """Which output answers: `logits`, or the only one that gives a vector an image."""
+    vectors = [number for number, port in enumerate(outputs) if len(port.shape) == 2]
+    named = [number for number in vectors if outputs[number].name == "logits"]
+    chosen = named or vectors
+    if len(chosen) != 1:
+        found = ", ".join(port.name for port in outputs)
         raise CheckpointError(f"{path}: none of its outputs ({found}) is one vector of logits an image")
-    return chosen
-
-
-def _width(path: Path, outputs: list[tuple[str, list[Any]]], output: str) -> int:
-    width = dict(outputs)[output][1]
-    if not isinstance(width, int):
-        raise CheckpointError(f"{path}: the graph does not say how long its output {output!r} is")
-    return width
+    return chosen[0]

@@ -21,6 +21,8 @@ from vitruvian.config import (
 from vitruvian.errors import ConfigError
 
 GROUPS = 32
+ALMOST_ZERO = torch.finfo(torch.float32).tiny
+"""Pads like 0; but of zeros in a graph, ONNX Runtime's Pad_Fusion makes the minus infinity of max pooling."""
 
 
 class StdConv(nn.Conv2d):
@@ -184,14 +186,18 @@ class ResNet(nn.Module):
 
     def forward_features(self, pixels: Tensor) -> Tensor:
         """The last feature map, normalized, (B, feature_width, height, width)."""
-        x = F.max_pool2d(F.pad(self.root(pixels), (1, 1, 1, 1)), 3, 2)
+        x = self.forward_root(pixels)
         for stage in self.stages:
             x = stage(x)
         return F.relu(self.norm(x))
 
+    def forward_root(self, pixels: Tensor) -> Tensor:
+        """The map that the first stage reads."""
+        return F.max_pool2d(F.pad(self.root(pixels), (1, 1, 1, 1), value=ALMOST_ZERO), 3, 2)
+
     def stage_maps(self, pixels: Tensor, stages: Iterable[int]) -> list[Tensor]:
         """The maps after these stages, each (B, channels, height, width); negative numbers count from the end."""
-        x, maps = F.max_pool2d(F.pad(self.root(pixels), (1, 1, 1, 1)), 3, 2), []
+        x, maps = self.forward_root(pixels), []
         for stage in self.stages:
             x = stage(x)
             maps.append(x)

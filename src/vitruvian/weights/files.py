@@ -31,6 +31,9 @@ WEIGHT_FILES = (
 )
 """What a folder is searched for, in this order."""
 
+GRAPH_ENDINGS = (".onnx", ".xml", ".pt2")
+"""Of exported graphs, which have no weights to load."""
+
 SETTING_FILES = ("config.json", "preprocessor_config.json", "processor_config.json", "open_clip_config.json")
 
 WRAPPERS = ("teacher", "model", "state_dict", "model_state_dict", "net", "model_ema", "state_dict_ema")
@@ -64,12 +67,17 @@ def read(path: Path) -> Checkpoint:
     """The tensors of a weights file, or of the weights in a folder with its JSON files."""
     if not path.exists():
         raise CheckpointError(f"{path}: no such file or folder")
-    if path.suffix in (".onnx", ".xml", ".pt2"):
+    if path.suffix in GRAPH_ENDINGS:
         raise CheckpointError(f"{path}: an exported graph, which predict and evaluate run; this needs the weights")
     weights = path
     if path.is_dir():
         weights = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), path)
         if weights == path:
+            graph = next((file for end in GRAPH_ENDINGS for file in sorted(path.glob(f"*{end}"))), None)
+            if graph is not None:
+                raise CheckpointError(
+                    f"{path}: has no weights but an exported graph, which predict and evaluate run: give them {graph}"
+                )
             raise CheckpointError(f"{path}: the folder has none of {', '.join(WEIGHT_FILES)}")
     beside = [weights.parent / name for name in SETTING_FILES] if weights.name in WEIGHT_FILES else []
     settings = {file.name: read_object(file, raises=CheckpointError) for file in beside if file.is_file()}

@@ -189,14 +189,24 @@ def with_config(model: Model, config: ModelConfig) -> Model:
 def with_merging(model: Model, r: int | Sequence[int] = 0, *, thresholds: Sequence[float] = ()) -> Model:
     """The same weights with token merging (ToMe): `r` tokens merge in each layer, or in each layer as many as it says.
 
-    `thresholds` merge instead what is more alike than the layer's number. Without either, nothing merges.
+    `thresholds` merge instead what is more alike than the layer's number. Without either, nothing merges. A cascade of
+    the model is left out.
     """
     if not isinstance(model.config, ViTConfig):
         raise ConfigError("tome_r= is for Vision Transformers with their weights; this model has no tokens to merge")
     counts = r if isinstance(r, int) else tuple(r)
     merging = with_config(model, model.config.replace(tome_r=counts, tome_thresholds=tuple(thresholds)))
-    merging.source = model.source
+    merging.source, merging.cascade = model.source, None  # a cascade's threshold was fitted to other answers
     return merging
+
+
+def without_cascade(model: Model) -> Model:
+    """The whole model alone, with the same weights."""
+    if model.cascade is None:
+        return model
+    plain = with_config(model, model.config)
+    plain.cascade = None
+    return plain
 
 
 def assemble(model: Model, state: Tensors, description: Description) -> Model:

@@ -35,6 +35,7 @@ from vitruvian.model.vit import ViT
 from vitruvian.predict import Classifier
 from vitruvian.progress import tell, track
 from vitruvian.settings import BatchSize, check_range, typed
+from vitruvian.weights.load import without_cascade
 
 CALIBRATION = 64
 """Images that ranges and scales are found on."""
@@ -120,7 +121,7 @@ def quantize(
     check_model(classifier.model, "onnx", dynamic_size=False)
     calibration = read_sample(classifier, calibrate, images=CALIBRATION, training=True)
     sample = read_sample(classifier, evaluate, images=EVALUATION, training=False)
-    before = sample.logits(classifier.logits, "float")
+    before = sample.logits(Classifier(without_cascade(classifier.model)).logits, "float")
     with workplace() as folder:
         tell("finding ranges and moving scales into the weights ...")
         ready, ranges = prepared(classifier.model.eval(), calibration.batches())

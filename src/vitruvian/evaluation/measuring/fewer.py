@@ -27,7 +27,7 @@ from vitruvian.model.vit import ViT
 from vitruvian.predict import Classifier, first_of, probabilities_of, reduced
 from vitruvian.progress import Track, untracked
 from vitruvian.settings import Size, as_size, check_range
-from vitruvian.weights.load import load, with_config, with_merging
+from vitruvian.weights.load import load, with_merging, without_cascade
 
 MOST_IMAGES = 256
 """Images that thresholds of token merging are fitted on; they are in memory together."""
@@ -127,9 +127,7 @@ def compared(
     whole: Model, cascade: CascadeConfig, data: object, *, split: str | None, batch: int, track: Track
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """For each image the first pass's probability of its answer, and what that answer is expected to lose."""
-    plain = with_config(whole, whole.config)
-    plain.cascade = None
-    full, first = Classifier(plain), Classifier(first_of(whole, cascade))
+    full, first = Classifier(without_cascade(whole)), Classifier(first_of(whole, cascade))
 
     def both(pixels: torch.Tensor) -> torch.Tensor:
         found = certainty_and_losses(whole, full.logits(pixels), first.logits(reduced(pixels, cascade)))
