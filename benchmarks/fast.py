@@ -31,13 +31,14 @@ MOST_IMAGES = 50_000
 def random_int8(model: vt.ViT, folder: Path, r: int) -> Path:
     """All dense layers in int8, with ranges of noise, and `r` tokens merged in each layer."""
     from vitruvian.engines.export import export
-    from vitruvian.engines.int8 import WEIGHT_BITS, prepared, write_int8
+    from vitruvian.engines.int8 import prepared, quick_layers
+    from vitruvian.engines.int8_graph import write_int8
 
     noise = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
-    ready, ranges = prepared(model.eval(), [noise])
+    ready, inputs = prepared(model.eval(), [noise])
     merged = vt.with_merging(ready, r) if r else ready
     export(merged, folder / "float.onnx")
-    write_int8(folder / "float.onnx", folder / "int8.onnx", merged, ranges, bits=WEIGHT_BITS)
+    write_int8(folder / "float.onnx", folder / "int8.onnx", merged, quick_layers(ready, inputs))
     return folder / "int8.onnx"
 
 

@@ -66,11 +66,16 @@ def scale_in_weights(attention: Attention) -> bool:
     return isinstance(attention.q_norm, nn.Identity)
 
 
+def query_scale(attention: Attention) -> float:
+    """What the weights of the queries are multiplied with."""
+    channels = attention.out.in_features // attention.heads
+    return channels**-0.5 if scale_in_weights(attention) else 1.0
+
+
 def three_layers(attention: Attention) -> list[nn.Linear]:
     """The layers of queries, scaled, keys and values."""
     qkv, layers = attention.qkv, []
-    channels = qkv.out_features // 3 // attention.heads
-    scales = (channels**-0.5 if scale_in_weights(attention) else 1.0, 1.0, 1.0)
+    scales = (query_scale(attention), 1.0, 1.0)
     biases = [None] * 3 if qkv.bias is None else qkv.bias.detach().chunk(3)
     for weight, bias, scale in zip(qkv.weight.detach().chunk(3), biases, scales):
         layer = nn.Linear(1, 1, bias=False, device="meta")

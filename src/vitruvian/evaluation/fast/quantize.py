@@ -18,14 +18,15 @@ from vitruvian.engines.choose import Way, measure
 from vitruvian.engines.export import Forward, check_model, export
 from vitruvian.engines.int8 import (
     WEIGHT_BITS,
-    Range,
+    Int8Layer,
     check_bits,
-    check_runs,
     has_vnni,
+    int8_layers,
     prepared,
     sensitivity,
-    write_int8,
 )
+from vitruvian.engines.int8_graph import check_runs, write_int8
+from vitruvian.engines.ranges import Int8Input
 from vitruvian.engines.sessions import FORMATS, check_engine, open_session
 from vitruvian.errors import ConversionError, UnknownNameError
 from vitruvian.evaluation.fast.loss import BATCH, Loss, Sample, loss_of, read_sample
@@ -124,9 +125,9 @@ def quantize(
     before = sample.logits(Classifier(without_cascade(classifier.model)).logits, "float")
     with workplace() as folder:
         tell("finding ranges and moving scales into the weights ...")
-        ready, ranges = prepared(classifier.model.eval(), calibration.batches())
+        ready, inputs = prepared(classifier.model.eval(), calibration.batches(), weight_bits)
         export(ready, folder / "float.onnx")
-        plan = plan_of(ready, ranges, calibration, bits=weight_bits)
+        plan = plan_of(ready, inputs, calibration, bits=weight_bits)
         float_run = open_session(folder / "float.onnx", engine)
         steps, tried = plan.steps(), dict[int, Loss]()
 
@@ -143,7 +144,7 @@ def quantize(
         if fewest == len(steps):
             raise ConversionError(
                 f"{path}: not written, {min(each.points for each in tried.values()):.2f} points may be lost where "
-                f"max_loss={max_loss:g} is allowed, even with {steps[-1]} of {len(ranges)} layers left float"
+                f"max_loss={max_loss:g} is allowed, even with {steps[-1]} of {len(inputs)} layers left float"
             )
         kept = steps[fewest]
         new = folder / f"{kept}.onnx"
@@ -198,28 +199,27 @@ def workplace() -> Iterator[Path]:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A model ready for int8: smoothed, with the range and the sensitivity of each layer."""
+    """A model ready for int8: smoothed, with each layer in int8, and its sensitivity."""
 
     model: ViT
-    ranges: Mapping[str, Range]
+    layers: Mapping[str, Int8Layer]
     sensitivity: dict[str, float]
-    bits: int
 
     def steps(self) -> list[int]:
         """Numbers of layers that stay float, from none."""
-        return sorted({round(share * len(self.ranges)) for share in STEPS})
+        return sorted({round(share * len(self.layers)) for share in STEPS})
 
     def write(self, graph: Path, path: Path, kept: int) -> Path:
         """A graph of the model, with merged tokens or not, in int8 but for the `kept` most sensitive layers."""
-        chosen = {name: self.ranges[name] for name in list(self.sensitivity)[kept:]}
-        write_int8(graph, path, self.model, chosen, bits=self.bits)
+        write_int8(graph, path, self.model, {name: self.layers[name] for name in list(self.sensitivity)[kept:]})
         return path
 
 
-def plan_of(ready: ViT, ranges: Mapping[str, Range], calibration: Sample, *, bits: int) -> Plan:
-    pixels = calibration.tensor(slice(LOOKED_AT))
-    moved = sensitivity(ready, ranges, pixels, bits=bits, track=partial(track, label="sensitivity of layers"))
-    return Plan(model=ready, ranges=ranges, sensitivity=moved, bits=bits)
+def plan_of(ready: ViT, inputs: Mapping[str, Int8Input], calibration: Sample, *, bits: int) -> Plan:
+    rounding, looking = (partial(track, label=label) for label in ("blocks rounded", "sensitivity of layers"))
+    layers = int8_layers(ready, inputs, calibration.batches(), bits=bits, track=rounding)
+    moved = sensitivity(ready, layers, calibration.tensor(slice(LOOKED_AT)), track=looking)
+    return Plan(model=ready, layers=layers, sensitivity=moved)
 
 
 def least(count: int, good: Callable[[int], bool]) -> int:

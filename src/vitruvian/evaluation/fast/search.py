@@ -20,7 +20,9 @@ from torch import Tensor
 from vitruvian.config import CascadeConfig
 from vitruvian.engines.choose import Way, forward_of
 from vitruvian.engines.export import Forward, export
-from vitruvian.engines.int8 import WEIGHT_BITS, Range, prepared, write_int8
+from vitruvian.engines.int8 import WEIGHT_BITS, prepared, quick_layers
+from vitruvian.engines.int8_graph import write_int8
+from vitruvian.engines.ranges import Int8Input
 from vitruvian.engines.sessions import OpenGraph, installed
 from vitruvian.errors import VitruvianError
 from vitruvian.evaluation.fast.loss import FEWEST, Loss, Sample, loss_of
@@ -99,8 +101,8 @@ class Search:
         self.begun, self.seconds = time.monotonic(), limits.seconds
         self.answers: dict[Counts, Tensor] = {}
         """Logits (n, K) in float by the tokens that merge."""
-        self.ready, self.ranges = self.model, dict[str, Range]()
-        """With scales moved for int8, which changes no answer, so that a graph serves both; and its ranges."""
+        self.ready, self.inputs = self.model, dict[str, Int8Input]()
+        """With scales moved for int8, which changes no answer: a graph serves both. And what enters its layers."""
         self.plan: Plan | None = None
         self.found: list[Candidate] = []
 
@@ -108,7 +110,7 @@ class Search:
         """The model itself first."""
         if isinstance(self.model, ViT):
             tell("finding ranges and moving scales into the weights ...")
-            self.ready, self.ranges = prepared(self.model, self.fitted.batches())
+            self.ready, self.inputs = prepared(self.model, self.fitted.batches())
         self.try_float(())
         steps = ladder(self.model, self.fitted.tensor(slice(None))) if self.has_time() else []
         kept = self.try_int8(within=self.max_loss * (INT8_SHARE if steps else 1))
@@ -139,7 +141,7 @@ class Search:
         """With as few layers left float as this loss allows: their number, or None where int8 does not help."""
         if not isinstance(self.ready, ViT) or not self.has_time() or not self.faster_in_int8(self.ready):
             return None
-        self.plan = plan_of(self.ready, self.ranges, self.fitted, bits=WEIGHT_BITS)
+        self.plan = plan_of(self.ready, self.inputs, self.fitted, bits=WEIGHT_BITS)
         steps = self.plan.steps()
         losses: dict[int, float] = {}
 
@@ -180,7 +182,7 @@ class Search:
         assert self.plan is not None
         path = self.folder / f"int8_{len(self.found)}.onnx"
         self.plan.write(self.exported(counts), path, kept)
-        layers = len(self.ranges) - kept
+        layers = len(self.inputs) - kept
         logits = self.sample.logits(OpenGraph(path, "onnxruntime"), f"int8 in {layers} layers")
         loss = self.loss_of(logits)
         self.add(Candidate(engine="onnxruntime", counts=counts, int8_layers=layers, loss=loss, path=str(path)))
@@ -222,7 +224,7 @@ class Search:
     def faster_in_int8(self, ready: ViT) -> bool:
         """Measured once, with all layers in int8, before any time goes into what that loses."""
         paths = {"float": self.exported(()), "int8": self.folder / "all_int8.onnx"}
-        write_int8(paths["float"], paths["int8"], ready, self.ranges, bits=WEIGHT_BITS)
+        write_int8(paths["float"], paths["int8"], ready, quick_layers(ready, self.inputs))
         seconds = self.timer({name: OpenGraph(path, "onnxruntime") for name, path in paths.items()}, self.some())
         ratio = seconds["float"] / seconds["int8"]
         tell(f"int8 in every layer: {ratio:.2f} times the speed of float" + ("" if ratio > 1 else "; it is left out"))
