@@ -81,6 +81,7 @@ def test_wrong_usage_exits_with_2(vit, weights, arguments, text):
         (["--head", 9], "error: head 9 does not exist: the model has heads 0 to 1\n"),
         (["--patch", "0,2"], "error: patch 0,2 does not exist: the grid has rows 0 to 1 and columns 0 to 1\n"),
         (["--class", "lihgt"], "error: unknown class 'lihgt'; did you mean light?\n"),
+        (["--class", "tiger"], "error: unknown class 'tiger' (the model has dark, gray, light)\n"),
         (["--class", 3], "error: class 3 does not exist: the model has classes 0 to 2\n"),
     ],
 )

@@ -15,14 +15,14 @@ from torch import Tensor
 from vitruvian.data.decode import ImageInput, decode, name_of
 from vitruvian.data.preprocess import view
 from vitruvian.engines.sessions import EngineName
-from vitruvian.errors import ConfigError, ImageError, UnknownNameError
+from vitruvian.errors import ConfigError, ImageError, UnknownNameError, nearest
 from vitruvian.explain.attention import attention_map, attention_rollout, check_head, gradient_attention, require_vit
 from vitruvian.explain.deletion import Curve, deletion_curves
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Answer, Classifier, Encoder
 from vitruvian.settings import check_choice, check_range
-from vitruvian.text import printable
+from vitruvian.text import brief, printable
 
 Method = Literal["gradient", "rollout", "attention"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -120,7 +120,8 @@ class Explainer:
             if label.casefold() == name.casefold():
                 return index
         if not name.isdecimal():
-            raise UnknownNameError("class", name, labels)
+            known = "" if nearest(name, labels) else f"(the model has {brief(labels)})"
+            raise UnknownNameError("class", name, labels, see=known)
         if int(name) >= len(labels):
             raise ConfigError(f"class {name} does not exist: the model has classes 0 to {len(labels) - 1}")
         return int(name)
