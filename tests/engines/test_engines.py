@@ -14,7 +14,7 @@ import torch
 import vitruvian as vt
 from vitruvian.engines import choose, runtimes, sessions
 from vitruvian.engines.bench import bench, computed
-from vitruvian.errors import ConfigError, ConversionError, MissingExtraError
+from vitruvian.errors import ConfigError, ConversionError, ImageError, MissingExtraError
 
 pytestmark = pytest.mark.openvino
 
@@ -173,6 +173,31 @@ def test_the_bench_names_every_part(model):
     assert all(s.p50_ms <= s.p90_ms <= s.p99_ms for s in found.speeds)
     assert all(s.of_limit > 0 for s in found.speeds)
     assert list(found.shares) == ["decode", "resize", "embed", "attention", "MLP", "norms, sums, head"]
+
+
+def test_a_merging_models_attention_is_not_shown_as_taking_no_time(model):
+    """Its parts are called one by one, which hooks do not see."""
+    shares = bench(vt.with_merging(model, 1), engines=["torch"], batches=[1], rounds=1).shares
+    assert all(shares.values())
+    assert set(shares) == {"decode", "resize", "embed", "MLP", "attention, merging, norms, head"}
+
+
+def test_an_engine_that_cannot_run_a_model_is_left_out_of_its_bench_unless_it_is_named(model, capsys):
+    adaptive = vt.with_merging(model, thresholds=(0.5,))
+    found = bench(adaptive, batches=[1], rounds=1)
+    assert [speed.engine for speed in found.speeds] == ["torch"]
+    assert "onnxruntime is left out: tome_thresholds" in capsys.readouterr().err
+    with pytest.raises(ConversionError, match="tome_thresholds"):
+        bench(adaptive, engines=["onnxruntime"], batches=[1], rounds=1)
+
+
+def test_an_image_that_cannot_be_decoded_is_named_before_anything_is_measured(model, tmp_path, monkeypatch):
+    (tmp_path / "x.jpg").write_bytes(b"nothing")
+    monkeypatch.setattr("vitruvian.engines.bench.matmul_gflops", lambda: pytest.fail("measured"))
+    with pytest.raises(ImageError, match=r"x\.jpg: not an image"):
+        bench(model, engines=["torch"], image=tmp_path / "x.jpg")
+    with pytest.raises(ImageError, match=r"missing\.jpg"):
+        bench(model, engines=["torch"], image=tmp_path / "missing.jpg")
 
 
 def test_the_tokens_that_the_last_block_leaves_out_are_not_counted(model):

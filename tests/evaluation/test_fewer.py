@@ -7,7 +7,7 @@ from PIL import Image
 
 import vitruvian as vt
 from vitruvian.config import CascadeConfig
-from vitruvian.errors import ConfigError
+from vitruvian.errors import ConfigError, DataError
 from vitruvian.evaluation.measuring.fewer import fit_cascade, fit_merging
 from vitruvian.predict import first_of, probabilities_of, reduced
 
@@ -124,6 +124,25 @@ def test_fitted_thresholds_merge_as_many_tokens_as_asked_on_average(model, folde
     assert len(set(left)) > 1  # each image its own number
 
 
+def test_images_without_classes_suffice_to_fit_on(model, folder, tmp_path):
+    (tmp_path / "flat").mkdir()
+    for path in folder.glob("*/*.png"):
+        (tmp_path / "flat" / path.name).write_bytes(path.read_bytes())
+    wanted = fit_cascade(model, folder, tome_r=12, max_loss=50)
+    assert fit_cascade(model, tmp_path / "flat", tome_r=12, max_loss=50) == wanted
+    found = fit_merging(model, tmp_path / "flat", 8).config.tome_thresholds
+    assert found == pytest.approx(fit_merging(model, folder, 8).config.tome_thresholds, abs=1e-6)
+    with pytest.raises(DataError, match="tset"):
+        fit_merging(model, folder, 8, split="tset")
+
+
+def test_merging_needs_no_head_and_something_to_merge(model, folder):
+    bare = vt.build(TINY.replace(classes=0)).eval()
+    assert len(fit_merging(bare, folder, 8).config.tome_thresholds) == 2
+    with pytest.raises(ConfigError, match="tome_r=0 merges nothing"):
+        fit_merging(model, folder, 0)
+
+
 def test_the_commands_write_models_that_predict_uses(model, folder, tmp_path, capsys):
     from typer.testing import CliRunner
 
@@ -137,5 +156,9 @@ def test_the_commands_write_models_that_predict_uses(model, folder, tmp_path, ca
         )
         assert ran.exit_code == 0, ran.output
         assert "wrote" in ran.output
+        own = CliRunner().invoke(
+            app, [command, str(tmp_path / "whole"), str(tmp_path / "whole"), "--calibrate", str(folder), *options]
+        )
+        assert "is the source itself, choose another destination" in str(own.exception)
     assert vt.load(tmp_path / "cascade").cascade.tome_r == 12
     assert len(vt.load(tmp_path / "tome").config.tome_thresholds) == 2

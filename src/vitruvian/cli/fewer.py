@@ -41,9 +41,11 @@ def cascade(
     """
     with quick_imports():
         from vitruvian.evaluation.measuring.fewer import fit_cascade
-        from vitruvian.weights.load import load
+        from vitruvian.weights.convert import check_other
+        from vitruvian.weights.load import load, locate
         from vitruvian.weights.save import save
 
+    check_other(destination.expanduser(), locate(source))
     model = load(source, heads=heads)
     found = fit_cascade(
         model,
@@ -74,9 +76,11 @@ def tome(
     """
     with quick_imports():
         from vitruvian.evaluation.measuring.fewer import fit_merging
-        from vitruvian.weights.load import load
+        from vitruvian.weights.convert import check_other
+        from vitruvian.weights.load import load, locate
         from vitruvian.weights.save import save
 
+    check_other(destination.expanduser(), locate(source))
     model = fit_merging(load(source, heads=heads), calibrate, tome_of(tome_r) or 0, split=split)
     save(model, destination)
     thresholds = ", ".join(f"{each:.3f}" for each in model.config.tome_thresholds)  # type: ignore[union-attr]

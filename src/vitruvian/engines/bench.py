@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import io
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,28 +13,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitruvian.config import ViTConfig
 from vitruvian.cost import multiply_adds, tokens_by_layer
-from vitruvian.data.decode import decode
-from vitruvian.data.preprocess import view
 from vitruvian.engines.choose import Way, cached_graph, forward_of, measure, usual_way
 from vitruvian.engines.export import Forward
+from vitruvian.engines.parts import photo, readable, shares_of, timed
 from vitruvian.engines.sessions import check_engine, installed
-from vitruvian.errors import ConfigError
+from vitruvian.errors import ConfigError, VitruvianError
 from vitruvian.model.build import Model
-from vitruvian.model.encoder import Block
 from vitruvian.model.vit import ViT
+from vitruvian.progress import tell
 from vitruvian.report.chart import Chart, Line
 from vitruvian.settings import BatchSize, typed
 from vitruvian.text import table
 
 MATRIX = 1024
 """Side of the matrices whose product is the machine's limit."""
-PHOTO = (500, 375)
-"""Width and height of the image that is decoded where none is given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,19 +101,20 @@ def bench(
     rounds: int = 20,
     image: str | Path | None = None,
 ) -> Bench:
-    """Measure a model with each engine, all that are installed unless named, interleaved; `image` is decoded."""
+    """Measure a model with each engine, interleaved: those named, or all that are installed and can run it.
+
+    `image` is the file that is decoded.
+    """
     names: list[str] = [check_engine(name) for name in (engines or installed())]
     if "auto" in names:
         raise ConfigError("engine='auto' is not measured by itself: leave it out to compare all engines")
     model.eval()
+    data = photo() if image is None else readable(image)
     limit, size, speeds = matmul_gflops(), model.preprocess.image_size, []
     for batch in batches:
         typed("batch", BatchSize, batch)
         pixels = torch.randn(batch, model.config.channels, *size, generator=torch.Generator().manual_seed(0))
-        memory: dict[Way, float | None] = {}
-        forwards: dict[Way, Forward] = {}
-        for way in (usual_way(name, batch) for name in names):
-            memory[way], forwards[way] = peak_memory(model, way, pixels)
+        memory, forwards = opened(model, [usual_way(name, batch) for name in names], pixels, strict=bool(engines))
         for way, seconds in measure(forwards, pixels, rounds).items():
             milliseconds = sorted(1000 * each for each in seconds)
             rate = batch / statistics.median(seconds)
@@ -136,8 +131,24 @@ def bench(
                     memory_mb=memory[way],
                 )
             )
-    shares = shares_of(model, image, rounds)
+    shares = shares_of(model, data, rounds)
     return Bench(speeds=tuple(speeds), shares=shares, limit_gflops=limit, threads=torch.get_num_threads())
+
+
+def opened(
+    model: Model, ways: Sequence[Way], pixels: Tensor, *, strict: bool
+) -> tuple[dict[Way, float | None], dict[Way, Forward]]:
+    """The memory and the forward pass of each way; unless `strict`, one that fails is said and left out."""
+    memory: dict[Way, float | None] = {}
+    forwards: dict[Way, Forward] = {}
+    for way in ways:
+        try:
+            memory[way], forwards[way] = peak_memory(model, way, pixels)
+        except VitruvianError as error:
+            if strict:
+                raise
+            tell(f"note: {way.engine} is left out: {error}")
+    return memory, forwards
 
 
 def computed(model: Model, size: tuple[int, int]) -> int:
@@ -156,12 +167,6 @@ def matmul_gflops() -> float:
     """The best of several products of large float32 matrices."""
     a, b = torch.randn(2, MATRIX, MATRIX, generator=torch.Generator().manual_seed(0))
     return 2e-9 * MATRIX**3 / min(timed(lambda: a @ b) for _ in range(10))
-
-
-def timed(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def peak_memory(model: Model, way: Way, pixels: Tensor) -> tuple[float | None, Forward]:
@@ -191,61 +196,3 @@ def resident(entry: str) -> float | None:
             if line.startswith(f"{entry}:"):
                 return int(line.split()[1]) / 1024
     return None
-
-
-def shares_of(model: Model, image: str | Path | None, rounds: int) -> dict[str, float]:
-    """Milliseconds an image takes in each part of its way, medians."""
-    data = photo() if image is None else Path(image).read_bytes()
-    decoded = decode(data)
-    model_parts: list[dict[str, float]] = []
-    pixels = view(decoded, model.preprocess)[None]
-    for _ in range(rounds + 1):
-        model_parts.append(parts_of(model, pixels))
-    found = {
-        "decode": statistics.median(timed(lambda: decode(data)) for _ in range(rounds)),
-        "resize": statistics.median(timed(lambda: view(decoded, model.preprocess)) for _ in range(rounds)),
-    }
-    for name in model_parts[0]:
-        found[name] = statistics.median(parts[name] for parts in model_parts[1:])
-    return {name: 1000 * seconds for name, seconds in found.items()}
-
-
-def parts_of(model: Model, pixels: Tensor) -> dict[str, float]:
-    """Seconds of one forward pass in the embedding, attention, MLPs and the rest."""
-    parts: dict[str, list[nn.Module]] = {}
-    if isinstance(model, ViT):
-        blocks = [block for block in model.blocks if isinstance(block, Block)]
-        parts = {
-            "embed": [model.embed],
-            "attention": [block.attention for block in blocks],
-            "MLP": [block.mlp for block in blocks],
-        }
-    seconds, hooks, starts = dict.fromkeys(parts, 0.0), [], {}
-
-    def begin(module: nn.Module, *_: Any) -> None:
-        starts[module] = time.perf_counter()
-
-    def end(part: str) -> Callable[..., None]:
-        def ended(module: nn.Module, *_: Any) -> None:
-            seconds[part] += time.perf_counter() - starts[module]
-
-        return ended
-
-    for part, modules in parts.items():
-        for module in modules:
-            hooks += [module.register_forward_pre_hook(begin), module.register_forward_hook(end(part))]
-    try:
-        with torch.inference_mode():
-            whole = timed(lambda: model(pixels))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return seconds | {"norms, sums, head" if parts else "model": max(0.0, whole - sum(seconds.values()))}
-
-
-def photo() -> bytes:
-    """A JPEG with the detail of a photo."""
-    noise = np.random.default_rng(0).integers(0, 256, (PHOTO[1] // 8, PHOTO[0] // 8, 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(noise).resize(PHOTO, Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
-    return file.getvalue()

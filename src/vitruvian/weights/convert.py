@@ -75,6 +75,12 @@ class Certificate:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
+def check_other(destination: Path, source: Path) -> None:
+    """Refuse to write over the weights that are read."""
+    if destination.exists() and destination.samefile(source):
+        raise ConversionError(f"{destination}: is the source itself, choose another destination")
+
+
 def convert(
     source: str | Path,
     destination: str | Path,
@@ -103,8 +109,7 @@ def convert(
     typed("seed", Seed, seed)
     tell = progress or (lambda step: None)
     target, path = Path(destination).expanduser(), locate(source)
-    if target.exists() and target.samefile(path):
-        raise ConversionError(f"{target}: is the source itself, choose another destination")
+    check_other(target, path)
     tell(f"reading {path}")
     changes = Changes(image_size=image_size, patch_size=patch_size, classes=classes)
     name = published_name(source)

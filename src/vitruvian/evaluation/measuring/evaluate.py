@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
@@ -207,7 +208,13 @@ def view_json(classifier: Classifier) -> Any:
 def chosen_split(data: Dataset, wanted: str | None) -> str:
     if wanted is not None:
         return next(iter(data.only(wanted).splits))
-    return next((name for name in SPLITS if name in data.splits), next(iter(data.splits)))
+    return usual_split(data.splits)
+
+
+def usual_split(names: Iterable[str]) -> str:
+    """What is taken of these splits unless one is named."""
+    held = list(names)
+    return next((name for name in SPLITS if name in held), held[0])
 
 
 def training_notes(model: str, data: str, split: str) -> tuple[str, ...]:

@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 
 from vitruvian.config import BATCH, CascadeConfig, ViTConfig
 from vitruvian.cost import multiply_adds
-from vitruvian.data.sources import open_dataset
+from vitruvian.data.sources import Source
+from vitruvian.data.sources.open import open_images
 from vitruvian.errors import ConfigError, DataError
-from vitruvian.evaluation.measuring.evaluate import chosen_split
+from vitruvian.evaluation.measuring.evaluate import usual_split
 from vitruvian.evaluation.measuring.inference import Unreadable, check_readable, images_of, vectors
 from vitruvian.model.build import Model
 from vitruvian.model.merge import fit_thresholds
 from vitruvian.model.vit import ViT
-from vitruvian.predict import Classifier, first_of, probabilities_of, reduced
+from vitruvian.predict import Classifier, Encoder, first_of, probabilities_of, reduced
 from vitruvian.progress import Track, untracked
 from vitruvian.settings import Size, as_size, check_range
 from vitruvian.weights.load import load, with_merging, without_cascade
@@ -133,8 +134,7 @@ def compared(
         found = certainty_and_losses(whole, full.logits(pixels), first.logits(reduced(pixels, cascade)))
         return torch.from_numpy(np.stack(found, axis=1))
 
-    opened = open_dataset(data)
-    source = opened.splits[chosen_split(opened, split)]
+    source = images_to_fit(data, split)
     unreadable: Unreadable = {}
     images = track(images_of(source, np.arange(len(source)), unreadable), len(source))
     found = [rows for _, rows in vectors(full, both, images, unreadable=unreadable, batch=batch)]
@@ -143,6 +143,12 @@ def compared(
         raise DataError(f"{source.name}: no image to fit a cascade on")
     certainty, losses = torch.cat(found).T.numpy()
     return certainty, losses
+
+
+def images_to_fit(data: object, split: str | None) -> Source:
+    """A split of a dataset, or a folder of images that are in no classes: labels are not used."""
+    splits = open_images(data, split=split)
+    return splits[usual_split(splits)]
 
 
 def fit_merging(
@@ -155,14 +161,15 @@ def fit_merging(
     whole = load(model) if isinstance(model, str | Path) else model
     merging = with_merging(whole, r)
     assert isinstance(merging, ViT)
+    if not any(merging.config.tome_counts):
+        raise ConfigError("tome_r=0 merges nothing: say how many tokens merge in each layer, such as 8")
     merging.preprocess.one_size("a threshold for merging")
-    opened = open_dataset(data)
-    source = opened.splits[chosen_split(opened, split)]
+    source = images_to_fit(data, split)
     unreadable: Unreadable = {}
     chosen = np.unique(np.linspace(0, len(source) - 1, min(MOST_IMAGES, len(source))).astype(np.int64))
-    classifier = Classifier(merging)
+    encoder = Encoder(merging)
     images = images_of(source, chosen, unreadable)
-    pixels = [each for _, each in vectors(classifier, lambda views: views, images, unreadable=unreadable, batch=16)]
+    pixels = [each for _, each in vectors(encoder, lambda views: views, images, unreadable=unreadable, batch=16)]
     check_readable(source, unreadable, len(chosen))
     with torch.inference_mode():
         thresholds = fit_thresholds(merging, torch.cat(pixels), merging.config.tome_counts)
