@@ -17,6 +17,7 @@ from vitruvian.errors import CheckpointError, FileError
 from vitruvian.files import (
     Lock,
     cache_folder,
+    check_writable,
     digest,
     locked,
     parse_json,
@@ -91,6 +92,14 @@ def test_a_folder_that_is_a_file_is_said_so(tmp_path):
     write_text(tmp_path / "a", "")
     with pytest.raises(FileError, match=r"b: cannot be written: (Not a directory|File exists)"):
         write_text(tmp_path / "a" / "b", "")
+
+
+def test_a_place_where_nothing_can_be_written_is_refused_before_anything_is(tmp_path):
+    check_writable(tmp_path / "new" / "deep" / "file.txt")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(FileError, match=r"inner.txt: cannot be written: Not a directory"):
+        check_writable(tmp_path / "file" / "inner.txt")
 
 
 def test_a_whole_folder_takes_its_place_and_other_files_in_it_stay(tmp_path):

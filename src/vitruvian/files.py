@@ -68,6 +68,15 @@ def staged(destination: Path) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def check_writable(destination: Path) -> None:
+    """Refuse a place where nothing can be written before hours go into what is written there."""
+    folder = next(path for path in destination.absolute().parents if path.exists())
+    try:
+        Path(tempfile.mkdtemp(suffix=UNFINISHED, dir=folder)).rmdir()
+    except OSError as error:
+        raise FileError(f"{destination}: cannot be written: {error.strerror or error}") from error
+
+
 def _install(new: Path, destination: Path) -> None:
     """Put a staged file or folder in its place."""
     for path in [*new.rglob("*"), new] if new.is_dir() else [new]:

@@ -45,6 +45,7 @@ STAND_INS = (
 """Places of other machines, and how many of them."""
 
 SMALLER_CODE = (
+    ("src/vitruvian/box", str(resources.files("vitruvian") / "box")),
     ("workers=4", "workers=0"),
     ("batch_size=256", "batch_size=4"),
     ("seeds=3", "seeds=1"),

@@ -15,7 +15,7 @@ from vitruvian.engines.gptq import gptq, nearest
 from vitruvian.engines.graph import open_graph
 from vitruvian.engines.int8_graph import write_int8
 from vitruvian.engines.smooth import channel_maxima, dense_layers, smoothed, watched
-from vitruvian.errors import ConfigError, ConversionError, DataError, MissingExtraError, UnknownNameError
+from vitruvian.errors import ConfigError, ConversionError, DataError, FileError, MissingExtraError, UnknownNameError
 from vitruvian.evaluation.fast import merging
 from vitruvian.evaluation.fast.loss import Sample, loss_of, read_sample
 from vitruvian.evaluation.fast.optimize import write
@@ -472,3 +472,11 @@ def test_one_graph_serves_float_and_int8(images, tmp_path, monkeypatch):
     merged = [each for each in found.candidates if each.counts and each.cascade is None]
     assert {each.int8_layers > 0 for each in merged} == {True, False}
     assert exported == ["float.onnx", "float1_0.onnx"]
+
+
+@pytest.mark.parametrize("command", [vt.quantize, vt.optimize, vt.export])
+def test_a_destination_that_cannot_be_written_is_said_before_the_model_is_read(command, images, tmp_path):
+    (tmp_path / "file").touch()
+    folders = {"calibrate": images, "evaluate": images} if command is vt.quantize else {"calibrate": images}
+    with pytest.raises(FileError, match="cannot be written: Not a directory"):
+        command("no model", tmp_path / "file" / "x.onnx", **({} if command is vt.export else folders))

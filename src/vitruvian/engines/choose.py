@@ -165,7 +165,8 @@ def fastest(model: Model, pixels: Tensor) -> Way:
     best = min(medians, key=medians.__getitem__)
     rates = [f"{each.engine} {len(pixels) / medians[each]:.3g}" for each in best_of(medians)]
     tell(f"note: {best.engine} is used; images per second: {', '.join(rates)}")
-    write_json(file, best._asdict())
+    with suppress(FileError):  # a choice that cannot be remembered is still one
+        write_json(file, best._asdict())
     return best
 
 

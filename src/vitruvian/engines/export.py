@@ -22,7 +22,7 @@ from vitruvian.engines.layout import three_products
 from vitruvian.engines.runtimes import BATCH_AXIS
 from vitruvian.engines.sessions import open_session
 from vitruvian.errors import ConversionError, UnknownNameError, require
-from vitruvian.files import staged
+from vitruvian.files import check_writable, staged
 from vitruvian.model.build import Model
 from vitruvian.model.positions import geometric_biases
 from vitruvian.settings import BatchSize, Size, as_size, typed
@@ -130,6 +130,7 @@ def check_destination(path: Path, to: str) -> None:
         raise ConversionError(f"{path}: a graph for {to} is a file that ends in {suffix}")
     if not suffix and (path.is_file() or path.suffix in (".xml", ".onnx", ".pt2")):
         raise ConversionError(f"{path}: a graph for {to} is a folder, give the name of a folder")
+    check_writable(path)
 
 
 def check_model(model: Model, to: str, *, dynamic_size: bool) -> None:

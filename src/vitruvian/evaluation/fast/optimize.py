@@ -17,7 +17,7 @@ from vitruvian.evaluation.fast.merging import merging
 from vitruvian.evaluation.fast.page import frontier_page
 from vitruvian.evaluation.fast.quantize import CALIBRATION, EVALUATION, Timer, median_seconds, workplace
 from vitruvian.evaluation.fast.search import Candidate, Limits, Search
-from vitruvian.files import json_bytes, staged
+from vitruvian.files import check_writable, json_bytes, staged
 from vitruvian.model.build import Model
 from vitruvian.predict import Classifier
 from vitruvian.progress import tell
@@ -102,6 +102,7 @@ def optimize(
     check_range("minutes", minutes, 0)
     typed("batch", BatchSize, batch)
     check_engine("onnxruntime")  # what int8 is written with
+    check_writable(out)
     classifier = Classifier(model, heads=heads)
     check_model(classifier.model, "onnx", dynamic_size=False)
     fitted, sample = divided(read_sample(classifier, calibrate, images=CALIBRATION + images, training=True))

@@ -30,7 +30,7 @@ from vitruvian.engines.ranges import Int8Input
 from vitruvian.engines.sessions import FORMATS, check_engine, open_session
 from vitruvian.errors import ConversionError, UnknownNameError
 from vitruvian.evaluation.fast.loss import BATCH, Loss, Sample, loss_of, read_sample
-from vitruvian.files import scratch_folder, staged
+from vitruvian.files import check_writable, scratch_folder, staged
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Classifier
@@ -188,6 +188,7 @@ def check_request(path: str | Path, max_loss: float, engine: str, batch: int, we
         raise UnknownNameError("engine", engine, FORMATS, see=f"({', '.join(FORMATS)})")
     for name in ("onnxruntime", engine):
         check_engine(name)
+    check_writable(out)
     return out
 
 
