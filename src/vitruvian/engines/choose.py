@@ -39,7 +39,7 @@ class Way(NamedTuple):
 
 LAYOUT = 4
 """Raised when graphs are written otherwise, so that old ones are not used."""
-ROUNDS = 7
+ROUNDS = 15
 """Times that each engine is measured, in turn."""
 FEWEST_ROUNDS, MOST_SECONDS = 3, 15.0
 """Of these measurements; a large model on a large batch is measured less often."""
