@@ -196,6 +196,20 @@ def test_sensitivity_from_the_middle_is_that_of_the_whole_model():
     assert found[name] == pytest.approx(float(whole), rel=1e-3, abs=1e-7)
 
 
+def test_layers_that_read_the_same_with_other_ranges_are_rounded_apart(tmp_path):
+    """Attention and MLP of a parallel block read one norm; each may have another channel in float."""
+    model, pixels = tiny_model(block="parallel"), torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    ready, inputs = int8.prepared(model, [pixels])
+    name = "blocks.0.attention.qkv"
+    inputs[name] = ranges.Int8Input(ends=tuple(end / 4 for end in inputs["blocks.0.mlp.fc1"].ends), float_channels=(2,))
+    layers = int8.int8_layers(ready, inputs, [pixels], bits=7)
+    export(ready, tmp_path / "float.onnx")
+    chosen = {name: layers[name], "blocks.0.mlp.fc1": layers["blocks.0.mlp.fc1"]}
+    write_int8(tmp_path / "float.onnx", tmp_path / "int8.onnx", ready, chosen)
+    simulated = int8.simulated(ready, chosen)(pixels)
+    torch.testing.assert_close(open_graph(tmp_path / "int8.onnx")(pixels), simulated, rtol=1e-4, atol=1e-3)
+
+
 @pytest.fixture(scope="module")
 def quantized(images, tmp_path_factory):
     path = tmp_path_factory.mktemp("int8") / "model.onnx"

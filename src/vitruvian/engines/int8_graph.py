@@ -21,8 +21,8 @@ from vitruvian.errors import ConversionError, require
 from vitruvian.model.encoder import Attention
 from vitruvian.model.vit import ViT
 
-PICK = ".pick"
-"""How the names of nodes end that pick channels."""
+UNROUNDED = ".unrounded"
+"""How the names of nodes end that read what another node reads in int8, as it was before."""
 
 
 def write_int8(graph: Path, path: Path, model: ViT, chosen: Mapping[str, Int8Layer]) -> None:
@@ -37,10 +37,14 @@ def write_int8(graph: Path, path: Path, model: ViT, chosen: Mapping[str, Int8Lay
     if missing:
         raise ConversionError(f"{path}: not written, the graph does not show the product of {min(missing)}")
     wanted = [each for each in products if each.layer in chosen]
+    ends: dict[str, tuple[Any, ...]] = {}
     for each in wanted:
         each.node.name = f"{each.layer}.{each.part}"
+        own = tuple(map(np.float32, chosen[each.layer].input.ends))
+        if ends.get(each.node.input[0], own) != own:
+            read_apart(loaded.graph, each)
+        ends[each.node.input[0]] = own
         keep_channels(loaded.graph, each, chosen[each.layer].input.float_channels)
-    ends = {each.node.input[0]: tuple(map(np.float32, chosen[each.layer].input.ends)) for each in wanted}
     options = {
         "WeightSymmetric": True,
         "ActivationSymmetric": False,
@@ -71,6 +75,25 @@ def write_int8(graph: Path, path: Path, model: ViT, chosen: Mapping[str, Int8Lay
     onnx.save(quantizer.model.model, str(path))
 
 
+def read_apart(graph: Any, product: Product) -> None:
+    """A name of its own for what enters a product, where another layer that reads the same has another range."""
+    from onnx import helper
+
+    name, given = product.node.name, product.node.input[0]
+    product.node.input[0] = f"{name}.given"
+    made = helper.make_node("Identity", [given], [f"{name}.given"], f"{name}.give{UNROUNDED}")
+    insert(graph, place_of(graph, name), [made])
+
+
+def place_of(graph: Any, name: str) -> int:
+    return next(number for number, node in enumerate(graph.node) if node.name == name)
+
+
+def insert(graph: Any, place: int, nodes: Sequence[Any]) -> None:
+    for number, node in enumerate(nodes, start=place):
+        graph.node.insert(number, node)
+
+
 def keep_channels(graph: Any, product: Product, channels: tuple[int, ...]) -> None:
     """A product in float of these channels, added to that in int8, whose weights for them are zero."""
     if not channels:
@@ -86,22 +109,19 @@ def keep_channels(graph: Any, product: Product, channels: tuple[int, ...]) -> No
     given, answer = node.input[0], node.output[0]
     node.output[0] = f"{name}.int8"
     made = [
-        helper.make_node("Gather", [given, f"{name}.channels"], [f"{name}.picked"], f"{name}{PICK}", axis=-1),
+        helper.make_node("Gather", [given, f"{name}.channels"], [f"{name}.picked"], f"{name}.pick{UNROUNDED}", axis=-1),
         helper.make_node("MatMul", [f"{name}.picked", f"{name}.float_weight"], [f"{name}.float"], f"{name}.kept"),
         helper.make_node("Add", [f"{name}.int8", f"{name}.float"], [answer], f"{name}.sum"),
     ]
-    place = next(number for number, each in enumerate(graph.node) if each.name == name)
-    for number, each in enumerate(made, start=place + 1):
-        graph.node.insert(number, each)
+    insert(graph, place_of(graph, name) + 1, made)
 
 
 def undo_rounding(graph: Any) -> None:
-    """Let channels in float be picked from what the quantizer rounds, since it gives the rounded to all readers."""
-    rounded = {node.output[0]: node.input[0] for node in graph.node}
+    """The quantizer gives what it rounds to all readers; some need it unrounded."""
+    read_by = {node.output[0]: node.input[0] for node in graph.node if node.input}
     for node in graph.node:
-        if node.name.endswith(PICK):
-            scaled = rounded[node.input[0]]  # DequantizeLinear reads QuantizeLinear, which reads the tensor
-            node.input[0] = rounded[scaled]
+        if node.name.endswith(UNROUNDED):
+            node.input[0] = read_by[read_by[node.input[0]]]  # by DequantizeLinear, which reads QuantizeLinear
 
 
 def overwrite(held: Any, values: NDArray[Any]) -> None:
