@@ -132,6 +132,7 @@ def test_what_needs_one_size_says_so(theirs, photos, tmp_path):
         fit_cascade(model, photos[0].parent, tome_r=2)
 
 
+@pytest.mark.slow
 def test_a_graph_of_any_size_keeps_the_shape_of_images(theirs, wanted, photos, tmp_path):
     pytest.importorskip("onnxruntime")
     model = vt.load(theirs[0], classes=3)

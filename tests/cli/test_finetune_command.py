@@ -104,6 +104,7 @@ def test_broken_images_and_empty_folders_are_said(vit, images, weights, tmp_path
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 def test_images_that_could_not_be_read_are_counted(vit, images, weights, tmp_path):
     for split in ("train", "test"):
         (images / split / "dark" / "broken.png").write_bytes(b"no image")

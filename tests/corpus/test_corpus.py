@@ -228,12 +228,17 @@ OPTIONS = {
 """Commands with bad options, and what they say."""
 
 
+APART = "fifo|endless|bomb|itself|deep"
+"""Names of inputs that are tried in a process apart."""
+
+
 def cases():
     for kind, table in CASES.items():
         for names, pattern in table.items():
             for name in names.split("|"):
                 for place, command in enumerate(COMMANDS[kind]):
-                    marks = [pytest.mark.slow] if place else []  # all together, not each
+                    slow = place or re.search(APART, name)  # all together, not each
+                    marks = [pytest.mark.slow] if slow else []
                     known = f"{command.split()[0]}-{kind}-{name!a}"
                     yield pytest.param(kind, name, command, pattern, id=known, marks=marks)
 
@@ -256,7 +261,7 @@ def test_a_bad_input_is_one_line(vit, corpus, tmp_path, kind, name, command, pat
     words = [
         word.format(bad=corpus / kind / name, good=corpus / "good", out=tmp_path / "out") for word in command.split()
     ]
-    apart = bool(re.search("fifo|endless|bomb|itself|deep", name))
+    apart = bool(re.search(APART, name))
     check(vit(*words, apart=apart), pattern)
     assert not (corpus / "PLANTED").exists()
 

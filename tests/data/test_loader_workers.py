@@ -30,7 +30,12 @@ def equal(first, second):
 
 
 @pytest.mark.parametrize(
-    ("settings", "workers"), [({}, 3), ({"sampling": "balanced", "repeats": 2}, 1), ({"training": False}, 2)]
+    ("settings", "workers"),
+    [
+        pytest.param({}, 3, marks=pytest.mark.slow),
+        ({"sampling": "balanced", "repeats": 2}, 1),
+        ({"training": False}, 2),
+    ],
 )
 def test_batches_are_the_same_from_any_number_of_workers(settings, workers):
     source = Numbers(100, broken=[3, 60])

@@ -17,6 +17,8 @@ from tiny_service import encoded, photo, tiny_vit
 
 import vitruvian as vt
 
+pytestmark = pytest.mark.slow
+
 KEY = "s3cret-of-the-service"
 MARK = "attack-boundary"
 PAGE = b"GET /models HTTP/1.1\r\nHost: localhost\r\n\r\n"

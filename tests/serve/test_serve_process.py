@@ -18,6 +18,8 @@ from tiny_service import photo, tiny_vit
 import vitruvian as vt
 from vitruvian.predict import Classifier
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory) -> Path:

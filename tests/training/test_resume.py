@@ -51,7 +51,7 @@ def whole(tmp_path, *settings):
     return train("digits", out=tmp_path / "whole", settings=[*TINY, *settings])
 
 
-@pytest.mark.parametrize("step", [1, 5, 9])
+@pytest.mark.parametrize("step", [1, pytest.param(5, marks=pytest.mark.slow), pytest.param(9, marks=pytest.mark.slow)])
 def test_a_run_that_is_stopped_and_continued_equals_an_unbroken_one(tmp_path, step):
     expected = whole(tmp_path, *DEMANDING)
     with pytest.raises(Interrupted, match=f"stopped after step {step} of 12; continue with `vit train --resume"):

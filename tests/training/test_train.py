@@ -308,7 +308,7 @@ def test_images_of_ones_own_are_trained_from_scratch_with_an_honest_note(tmp_pat
     assert "from scratch, 6 images give a poor model; weights to start from do far better" in str(run.facts["notes"])
 
 
-@pytest.mark.parametrize("what", ["weights", "teacher"])
+@pytest.mark.parametrize("what", ["weights", pytest.param("teacher", marks=pytest.mark.slow)])
 def test_a_run_behind_this_one_that_held_out_other_images_is_told(tmp_path, capsys, what):
     data = folder_of(tmp_path / "images", cat=8, dog=8)
     small = ["steps=1", "batch_size=2", "workers=0", "image_size=32", "architecture.layers=1", "val_fraction=0.25"]
