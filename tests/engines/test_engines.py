@@ -83,12 +83,13 @@ def test_auto_measures_once_and_remembers(model, cache, monkeypatch, capsys):
     assert json.loads(remembered.read_text()) == chosen._asdict()
 
 
-def test_auto_answers_where_nothing_can_be_remembered(model, tmp_path, monkeypatch):
+def test_auto_answers_where_nothing_can_be_remembered(model, tmp_path, monkeypatch, capsys):
     pixels = torch.randn(2, 3, 16, 16)
     (tmp_path / "file").touch()
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "file" / "cache"))
     answers = [vt.Classifier(model, engine=engine).logits(pixels) for engine in ("auto", "torch")]
     torch.testing.assert_close(*answers)
+    assert "note: the next start measures again" in capsys.readouterr().err
 
 
 def test_openvino_alone_has_its_own_format(model, images, cache, monkeypatch):

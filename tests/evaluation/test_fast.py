@@ -127,6 +127,19 @@ def test_gptq_takes_channels_that_are_always_zero():
     assert scale.isfinite().all()
 
 
+def test_gptq_takes_moments_that_rounding_has_spoiled():
+    """Sums in float32 of thousands of channels may leave an eigenvalue below zero."""
+    generator = torch.Generator().manual_seed(0)
+    weight, direction = torch.randn(4, 8, generator=generator), torch.randn(8, 1, generator=generator)
+    moments = torch.eye(8) - 0.5 * direction @ direction.T
+    assert torch.linalg.eigvalsh(moments).min() < -1
+    codes, scale = gptq(weight, moments, 7)
+    assert codes.int().abs().max() <= 63
+    assert scale.isfinite().all()
+    with pytest.raises(ConversionError, match="not finite"):
+        gptq(weight, moments * torch.nan, 7)
+
+
 def test_layers_in_int8_have_the_inputs_of_the_whole_model(monkeypatch):
     """A block after the other gives each layer what the model gives it."""
     model, pixels = tiny_model(), torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(1))

@@ -165,8 +165,10 @@ def fastest(model: Model, pixels: Tensor) -> Way:
     best = min(medians, key=medians.__getitem__)
     rates = [f"{each.engine} {len(pixels) / medians[each]:.3g}" for each in best_of(medians)]
     tell(f"note: {best.engine} is used; images per second: {', '.join(rates)}")
-    with suppress(FileError):  # a choice that cannot be remembered is still one
+    try:
         write_json(file, best._asdict())
+    except FileError as error:
+        tell(f"note: the next start measures again: {error}")
     return best
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vitruvian.errors import ConversionError
+
 # D channels of a layer's input, O of its output
 
 DAMPING = 0.01
@@ -49,8 +51,12 @@ def gptq(weight: Tensor, moments: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 
 
 def _spread(moments: Tensor) -> Tensor:
-    """The upper Cholesky factor of the inverse (D, D)."""
-    mean = moments.diagonal().mean()
-    damped = moments + torch.eye(len(moments), dtype=moments.dtype) * (DAMPING * mean if mean > 0 else 1.0)
-    spread: Tensor = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True)
-    return spread
+    """The upper Cholesky factor of the inverse (D, D); of moments that rounding has spoiled, with more damping."""
+    mean = float(moments.diagonal().mean())
+    unit = torch.eye(len(moments), dtype=moments.dtype) * (DAMPING * mean if mean > 0 else 1.0)
+    for more in range(8):
+        lower, failed = torch.linalg.cholesky_ex(moments + 10**more * unit)
+        if not failed:
+            spread: Tensor = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
+            return spread
+    raise ConversionError("int8: what enters a layer is not finite on the images of calibrate=")
