@@ -8,7 +8,8 @@ With --size, a model of random weights is quantized whole, on noise, with merged
 time, nothing about answers.
 With --data, the answers of each are compared with those of the model on the same images: top-1 with the standard error
 of the paired difference, and how many are the same.
-Every round times each once on the same batch, in an order drawn anew; ratios are between medians of the same rounds.
+Every round times each once on the same batch, in an order drawn anew, each in a process of its own; ratios are between
+medians of the same rounds.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import argparse
 import statistics
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import vitruvian as vt
-from inference import interleaved, random_model
-from peers import Forward, declare_torchvision_operators, timm_model
+from apart import apart, in_turn
+from inference import random_model
+from peers import Forward, timm_model
 from vitruvian.evaluation.fast.loss import loss_of, read_sample
 
 MOST_IMAGES = 50_000
@@ -42,12 +45,34 @@ def random_int8(model: vt.ViT, folder: Path, r: int) -> Path:
     return folder / "int8.onnx"
 
 
-def compare(forwards: dict[str, Forward], batch: int, rounds: int) -> None:
+def source(weights: str | None, size: str) -> vt.ViT:
+    model = vt.load(weights) if weights else random_model(size)
+    assert isinstance(model, vt.ViT)
+    return model
+
+
+def timm(weights: str | None, size: str) -> Forward:
+    with tempfile.TemporaryDirectory() as folder:
+        return timm_model(source(weights, size), size, Path(folder)).eval()
+
+
+def exact(weights: str | None, size: str) -> Forward:
+    return vt.Classifier(source(weights, size), engine="auto").logits
+
+
+def answers(path: Path) -> Forward:
+    return vt.Classifier(path).logits
+
+
+def compare(builders: dict[str, tuple[Any, ...]], batch: int, rounds: int) -> None:
     pixels = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
-    medians = {name: statistics.median(s) for name, s in interleaved(forwards, pixels, rounds).items()}
-    for name, seconds in medians.items():
+    with apart(builders) as libraries:
+        seconds, _ = in_turn(libraries, pixels, rounds)
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    for name, median in medians.items():
         print(
-            f"batch {batch:3}  {name:24} {batch / seconds:8.1f} images/s  {medians['timm'] / seconds:5.2f} times timm"
+            f"batch {batch:3}  {name:24} {batch / median:8.1f} images/s  {medians['timm'] / median:5.2f} times timm",
+            flush=True,
         )
 
 
@@ -71,18 +96,15 @@ def main() -> None:
     parser.add_argument("--batches", default="1,16")
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
-    declare_torchvision_operators()
-    model = vt.load(arguments.model) if arguments.model else random_model(arguments.size)
+    model, weights = source(arguments.model, arguments.size), (arguments.model, arguments.size)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        timm = timm_model(model, arguments.size, folder).eval()
-        made = [random_int8(model, folder, arguments.tome_r)] if arguments.int8 else arguments.fast
-        fast = {str(each): vt.Classifier(each).logits for each in made}
-        forwards: dict[str, Forward] = {"timm": timm, "ours exact": vt.Classifier(model, engine="auto").logits, **fast}
+        made = [random_int8(model, Path(name), arguments.tome_r)] if arguments.int8 else arguments.fast
+        builders = {"timm": (timm, *weights), "ours exact": (exact, *weights)}
         for batch in map(int, arguments.batches.split(",")):
-            compare(forwards, batch, arguments.rounds)
-    if arguments.data:
-        lose(model, fast, arguments.data)
+            compare(builders | {str(each): (answers, each) for each in made}, batch, arguments.rounds)
+        fast = {str(each): answers(each) for each in made}
+        if arguments.data:
+            lose(model, fast, arguments.data)
 
 
 if __name__ == "__main__":

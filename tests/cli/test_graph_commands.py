@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 
 import vitruvian as vt
+from vitruvian.engines.bench import computed
 from vitruvian.errors import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.openvino
@@ -36,7 +37,7 @@ def test_an_exported_graph_predicts_and_other_commands_say_what_they_need(native
     assert [a["probability"] for a in found] == pytest.approx([a["probability"] for a in wanted], abs=1e-5)
     code, _, err = vit("explain", image, "--model", graph / "model.xml", "--out", native / "page")
     assert code == 1
-    assert "model.xml: an exported graph, which predict and evaluate run; this needs the weights" in err
+    assert "model.xml: an exported graph, for predict, evaluate, serve and bench; this needs the weights" in err
     code, _, err = vit("predict", image, "--model", graph, "--labels", "cat, dog")
     assert (code, "has no text tower" in err) == (1, True)
     with pytest.raises(CheckpointError, match="an exported graph"):
@@ -54,3 +55,32 @@ def test_bench_prints_tables_and_draws(native, vit):
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert vit("bench", "--model", native / "native", "--batches", "0").code == 2
     assert vit("bench", "--model", native / "native", "--plot", "out.gif").code == 2
+
+
+def test_bench_measures_an_exported_graph(native, vit):
+    weights, graph = native / "native", native / "bench.onnx"
+    assert vit("export", weights, graph).code == 0
+    few = ("--batches", "1,3", "--rounds", "1", "--json")
+    code, out, err = vit("bench", "--model", graph, *few)
+    assert code == 0, err
+    found = json.loads(out)
+    assert [(each["engine"], each["batch"]) for each in found["speeds"]] == [("onnxruntime", 1), ("onnxruntime", 3)]
+    assert list(found["shares"]) == ["decode", "resize", "model"]
+    code, out, err = vit("bench", "--model", graph, "--engine", "openvino", *few)
+    assert code == 0, err
+    assert {each["engine"] for each in json.loads(out)["speeds"]} == {"openvino"}
+    for arguments, words in (
+        (("--engine", "torch"), "runs in onnxruntime or openvino, not in torch"),
+        (("--tome-r", "1"), "an exported graph gives logits alone"),
+        (("--heads", "2"), "--heads and device= are for weights"),
+        (("--image-size", "32"), "takes images of 3x16x16, not 3x32x32"),
+    ):
+        code, _, err = vit("bench", "--model", graph, *arguments, *few)
+        assert (code, words in err) == (1, True), err
+
+
+def test_the_work_of_a_graph_is_that_of_its_model(native):
+    model = vt.load(native / "native")
+    vt.export(model, native / "work.onnx")
+    graph = vt.Classifier(native / "work.onnx").model
+    assert computed(graph, (16, 16)) == computed(model, (16, 16))

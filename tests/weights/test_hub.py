@@ -231,7 +231,9 @@ def test_an_unknown_name_is_answered_with_the_nearest(name, near):
         resolve_source(name)
 
 
-@pytest.mark.parametrize("name", ["runs/best.safetensors", "./best", "/tmp/none", "~/none", "C:\\none"])
+@pytest.mark.parametrize(
+    "name", ["runs/best.safetensors", "runs/best.onnx", "graph/model.xml", "./best", "/tmp/none", "~/none", "C:\\none"]
+)
 def test_what_looks_like_a_path_is_never_looked_up(name):
     with pytest.raises(CheckpointError, match="no such file or folder"):
         resolve_source(name)

@@ -42,11 +42,10 @@ def bench(
     with quick_imports():
         from vitruvian.engines.bench import bench as run_bench
         from vitruvian.files import staged
-        from vitruvian.weights.load import load, with_merging
+        from vitruvian.predict import Encoder
 
-    loaded, merged = load(model, heads=heads, image_size=image_size), tome_of(tome_r)
     found = run_bench(
-        loaded if merged is None else with_merging(loaded, merged),
+        Encoder(model, heads=heads, image_size=image_size, tome_r=tome_of(tome_r)).model,
         engines=[each.value for each in engine] if engine else None,
         batches=[int(each) for each in counts],
         rounds=rounds,

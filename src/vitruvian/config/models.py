@@ -199,6 +199,11 @@ class ViTConfig(Settings):
         return self.class_token + self.distillation + self.registers
 
     @property
+    def tokens_read(self) -> int | None:
+        """How many of the first tokens the head reads; None is all of them."""
+        return 1 + self.distillation if self.pool == "token" else None
+
+    @property
     def prefix_positions(self) -> int:
         """Tokens before the patches that have a learned position."""
         learned = self.class_position and self.positions in ("learned", "learned_2d")

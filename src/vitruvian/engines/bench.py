@@ -19,6 +19,7 @@ from vitruvian.config import ViTConfig
 from vitruvian.cost import multiply_adds, tokens_by_layer
 from vitruvian.engines.choose import Way, cached_graph, forward_of, measure, usual_way
 from vitruvian.engines.export import Forward
+from vitruvian.engines.graph import Graph, GraphConfig, open_graph
 from vitruvian.engines.parts import photo, readable, shares_of, timed
 from vitruvian.engines.sessions import check_engine, installed
 from vitruvian.errors import ConfigError, VitruvianError
@@ -44,8 +45,9 @@ class Speed:
     p50_ms: float
     p90_ms: float
     p99_ms: float
-    of_limit: float
-    """Share of the multiply-adds that this machine's matrix product does in the same time."""
+    of_limit: float | None
+    """Share of the multiply-adds that this machine's matrix product does in the same time; None where their number is
+    not known."""
     memory_mb: float | None
     """What opening and running it added to the process at its peak; None where the system does not tell."""
 
@@ -56,7 +58,7 @@ class Bench:
 
     speeds: tuple[Speed, ...]
     shares: dict[str, float]
-    """Milliseconds an image in each part, with torch on all cores."""
+    """Milliseconds an image in each part, with torch on all cores; of a graph, with its first engine."""
     limit_gflops: float
     """Of one large float32 matrix product on all cores."""
     threads: int
@@ -71,7 +73,7 @@ class Bench:
                 str(s.batch),
                 f"{s.images_per_second:.1f}",
                 *(f"{value:.1f}" for value in (s.p50_ms, s.p90_ms, s.p99_ms)),
-                f"{s.of_limit:.0%}",
+                "-" if s.of_limit is None else f"{s.of_limit:.0%}",
                 "-" if s.memory_mb is None else f"{s.memory_mb:.0f}",
             )
             for s in self.speeds
@@ -94,7 +96,7 @@ class Bench:
 
 
 def bench(
-    model: Model,
+    model: Model | Graph,
     *,
     engines: Sequence[str] | None = None,
     batches: Sequence[int] = (1, 16),
@@ -103,14 +105,20 @@ def bench(
 ) -> Bench:
     """Measure a model with each engine, interleaved: those named, or all that are installed and can run it.
 
-    `image` is the file that is decoded.
+    A graph is measured with its own engine unless others are named. `image` is the file that is decoded.
     """
-    names: list[str] = [check_engine(name) for name in (engines or installed())]
+    usual = [model.graph.engine] if isinstance(model, Graph) else installed()
+    names: list[str] = [check_engine(name) for name in (engines or usual)]
     if "auto" in names:
         raise ConfigError("engine='auto' is not measured by itself: leave it out to compare all engines")
+    if isinstance(model, Graph) and "torch" in names:
+        raise ConfigError(f"{model.graph.path}: an exported graph runs in onnxruntime or openvino, not in torch")
+    if model.cascade is not None:
+        tell("note: measured is the whole model, without the first pass of its cascade")
     model.eval()
     data = photo() if image is None else readable(image)
     limit, size, speeds = matmul_gflops(), model.preprocess.image_size, []
+    count = computed(model, size)
     for batch in batches:
         typed("batch", BatchSize, batch)
         pixels = torch.randn(batch, model.config.channels, *size, generator=torch.Generator().manual_seed(0))
@@ -127,7 +135,7 @@ def bench(
                     p50_ms=percentiles[0],
                     p90_ms=percentiles[1],
                     p99_ms=percentiles[2],
-                    of_limit=2e-9 * computed(model, size) * rate / limit,
+                    of_limit=None if count is None else 2e-9 * count * rate / limit,
                     memory_mb=memory[way],
                 )
             )
@@ -136,7 +144,7 @@ def bench(
 
 
 def opened(
-    model: Model, ways: Sequence[Way], pixels: Tensor, *, strict: bool
+    model: Model | Graph, ways: Sequence[Way], pixels: Tensor, *, strict: bool
 ) -> tuple[dict[Way, float | None], dict[Way, Forward]]:
     """The memory and the forward pass of each way; unless `strict`, one that fails is said and left out."""
     memory: dict[Way, float | None] = {}
@@ -151,16 +159,22 @@ def opened(
     return memory, forwards
 
 
-def computed(model: Model, size: tuple[int, int]) -> int:
-    """Multiply-adds of an image, without the tokens that the last block leaves out."""
-    count, config = multiply_adds(model.config, size), model.config
-    if not isinstance(model, ViT) or not isinstance(config, ViTConfig) or model.tokens_read is None:
+def computed(model: Model | Graph, size: tuple[int, int]) -> int | None:
+    """Multiply-adds of an image, without the tokens that the last block leaves out; None for a graph of others."""
+    config = model.config
+    if isinstance(config, GraphConfig):
+        return None
+    count = multiply_adds(config, size)
+    if not isinstance(config, ViTConfig):
+        return count
+    read = model.tokens_read if isinstance(model, ViT) else config.tokens_read
+    if read is None:
         return count
     rows, columns = config.grid_of(size)
     *_, tokens, left = tokens_by_layer(config, rows * columns + config.prefix_tokens)  # in and out of the last block
     mlp = config.width * config.mlp_width * (3 if config.mlp == "swiglu" else 2)
     each = config.width**2 + 2 * tokens * config.width  # of the output layer and both products
-    return count - (tokens - model.tokens_read) * each - (left - model.tokens_read) * mlp
+    return count - (tokens - read) * each - (left - read) * mlp
 
 
 def matmul_gflops() -> float:
@@ -169,16 +183,19 @@ def matmul_gflops() -> float:
     return 2e-9 * MATRIX**3 / min(timed(lambda: a @ b) for _ in range(10))
 
 
-def peak_memory(model: Model, way: Way, pixels: Tensor) -> tuple[float | None, Forward]:
+def peak_memory(model: Model | Graph, way: Way, pixels: Tensor) -> tuple[float | None, Forward]:
     """Megabytes that an engine adds to the process while it opens and answers; and the engine."""
     size = (pixels.shape[2], pixels.shape[3])
-    if way.engine != "torch":
+    if way.engine != "torch" and not isinstance(model, Graph):
         cached_graph(model, way.engine, size)  # an export is not counted
     trim_memory()  # what was freed would hide what is added
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     before = resident("VmRSS")
-    forward = forward_of(model, way, size)
+    if isinstance(model, Graph):
+        forward: Forward = open_graph(model.graph.path, engine=way.engine)
+    else:
+        forward = forward_of(model, way, size)
     forward(pixels)
     after = resident("VmHWM")
     return None if before is None or after is None else after - before, forward

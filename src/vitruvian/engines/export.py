@@ -35,7 +35,7 @@ Forward = Callable[[Tensor], Tensor]
 TOLERANCE = 1e-4
 """Largest difference allowed, times the largest answer where that is above 1: float32 sums in another order."""
 OPSET = 23
-"""Of ONNX: the first with attention as one operator, which ONNX Runtime computes faster than its parts."""
+"""Of ONNX: the first with RMS norms and attention as operators; the latter is written for poolers alone, see layout."""
 MAX_ONNX_BYTES = 2**31 - 2**24
 """An ONNX file is a protocol buffer, which holds at most 2 GiB."""
 LARGEST_SIDE = 4096

@@ -82,8 +82,7 @@ class ViT(nn.Module):
 
         Leaving out the others saves a sixteenth of ViT-B/16's arithmetic.
         """
-        shorten = self.shorten_last_block and self.config.pool == "token"
-        return 1 + self.config.distillation if shorten else None
+        return self.config.tokens_read if self.shorten_last_block else None
 
     def forward_features(self, pixels: Tensor, first: int | None = None) -> Tensor:
         """Tokens after the last block and, unless it waits for the pooled vector, the final norm: (B, N, D).

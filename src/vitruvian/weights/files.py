@@ -68,7 +68,9 @@ def read(path: Path) -> Checkpoint:
     if not path.exists():
         raise CheckpointError(f"{path}: no such file or folder")
     if path.suffix in GRAPH_ENDINGS:
-        raise CheckpointError(f"{path}: an exported graph, which predict and evaluate run; this needs the weights")
+        raise CheckpointError(
+            f"{path}: an exported graph, for predict, evaluate, serve and bench; this needs the weights"
+        )
     weights = path
     if path.is_dir():
         weights = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), path)
@@ -76,7 +78,7 @@ def read(path: Path) -> Checkpoint:
             graph = next((file for end in GRAPH_ENDINGS for file in sorted(path.glob(f"*{end}"))), None)
             if graph is not None:
                 raise CheckpointError(
-                    f"{path}: has no weights but an exported graph, which predict and evaluate run: give them {graph}"
+                    f"{path}: has no weights but an exported graph, for predict, evaluate, serve and bench: {graph}"
                 )
             raise CheckpointError(f"{path}: the folder has none of {', '.join(WEIGHT_FILES)}")
     beside = [weights.parent / name for name in SETTING_FILES] if weights.name in WEIGHT_FILES else []

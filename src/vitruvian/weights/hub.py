@@ -25,7 +25,7 @@ from vitruvian.progress import tell
 from vitruvian.published import REPOSITORY_SCHEME, find, names, of_variant, web_address
 from vitruvian.text import one_line
 from vitruvian.weights.download import SUFFIXES, TIMEOUT_SECONDS, cached_path, fetch
-from vitruvian.weights.files import SETTING_FILES
+from vitruvian.weights.files import GRAPH_ENDINGS, SETTING_FILES
 from vitruvian.weights.tokenizer import TOKENIZER_FILES
 
 VIEWS = ("preprocessor_config.json", "processor_config.json")
@@ -107,7 +107,7 @@ def _location(name: str) -> str:
     """The location of a name that is not in the table, or the error that helps best."""
     if name.startswith(("gs://", "https://")):
         return web_address(name)
-    if name.endswith(SUFFIXES) or name.startswith((".", "/", "~")) or "\\" in name:
+    if name.endswith((*SUFFIXES, *GRAPH_ENDINGS)) or name.startswith((".", "/", "~")) or "\\" in name:
         raise CheckpointError(f"{name}: no such file or folder")
     identifier = name.removeprefix(REPOSITORY_SCHEME)
     if re.fullmatch(r"[\w.-]+/(?!\d+(-distilled)?$)[\w.-]+", identifier, re.ASCII):  # `ViT-B/16` is no repository
