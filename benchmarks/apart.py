@@ -34,6 +34,7 @@ class Library:
         self._process = spawn.Process(target=answer, args=(theirs, build, arguments), daemon=True)
         self._process.start()
         theirs.close()
+        self._pipe.recv()  # it is built, so that the next one begins on free cores
 
     def ask(self, pixels: torch.Tensor) -> tuple[float, torch.Tensor]:
         """The seconds of a forward pass, and the logits."""
@@ -42,7 +43,7 @@ class Library:
         return seconds, torch.from_numpy(logits)
 
     def end(self) -> None:
-        self._process.terminate()
+        self._pipe.close()
         self._process.join()
 
 
@@ -50,6 +51,7 @@ def answer(pipe: Connection, build: Callable[..., Forward], arguments: tuple[Any
     """Time what was built on each batch that comes."""
     make_torchvision_importable()
     forward = build(*arguments)
+    pipe.send("ready")
     while True:
         try:
             given: NDArray[np.float32] = pipe.recv()

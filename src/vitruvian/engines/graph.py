@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
-from vitruvian.config import CascadeConfig, Preprocess, ViTConfig
+from vitruvian.config import CascadeConfig, ModelConfig, Preprocess, ViTConfig
 from vitruvian.engines.sessions import FORMATS, OpenGraph, Session
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.files import parse_object, read_object
@@ -42,6 +42,9 @@ class Graph(nn.Module):
 
     source = ""
     """Of the weights, which a graph does not know."""
+    config: ModelConfig | GraphConfig
+    preprocess: Preprocess
+    cascade: CascadeConfig | None
 
     def __init__(self, graph: OpenGraph, description: Description) -> None:
         super().__init__()

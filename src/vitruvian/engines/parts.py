@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitruvian.data.decode import decode
 from vitruvian.data.preprocess import view
+from vitruvian.engines.graph import Graph
 from vitruvian.model.build import Model
 from vitruvian.model.encoder import Block
 from vitruvian.model.vit import ViT
@@ -36,7 +37,7 @@ def readable(image: str | Path) -> bytes:
     return Path(image).read_bytes()
 
 
-def shares_of(model: Model, data: bytes, rounds: int) -> dict[str, float]:
+def shares_of(model: Model | Graph, data: bytes, rounds: int) -> dict[str, float]:
     """Milliseconds an image takes in each part of its way, medians."""
     decoded = decode(data)
     model_parts: list[dict[str, float]] = []
@@ -52,7 +53,7 @@ def shares_of(model: Model, data: bytes, rounds: int) -> dict[str, float]:
     return {name: 1000 * seconds for name, seconds in found.items()}
 
 
-def parts_of(model: Model, pixels: Tensor) -> dict[str, float]:
+def parts_of(model: Model | Graph, pixels: Tensor) -> dict[str, float]:
     """Seconds of one forward pass in the embedding, attention, MLPs and the rest."""
     parts: dict[str, list[nn.Module]] = {}
     rest = "model"
