@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import vitruvian as vt
-from vitruvian.engines import choose, runtimes, sessions
+from vitruvian.engines import cached, choose, runtimes, sessions
 from vitruvian.engines.bench import bench, computed
 from vitruvian.errors import ConfigError, ConversionError, ImageError, MissingExtraError
 
@@ -113,7 +113,7 @@ def test_an_engine_that_answers_otherwise_is_refused_and_auto_leaves_it_out(cach
 
 def test_the_fastest_is_taken(model, monkeypatch):
     slow, fast = choose.Way("torch"), choose.Way("openvino", split=True)
-    monkeypatch.setattr(choose, "candidates", lambda *_: {slow: None, fast: None})
+    monkeypatch.setattr(choose, "candidates", lambda *_: ({slow: None, fast: None}, True))
     monkeypatch.setattr(choose, "measure", lambda *_: {slow: [3.0, 3.0, 9.0], fast: [2.0, 99.0, 2.0]})
     assert choose.fastest(model, torch.zeros(7, 3, 16, 16)) == fast
 
@@ -144,10 +144,10 @@ def test_batches_and_single_images_have_a_way_each_once_prepared(model, monkeypa
 
 
 def test_only_the_graphs_that_were_used_last_stay(tmp_path):
-    for number in range(choose.KEPT_GRAPHS + 2):
+    for number in range(cached.KEPT_GRAPHS + 2):
         (tmp_path / str(number)).mkdir()
-    choose.forget_old(tmp_path)
-    assert len(list(tmp_path.iterdir())) == choose.KEPT_GRAPHS
+    cached.forget_old(tmp_path)
+    assert len(list(tmp_path.iterdir())) == cached.KEPT_GRAPHS
 
 
 def test_a_missing_package_is_said_with_its_extra(model, monkeypatch):

@@ -6,7 +6,6 @@ import math
 import os
 import platform
 import random
-import shutil
 import statistics
 import time
 from contextlib import suppress
@@ -16,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vitruvian.engines.cached import forget, forget_old, is_whole, record
 from vitruvian.engines.export import TOLERANCE, Forward, compare, evaluating, export, fits_onnx
 from vitruvian.engines.sessions import FORMATS, WholeImages, installed, open_session, versions
 from vitruvian.errors import ConversionError, FileError, VitruvianError
@@ -45,8 +45,6 @@ FEWEST_ROUNDS, MOST_SECONDS = 3, 15.0
 """Of these measurements; a large model on a large batch is measured less often."""
 REST_SECONDS = 0.03
 """Before each is measured: torch's threads go on spinning after an answer, and take a core from the next engine."""
-KEPT_GRAPHS = 8
-"""Exported graphs that stay in the cache folder, the last used."""
 
 
 class Engine:
@@ -95,9 +93,17 @@ def forward_of(model: Model, way: Way, size: tuple[int, int]) -> Forward:
     else:
         session = open_session(graph, way.engine, split=way.split, batch=1 if way.single else None)
     checked = graph.with_name(f"{way.engine}.checked.json")
-    if not checked.is_file():
-        write_json(checked, {"largest_difference": check_answers(model, session, size, way.engine)})
+    if not was_checked(checked):
+        difference = check_answers(model, session, size, way.engine)
+        with suppress(FileError):  # a cache that is read only: the next start checks again
+            write_json(checked, {"largest_difference": difference})
     return session
+
+
+def was_checked(file: Path) -> bool:
+    with suppress(FileError):
+        return isinstance(read_object(file).get("largest_difference"), float)
+    return False
 
 
 def check_answers(model: Model, session: Forward, size: tuple[int, int], engine: str) -> float:
@@ -133,21 +139,20 @@ def cached_graph(model: Model, engine: str, size: tuple[int, int]) -> Path:
     folder = cache_folder() / "engines" / key
     path = folder / ("model.onnx" if to == "onnx" else "openvino")
     graph = path if to == "onnx" else path / "model.xml"
-    with locked(folder / "lock"):
-        if not graph.is_file():
-            tell(f"note: exporting the model for {engine}, once ...")
-            export(model, path, to=to, image_size=size)  # type: ignore[arg-type]
-            forget_old(folder.parent)
+    if not is_whole(graph):  # a whole one needs no lock, which a cache that is read only does not give
+        try:
+            with locked(folder / "lock"):
+                if not is_whole(graph):  # another process may have written it meanwhile
+                    forget(graph)
+                    tell(f"note: exporting the model for {engine}, once ...")
+                    export(model, path, to=to, image_size=size)  # type: ignore[arg-type]
+                    record(graph)
+                    forget_old(folder.parent)
+        except FileError as error:
+            raise FileError(f"{error}; $VITRUVIAN_CACHE says which folder is used") from error
     with suppress(OSError):
         os.utime(folder)
     return graph
-
-
-def forget_old(folder: Path) -> None:
-    """Remove graphs that were not used for the longest time."""
-    found = sorted((path for path in folder.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
-    for path in found[:-KEPT_GRAPHS]:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def fastest(model: Model, pixels: Tensor) -> Way:
@@ -156,15 +161,19 @@ def fastest(model: Model, pixels: Tensor) -> Way:
     key = short_hash([machine, fingerprint(model.config.to_json()), list(pixels.shape)])
     file = cache_folder() / "engines" / f"{key}.json"
     with suppress(FileError, KeyError):
-        known = read_object(file, raises=FileError)
-        if known["engine"] in installed():
-            return Way(str(known["engine"]), bool(known["split"]), bool(known["single"]))
+        known = read_object(file)
+        if known["engine"] in installed() and all(isinstance(known[name], bool) for name in ("split", "single")):
+            return Way(known["engine"], known["split"], known["single"])
     tell("note: measuring which engine is the fastest here, once for this model and batch ...")
-    seconds = measure(candidates(model, pixels), pixels, ROUNDS, MOST_SECONDS)
+    found, lasting = candidates(model, pixels)
+    seconds = measure(found, pixels, ROUNDS, MOST_SECONDS)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     best = min(medians, key=medians.__getitem__)
     rates = [f"{each.engine} {len(pixels) / medians[each]:.3g}" for each in best_of(medians)]
     tell(f"note: {best.engine} is used; images per second: {', '.join(rates)}")
+    if not lasting:
+        tell("note: the next start measures again, with the engines that are left out now")
+        return best
     try:
         write_json(file, best._asdict())
     except FileError as error:
@@ -185,17 +194,20 @@ def ways_of(engine: str, batch: int) -> list[Way]:
     return [Way(engine), usual_way(engine, batch)]
 
 
-def candidates(model: Model, pixels: Tensor) -> dict[Way, Forward]:
-    """Every installed engine in each of its ways; one that fails is said and left out."""
+def candidates(model: Model, pixels: Tensor) -> tuple[dict[Way, Forward], bool]:
+    """Every installed engine in each of its ways, and whether that lasts: one that fails is said and left out, and
+    one whose graph could only not be written may run the next time."""
     size = (pixels.shape[2], pixels.shape[3])
     found: dict[Way, Forward] = {}
+    lasting = True
     for name in installed():
         ways = ways_of(name, len(pixels))
         try:
             found |= {way: forward_of(model, way, size) for way in ways}
         except VitruvianError as error:
+            lasting = lasting and not isinstance(error, FileError)
             tell(f"note: {name} is left out: {error}")
-    return found
+    return found, lasting
 
 
 def measure(

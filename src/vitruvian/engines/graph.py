@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vitruvian.config import CascadeConfig, ModelConfig, Preprocess, ViTConfig
 from vitruvian.engines.sessions import FORMATS, OpenGraph, Session
+from vitruvian.engines.trial import check_alive
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.files import parse_object, read_object
 from vitruvian.labels import imagenet_labels
@@ -103,6 +104,7 @@ def open_graph(path: Path, *, engine: str = "auto", image_size: int | Size | Non
     if engine == "onnxruntime" and path.suffix == ".xml":
         raise ConfigError(f"engine={engine!r} does not run {path.name}; leave it out")
     chosen = engine if engine in FORMATS else "openvino" if path.suffix == ".xml" else "onnxruntime"
+    check_alive(path, chosen)
     graph = OpenGraph(path, chosen)
     session = graph.single
     description = described_inside(path, session) if session.carried else described_beside(path, session)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,22 +173,3 @@ def products_of(loaded: Any, model: ViT) -> list[Product]:
 
 def digest(array: Any) -> bytes:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest()
-
-
-def check_runs(path: Path, engine: str, image: Sequence[int]) -> None:
-    """Run a graph in its own process, at several batches: a runtime may use instructions that a virtual machine lacks.
-
-    `image` is (channels, rows, columns).
-    """
-    code = (
-        "import sys, torch; from pathlib import Path; from vitruvian.engines.sessions import open_session; "
-        f"run = open_session(Path(sys.argv[1]), {engine!r}); "
-        f"[run(torch.zeros(batch, *{tuple(image)!r})) for batch in (1, 2, 7, 16, 32)]"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        why = (
-            signal.Signals(-done.returncode).name if done.returncode < 0 else lines[-1] if lines else "no reason given"
-        )
-        raise ConversionError(f"{engine} cannot run int8 on this machine ({why}); take engine='onnxruntime'")

@@ -77,12 +77,14 @@ def open_onnxruntime(module: Any, path: Path, threads: int, split: bool, batch: 
 
 
 def is_quantized(path: Path) -> bool:
-    """Whether an ONNX file has products in int8.
+    """Whether a file of ONNX, or of OpenVINO, has products in int8.
 
     With a fixed batch, ONNX Runtime would first join each product with the sum behind it, and then compute it in float.
     """
+    if not path.stat().st_size:
+        return False
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held:
-        return held.find(b"QuantizeLinear") >= 0
+        return held.find(b"QuantizeLinear") >= 0 or held.find(b"FakeQuantize") >= 0
 
 
 class AloneAtFirst:

@@ -25,9 +25,10 @@ from vitruvian.engines.int8 import (
     prepared,
     sensitivity,
 )
-from vitruvian.engines.int8_graph import check_runs, write_int8
+from vitruvian.engines.int8_graph import write_int8
 from vitruvian.engines.ranges import Int8Input
 from vitruvian.engines.sessions import FORMATS, check_engine, open_session
+from vitruvian.engines.trial import check_runs
 from vitruvian.errors import ConversionError, UnknownNameError
 from vitruvian.evaluation.fast.loss import BATCH, Loss, Sample, loss_of, read_sample
 from vitruvian.files import check_writable, scratch_folder, staged
@@ -135,7 +136,7 @@ def quantize(
             kept = steps[place]
             new = plan.write(folder / "float.onnx", folder / f"{kept}.onnx", kept)
             if not tried:
-                check_runs(new, engine, sample.pixels.shape[1:])
+                check_runs(new, engine)
             logits = sample.logits(open_session(new, engine), f"int8, {kept} layers float")
             tried[kept] = loss_of(classifier.model, before, logits, sample)
             return tried[kept].points <= max_loss
