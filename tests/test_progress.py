@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -168,3 +169,16 @@ def test_a_process_that_is_really_stopped_tells_the_right_time_left():
         process.send_signal(signal.SIGCONT)
         left, wrong = map(float, process.stdout.read().split()[-2:])
     assert 5 < left < 0.75 * wrong  # 100 steps of 0.06 s or more, on a processor that others use, too
+
+
+def test_what_is_waited_for_is_said_only_where_it_takes_long(monkeypatch, capsys):
+    said = threading.Event()
+    monkeypatch.setattr(progress, "tell", lambda text: (print(text), said.set()))
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 3600.0)
+    with progress.waiting("the hub"):
+        pass
+    assert not said.is_set()
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+    with progress.waiting("the hub"):
+        assert said.wait(60)
+    assert capsys.readouterr().out == "the hub\n"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -64,6 +65,18 @@ def tell(text: str) -> None:
     elif sys.stderr is not None:  # print() would take None for stdout
         with suppress(OSError, ValueError):
             print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Tell what is waited for, if that takes long."""
+    timer = threading.Timer(QUIET_SECONDS, tell, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Speed:

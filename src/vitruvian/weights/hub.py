@@ -21,13 +21,15 @@ from vitruvian.errors import (
     require,
 )
 from vitruvian.files import cache_folder, read_object
-from vitruvian.progress import tell
+from vitruvian.progress import tell, waiting
 from vitruvian.published import REPOSITORY_SCHEME, find, names, of_variant, web_address
 from vitruvian.text import one_line
-from vitruvian.weights.download import SUFFIXES, TIMEOUT_SECONDS, cached_path, fetch
+from vitruvian.weights.download import SUFFIXES, cached_path, fetch
 from vitruvian.weights.files import GRAPH_ENDINGS, SETTING_FILES
 from vitruvian.weights.tokenizer import TOKENIZER_FILES
 
+ASKING_SECONDS = 10.0
+"""Until a hub that does not answer is given up."""
 VIEWS = ("preprocessor_config.json", "processor_config.json")
 """Files of which one says how transformers prepares images; the second is that of a model for images and text."""
 DESCRIPTIONS = (*SETTING_FILES, *TOKENIZER_FILES)
@@ -180,7 +182,8 @@ class Repository:
             tell(f"note: {self.name}: {file} could not be downloaded ({type(error).__name__}: {one_line(error)})")
 
     def _files(self) -> list[str]:
-        model = self.hub.HfApi().model_info(self.name, revision=self.revision, timeout=TIMEOUT_SECONDS)
+        with waiting(f"waiting for Hugging Face to describe {self.name} ..."):
+            model = self.hub.HfApi().model_info(self.name, revision=self.revision, timeout=ASKING_SECONDS)
         return [file.rfilename for file in model.siblings or ()]
 
     def _download(self) -> Path:
