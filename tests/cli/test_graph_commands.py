@@ -46,6 +46,16 @@ def test_an_exported_graph_predicts_and_other_commands_say_what_they_need(native
         vt.Classifier(graph).features(torch.zeros(1, 3, 16, 16))
 
 
+def test_what_a_command_writes_over_is_said(native, vit, tmp_path):
+    commands = [("export", tmp_path / "x.onnx"), ("convert", tmp_path / "folder")]
+    for command, place in commands:
+        for told in (False, True):
+            code, _, err = vit(command, native / "native", place)
+            assert (code, f"{place}: exists; files of the same names are replaced" in err) == (0, told), err
+    (tmp_path / "empty").mkdir()
+    assert "exists" not in vit("convert", native / "native", tmp_path / "empty").err
+
+
 def test_bench_prints_tables_and_draws(native, vit):
     plot = native / "out.png"
     arguments = ("--engine", "torch", "--batches", "1,2", "--rounds", "1")

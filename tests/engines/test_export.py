@@ -117,6 +117,12 @@ def test_the_border_of_a_resnets_max_pooling_is_zeros_in_a_graph_too(folder, eng
     torch.testing.assert_close(found, model(pixels).detach(), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("to", ["onnx", "openvino"])
+def test_relative_positions_meet_the_queries_as_they_are_in_a_graph_too(tmp_path, to):
+    done = export(tiny_model(positions="relative"), tmp_path / ("rel.onnx" if to == "onnx" else "rel"), to=to)
+    assert done.largest_difference < 1e-5
+
+
 def test_a_torch_program_keeps_the_batch_open_and_is_not_run_by_predict(folder):
     model = tiny_model(layers=1)
     export(model, folder / "model.pt2", to="torch")

@@ -401,6 +401,20 @@ def test_int8_that_is_not_faster_costs_the_search_no_time(images, tmp_path, monk
     assert "it is left out" in capsys.readouterr().err
 
 
+def test_layers_with_equal_weights_stay_float_and_the_search_goes_on(images, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(merging, "SHARES", ())
+    monkeypatch.setattr("vitruvian.evaluation.fast.search.installed", lambda: ["torch", "onnxruntime"])
+    model = tiny_model()
+    first, second = (dense_layers(model)[f"blocks.{number}.mlp.fc2"] for number in (0, 1))
+    second.weight.data = first.weight.data.clone()
+    found = vt.optimize(model, tmp_path / "fast", calibrate=images, max_loss=20, timer=faster)
+    assert {each.int8_layers for each in found.candidates} == {0}
+    equal = "blocks.0.mlp.fc2 and blocks.1.mlp.fc2 have equal weights"
+    assert f"note: int8 is left out: {equal}" in capsys.readouterr().err
+    with pytest.raises(ConversionError, match=equal):
+        vt.quantize(model, tmp_path / "q.onnx", calibrate=images, evaluate=images)
+
+
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
 def test_a_cascade_of_graphs_asks_the_whole_model_where_the_first_pass_is_unsure(engine, tmp_path):
     model = tiny_model(image_size=32)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from vitruvian.cli.options import Heads, ImageSize, Labels, Template
-from vitruvian.cli.start import quick_imports
+from vitruvian.cli.start import note_replaced, quick_imports
 from vitruvian.progress import tell
 
 WritableFamily = Literal["native", "google", "timm", "torchvision", "huggingface"]
@@ -50,6 +50,7 @@ def convert(
         from vitruvian.weights.convert import convert as convert_weights
         from vitruvian.weights.words import read_words
 
+    note_replaced(destination)
     certificate = convert_weights(
         source,
         destination,

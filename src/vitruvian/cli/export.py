@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from vitruvian.cli.options import Heads, ImageSize
-from vitruvian.cli.start import quick_imports
+from vitruvian.cli.start import note_replaced, quick_imports
 from vitruvian.progress import tell
 
 
@@ -45,6 +45,7 @@ def export(
     with quick_imports():
         from vitruvian.engines.export import export as export_model
 
+    note_replaced(destination)
     tell("tracing the model and comparing the graph with it ...")
     done = export_model(
         source, destination, to=to.value, batch=batch, image_size=image_size, dynamic_size=dynamic_size, heads=heads

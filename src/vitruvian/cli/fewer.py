@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from vitruvian.cli.options import Heads, ImageSize, Split, TomeR, tome_of
-from vitruvian.cli.start import quick_imports
+from vitruvian.cli.start import note_replaced, quick_imports
 from vitruvian.progress import track
 
 Source = Annotated[str, typer.Argument(metavar="SRC", help="Weights: a file, a folder or a published name.")]
@@ -46,6 +46,7 @@ def cascade(
         from vitruvian.weights.save import save
 
     check_other(destination.expanduser(), locate(source))
+    note_replaced(destination)
     model = load(source, heads=heads)
     found = fit_cascade(
         model,
@@ -81,6 +82,7 @@ def tome(
         from vitruvian.weights.save import save
 
     check_other(destination.expanduser(), locate(source))
+    note_replaced(destination)
     model = fit_merging(load(source, heads=heads), calibrate, tome_of(tome_r) or 0, split=split)
     save(model, destination)
     thresholds = ", ".join(f"{each:.3f}" for each in model.config.tome_thresholds)  # type: ignore[union-attr]

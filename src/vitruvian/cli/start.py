@@ -9,9 +9,11 @@ import signal
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from vitruvian.__main__ import leave
+from vitruvian.progress import tell
 
 
 @contextmanager
@@ -35,6 +37,14 @@ def quick_imports() -> Iterator[None]:
     # No remarks about odd metadata: an image decodes all the same or gives an error of ours.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     logging.getLogger("PIL").addHandler(logging.NullHandler())
+
+
+def note_replaced(destination: str | Path) -> None:
+    """Say what a command will write over, while it can still be stopped."""
+    path = Path(destination).expanduser()
+    with suppress(OSError):
+        if path.is_file() or (path.is_dir() and any(path.iterdir())):
+            tell(f"note: {path}: exists; files of the same names are replaced when the new ones are complete")
 
 
 def speaks() -> bool:

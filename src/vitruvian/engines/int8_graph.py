@@ -158,6 +158,9 @@ def products_of(loaded: Any, model: ViT) -> list[Product]:
         for part, (each, factor) in enumerate(zip(parts, factors)):
             rows = slice(part * count, (part + 1) * count)
             shown = digest(each.weight.detach().numpy().T)
+            other = known.get(shown, {"layer": name})["layer"]
+            if other != name:
+                raise ConversionError(f"{other} and {name} have equal weights, which a graph in int8 cannot tell apart")
             known[shown] = {"layer": name, "part": part, "rows": rows, "factor": factor}
     held = {each.name: each for each in loaded.graph.initializer}
     found: list[Product] = []

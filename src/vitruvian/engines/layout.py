@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vitruvian.model.build import Model
 from vitruvian.model.encoder import Attention
+from vitruvian.model.positions import Offsets
 from vitruvian.settings import Size
 
 # B images, N tokens, D width, H heads of K channels, F tokens that are read
@@ -62,8 +63,9 @@ class ThreeProducts(Attention):
 
 
 def scale_in_weights(attention: Attention) -> bool:
-    """Whether the queries are what their layer gives; a norm would undo the scale."""
-    return isinstance(attention.q_norm, nn.Identity)
+    """Whether the queries are what their layer gives, and only keys meet them; a norm would undo the scale, and the
+    paper's relative positions would have it twice."""
+    return isinstance(attention.q_norm, nn.Identity) and not isinstance(attention.position, Offsets)
 
 
 def query_scale(attention: Attention) -> float:
