@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 import vitruvian as vt
-from vitruvian.config import CascadeConfig
+from vitruvian.config import CascadeConfig, ResNetConfig
 from vitruvian.engines import int8, ranges, sessions
 from vitruvian.engines.export import export
 from vitruvian.engines.gptq import gptq, nearest
@@ -399,6 +399,22 @@ def test_int8_that_is_not_faster_costs_the_search_no_time(images, tmp_path, monk
     found = vt.optimize(tiny_model(), tmp_path / "fast", calibrate=images, max_loss=20, timer=half_as_fast)
     assert {each.int8_layers for each in found.candidates} == {0}
     assert "it is left out" in capsys.readouterr().err
+
+
+def test_a_model_that_merges_tokens_has_the_sensitivities_of_its_layers():
+    model = tiny_model(tome_r=1)
+    pixels = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    ready, inputs = int8.prepared(model, [pixels])
+    found = int8.sensitivity(ready, int8.quick_layers(ready, inputs), pixels)
+    assert set(found) == set(dense_layers(model))
+    assert all(value >= 0 for value in found.values())
+
+
+def test_a_resnet_is_refused_before_images_are_read(tmp_path):
+    resnet = vt.build(ResNetConfig(image_size=(32, 32), stages=(1, 1, 1, 1), width=32, classes=3))
+    torch.nn.init.normal_(resnet.head.weight, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ConfigError, match="int8 is for Vision Transformers"):
+        vt.quantize(resnet, tmp_path / "q.onnx", calibrate=tmp_path / "nowhere", evaluate=tmp_path / "nowhere")
 
 
 def test_layers_with_equal_weights_stay_float_and_the_search_goes_on(images, tmp_path, monkeypatch, capsys):

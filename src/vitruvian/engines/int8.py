@@ -27,6 +27,7 @@ from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.progress import Track, untracked
 from vitruvian.settings import Size
+from vitruvian.weights.load import with_merging
 
 WEIGHT_BITS = 7
 VNNI = {"avx512_vnni", "avx_vnni", "asimddp"}
@@ -123,7 +124,14 @@ def simulated(model: ViT, chosen: Mapping[str, Int8Layer], run: Forward | None =
 def sensitivity(
     model: ViT, found: Mapping[str, Int8Layer], pixels: Tensor, *, track: Track = untracked
 ) -> dict[str, float]:
-    """How far each layer alone in int8 moves the answers: mean Kullback-Leibler divergence in nats, largest first."""
+    """How far each layer alone in int8 moves the answers: mean Kullback-Leibler divergence in nats, largest first.
+
+    Where tokens merge, of the same weights without merging.
+    """
+    if model.config.merges_tokens:
+        plain = with_merging(model).eval()
+        assert isinstance(plain, ViT)
+        model = plain
     inputs: list[Tensor] = []
     with torch.no_grad(), ExitStack() as stack:
         for block in model.blocks:

@@ -28,6 +28,7 @@ from vitruvian.engines.int8 import (
 from vitruvian.engines.int8_graph import write_int8
 from vitruvian.engines.ranges import Int8Input
 from vitruvian.engines.sessions import FORMATS, check_engine, open_session
+from vitruvian.engines.smooth import dense_layers
 from vitruvian.engines.trial import check_runs
 from vitruvian.errors import ConversionError, UnknownNameError
 from vitruvian.evaluation.fast.loss import BATCH, Loss, Sample, loss_of, read_sample
@@ -120,6 +121,7 @@ def quantize(
     """
     out = check_request(path, max_loss, engine, batch, weight_bits)
     classifier = Classifier(model, heads=heads)
+    dense_layers(classifier.model)  # refuses what is no Vision Transformer before images are read
     check_model(classifier.model, "onnx", dynamic_size=False)
     calibration = read_sample(classifier, calibrate, images=CALIBRATION, training=True)
     sample = read_sample(classifier, evaluate, images=EVALUATION, training=False)
