@@ -105,6 +105,7 @@ def test_any_bytes_are_json_and_toml_or_one_line(data):
 
 @QUICK
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=20))
+@pytest.mark.slow
 def test_a_description_of_anything_is_settings_or_one_line(value):
     for kind in (ViTConfig, Preprocess):
         for name in kind().to_json():

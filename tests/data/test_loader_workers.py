@@ -37,6 +37,7 @@ def equal(first, second):
         ({"training": False}, 2),
     ],
 )
+@pytest.mark.slow
 def test_batches_are_the_same_from_any_number_of_workers(settings, workers):
     source = Numbers(100, broken=[3, 60])
 
@@ -48,6 +49,7 @@ def test_batches_are_the_same_from_any_number_of_workers(settings, workers):
     assert equal(epochs(0), epochs(workers))
 
 
+@pytest.mark.slow
 def test_real_sources_travel_to_the_workers(tmp_path):
     make_folder(tmp_path / "photos", each=10)
     make_shards(tmp_path / "shards", shards=4)

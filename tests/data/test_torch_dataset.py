@@ -149,6 +149,7 @@ def batches(dataset, view, *, workers=0, start=0, epoch=3):
 
 
 @pytest.mark.parametrize(("view", "noisy"), [(plain_view, True), (as_view(noisy_transform), False)])
+@pytest.mark.slow
 def test_random_datasets_and_transforms_repeat_with_any_workers_and_from_any_batch(view, noisy):
     source = open_dataset(Noisy() if noisy else Subset(Noisy(), range(12))).train
     torch.manual_seed(5)
