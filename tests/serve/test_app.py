@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from tiny_service import encoded, photo, tiny_vit
 
+import vitruvian as vt
 from vitruvian.explain import attention_rollout, gradient_attention
 from vitruvian.predict import Classifier
 from vitruvian.serve.gate import Access
@@ -397,3 +398,19 @@ def test_the_page_and_its_files_come_from_the_package(client):
         assert client.get(f"/page/{name}").headers["content-type"].startswith(kind)
     assert client.get("/page/digit/7").headers["content-type"] == "image/png"
     assert client.get("/page/digit/77").status_code == 404
+
+
+def test_an_exported_graph_answers_and_says_what_needs_the_weights(client_of, model, tmp_path):
+    vt.export(model, tmp_path / "tiny.onnx")
+    graph = vt.Classifier(tmp_path / "tiny.onnx").model
+    client = client_of({"weights": model, "graph": graph})
+    wanted, found = (
+        client.post("/predict", files=[file(photo(3))], data={"model": name}).json()["predictions"][0]["answers"]
+        for name in ("weights", "graph")
+    )
+    assert [each["label"] for each in found] == [each["label"] for each in wanted]
+    assert [each["probability"] for each in found] == pytest.approx([each["probability"] for each in wanted], abs=1e-5)
+    facts = next(each for each in client.get("/models").json()["models"] if each["name"] == "graph")
+    assert (facts["engine"], facts["vit"], facts["parameters"]) == ("onnxruntime", None, 0)
+    for path, words in (("/explain", "does not show its attention"), ("/embed", "gives logits alone")):
+        assert f"an exported graph {words}" in client.post(path, files=[file(photo(3))], data={"model": "graph"}).text

@@ -60,11 +60,13 @@ def serve(
     accepted.
     """
     with quick_imports():
+        from vitruvian.engines.graph import Graph
         from vitruvian.errors import ConfigError, require
+        from vitruvian.predict import Encoder
         from vitruvian.serve.limits import Limits
         from vitruvian.serve.run import serve as run
         from vitruvian.weights.hub import BOX, default_source
-        from vitruvian.weights.load import check_finite, load
+        from vitruvian.weights.load import check_finite
 
     require("uvicorn", "serve")
     limits = Limits(batch=batch, queue=queue, max_bytes=int(max_mb * 1e6), max_seconds=max_seconds)
@@ -73,12 +75,13 @@ def serve(
         for name, weights in map(name_and_weights, models):
             if name in loaded:
                 raise ConfigError(f"--model: two models are called {name!r}; name them with NAME=MODEL")
-            loaded[name] = load(weights, image_size=image_size)
-            check_finite(loaded[name], weights)
+            loaded[name] = Encoder(weights, image_size=image_size, engine=engine.value).model
+            if not isinstance(loaded[name], Graph):
+                check_finite(loaded[name], weights)
     else:
         source = default_source()
         name = "in-package" if source == str(BOX) else name_and_weights(source)[0]
-        loaded[name] = load(source, image_size=image_size)
+        loaded[name] = Encoder(source, image_size=image_size, engine=engine.value).model
     key = os.environ.get(KEY_VARIABLE, "")
     hosts = tuple(allow_host or ())
     run(
@@ -99,4 +102,4 @@ def name_and_weights(text: str) -> tuple[str, str]:
     if equals and name and weights and not os.path.exists(text) and "/" not in name:
         return name, weights
     stem = os.path.basename(text.rstrip("/")) or text
-    return stem.removesuffix(".safetensors").removesuffix(".npz"), text
+    return stem.removesuffix(".safetensors").removesuffix(".npz").removesuffix(".onnx"), text

@@ -30,6 +30,7 @@ from vitruvian.errors import ConfigError
 from vitruvian.model.build import Model
 from vitruvian.model.encoder import Block
 from vitruvian.model.merge import token_groups
+from vitruvian.model.resnet import ResNet
 from vitruvian.model.vit import ViT
 from vitruvian.settings import Size
 
@@ -40,7 +41,9 @@ def require_vit(model: Model) -> ViT:
     """The model, if it has attention to show."""
     if isinstance(model, ViT):
         return model
-    raise ConfigError("this model is a BiT ResNet, which has no attention to explain; take a Vision Transformer")
+    if isinstance(model, ResNet):
+        raise ConfigError("this model is a BiT ResNet, which has no attention to explain; take a Vision Transformer")
+    raise ConfigError("an exported graph does not show its attention; take the weights that it was made of")
 
 
 def require_shares(model: Model, what: str) -> ViT:

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from vitruvian.engines.graph import Graph
 from vitruvian.engines.sessions import EngineName
-from vitruvian.errors import ImageError, UnknownNameError, VitruvianError
+from vitruvian.errors import ConfigError, ImageError, UnknownNameError, VitruvianError
 from vitruvian.explain.explainer import Explainer, MapSettings
 from vitruvian.explain.overlay import overlay
 from vitruvian.model.build import Model
@@ -49,6 +50,10 @@ class Served:
     def __init__(self, name: str, model: Model, limits: Limits, told: Told, engine: EngineName) -> None:
         self.name = name
         self.model = model.eval()
+        if isinstance(model, Graph):
+            engine = "torch"  # it has its own
+            if not model.config.classes:
+                raise ConfigError(f"{name}: an exported graph without a head has no answers; serve its weights")
         self.encoder = Classifier(model, engine=engine) if model.config.classes else Encoder(model)
         self.batcher = Batcher(queue=limits.queue, name=name, told=lambda images, s: told(name, images, s))
         self.classify: Work[Tensor, Tensor] = Work(self._logits, limits.batch, at_once=AT_ONCE)
@@ -109,12 +114,12 @@ class Served:
             "name": self.name,
             "ready": self.warm.done(),
             "classes": config.classes,
-            "features": config.feature_width,
+            "features": 0 if isinstance(self.model, Graph) else config.feature_width,
             "image_size": list(preprocess.image_size),
             "channels": len(preprocess.mean),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "origin": self.model.origin,
-            "engine": self.encoder.engine,
+            "engine": self.model.graph.engine if isinstance(self.model, Graph) else self.encoder.engine,
             "words": self.speaks,
             "digits": self.model.labels == tuple("0123456789"),
             "vit": None,

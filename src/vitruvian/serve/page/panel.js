@@ -309,8 +309,8 @@ export class Panel {
 
 function described({ parameters, image_size: size, vit, classes, words, origin }) {
   const millions = parameters >= 1e6 ? `${(parameters / 1e6).toFixed(1)}M` : `${Math.round(parameters / 1e3)}k`;
-  const shape = vit ? `${vit.layers} layers, ${vit.heads} heads, ${vit.grid[0]} × ${vit.grid[1]} patches of ${vit.patch} px` : "no attention";
-  return [`${millions} parameters`, shape, `${size[0]} × ${size[1]} px`, words ? "answers in your words" : classes ? `${classes} classes` : "no head", origin.split(";")[0]].filter(Boolean).join(" · ");
+  const shape = vit ? `${vit.layers} layers, ${vit.heads} heads, ${vit.grid[0]} × ${vit.grid[1]} patches of ${vit.patch} px` : parameters ? "no attention" : "its attention needs the weights";
+  return [parameters ? `${millions} parameters` : "exported graph", shape, `${size[0]} × ${size[1]} px`, words ? "answers in your words" : classes ? `${classes} classes` : "no head", origin.split(";")[0]].filter(Boolean).join(" · ");
 }
 
 function picture(base64) {
