@@ -50,11 +50,13 @@ class Served:
     def __init__(self, name: str, model: Model, limits: Limits, told: Told, engine: EngineName) -> None:
         self.name = name
         self.model = model.eval()
-        if isinstance(model, Graph):
-            engine = "torch"  # it has its own
-            if not model.config.classes:
-                raise ConfigError(f"{name}: an exported graph without a head has no answers; serve its weights")
-        self.encoder = Classifier(model, engine=engine) if model.config.classes else Encoder(model)
+        given: object = model
+        self.graph = given if isinstance(given, Graph) else None
+        """The model, where it is an exported graph, which has an engine of its own."""
+        if self.graph is not None and not model.config.classes:
+            raise ConfigError(f"{name}: an exported graph without a head has no answers; serve its weights")
+        chosen = engine if self.graph is None else "torch"
+        self.encoder = Classifier(model, engine=chosen) if model.config.classes else Encoder(model)
         self.batcher = Batcher(queue=limits.queue, name=name, told=lambda images, s: told(name, images, s))
         self.classify: Work[Tensor, Tensor] = Work(self._logits, limits.batch, at_once=AT_ONCE)
         self.embed: Work[Tensor, Tensor] = Work(self._features, limits.batch, at_once=AT_ONCE)
@@ -114,12 +116,12 @@ class Served:
             "name": self.name,
             "ready": self.warm.done(),
             "classes": config.classes,
-            "features": 0 if isinstance(self.model, Graph) else config.feature_width,
+            "features": config.feature_width if self.graph is None else 0,
             "image_size": list(preprocess.image_size),
             "channels": len(preprocess.mean),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "origin": self.model.origin,
-            "engine": self.model.graph.engine if isinstance(self.model, Graph) else self.encoder.engine,
+            "engine": self.encoder.engine if self.graph is None else self.graph.graph.engine,
             "words": self.speaks,
             "digits": self.model.labels == tuple("0123456789"),
             "vit": None,
