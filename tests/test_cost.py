@@ -42,6 +42,7 @@ def test_multiply_adds_are_the_published_ones(name, giga):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.slow
 def test_counted_parameters_are_those_of_the_module(name):
     assert parameters(VARIANTS[name]) == sum(p.numel() for p in empty(VARIANTS[name]).parameters())
 

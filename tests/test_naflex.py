@@ -173,6 +173,7 @@ def test_the_processor_of_images_and_text_is_read(theirs, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["predict", "explain", "figures", "probe", "train", "evaluate"])
+@pytest.mark.slow
 def test_commands_follow_it_or_say_what_they_do(command, theirs, photos, tmp_path):
     data = tmp_path / "data"
     for split in ("train", "test"):

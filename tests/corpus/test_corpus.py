@@ -255,6 +255,7 @@ def check(found, pattern):
 
 
 @pytest.mark.parametrize(("kind", "name", "command", "pattern"), list(cases()))
+@pytest.mark.slow
 def test_a_bad_input_is_one_line(vit, corpus, tmp_path, kind, name, command, pattern):
     if kind == "recipes":
         name += ".toml"
@@ -336,6 +337,7 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_continued(vit, corpu
 
 
 @pytest.mark.parametrize("command", OPTIONS)
+@pytest.mark.slow
 def test_a_bad_option_is_one_line(vit, corpus, tmp_path, command):
     values = {"good": corpus / "good", "out": tmp_path / "out", "empty": ""}
     check(vit(*(word.format(**values) for word in command.split())), OPTIONS[command])

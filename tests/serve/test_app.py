@@ -400,6 +400,7 @@ def test_the_page_and_its_files_come_from_the_package(client):
     assert client.get("/page/digit/77").status_code == 404
 
 
+@pytest.mark.slow
 def test_an_exported_graph_answers_and_says_what_needs_the_weights(client_of, model, tmp_path):
     vt.export(model, tmp_path / "tiny.onnx")
     graph = vt.Classifier(tmp_path / "tiny.onnx").model
