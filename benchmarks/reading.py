@@ -51,11 +51,11 @@ def torchvision_folder(folder: Path) -> tuple[int, Read]:
 
 def ours(data: Path) -> tuple[int, Read]:
     """A dataset read and viewed as our loader does it."""
-    from vitruvian.data.augment import Augment, training_view
+    from vitruvian.data.augment import Augment, train_transform
     from vitruvian.data.order import generator_for
     from vitruvian.data.sources import open_dataset
 
-    view = training_view(Augment(image_size=(SIDE, SIDE), crop="resized", scale=(0.08, 1.0)))
+    view = train_transform(Augment(image_size=(SIDE, SIDE), crop="resized", scale=(0.08, 1.0)))
     source = open_dataset(data).train
     return len(source), lambda i: view(source.read(i), generator_for(0, 0, i, 0))
 

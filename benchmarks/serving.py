@@ -47,12 +47,12 @@ LITSERVE = """
 import sys, torch, litserve
 from fastapi import UploadFile
 from vitruvian.data.decode import decode
-from vitruvian.data.preprocess import view
+from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.predict import Classifier
 class Api(litserve.LitAPI):
     def setup(self, device): self.classifier = Classifier(sys.argv[1])
     def decode_request(self, request):
-        return view(decode(request["image"].file.read()), self.classifier.model.preprocess)
+        return apply_preprocess(decode(request["image"].file.read()), self.classifier.model.preprocess)
     def batch(self, inputs): return torch.stack(inputs)
     def predict(self, pixels): return self.classifier.ranked(self.classifier.logits(pixels), 5)
     def unbatch(self, output): return list(output)

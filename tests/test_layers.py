@@ -83,7 +83,7 @@ NAMES = (
     "Answer Certificate Classifier Explainer Interrupted Listener MapSettings ModelConfig Numerics Prediction "
     "Preprocess Recipe ResNet ResNetConfig Run StemConfig ViT ViTConfig VitruvianError build convert create_model "
     "embed embed_images embed_texts evaluate export features finetune load merge optimize preprocess_image probe "
-    "protocol_for quantize ray read_recipe resume save similar train with_merging with_words"
+    "protocol_for quantize ray read_recipe resume save similar train transform with_merging with_words"
 )
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import vitruvian as vt
 from vitruvian.cli import app
 from vitruvian.config import Preprocess
-from vitruvian.data.preprocess import naflex_size
+from vitruvian.data.preprocess import naflex_size, preprocess_image
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.evaluation.measuring.fewer import fit_cascade
 
@@ -80,12 +80,12 @@ def test_images_and_features_are_those_of_transformers(theirs, wanted, photos):
     assert model.preprocess == Preprocess(image_size=32, fit="naflex", patch_size=8, max_num_patches=20)
     inputs, features = wanted
     for photo, patches, grid in zip(photos, inputs["pixel_values"], inputs["spatial_shapes"].tolist()):
-        pixels = model.preprocess(photo)
+        pixels = preprocess_image(photo, model.preprocess)
         assert list(pixels.shape) == [3, grid[0] * 8, grid[1] * 8]
         cut = pixels.view(3, grid[0], 8, grid[1], 8).permute(1, 3, 2, 4, 0).reshape(grid[0] * grid[1], -1)
         assert torch.equal(cut, patches[: len(cut)])
     with torch.no_grad():
-        alone = torch.cat([model(model.preprocess(photo)[None]) for photo in photos])
+        alone = torch.cat([model(preprocess_image(photo, model.preprocess)[None]) for photo in photos])
     assert near(alone, features)
     assert near(vt.embed_images(model, photos, batch=4), torch.nn.functional.normalize(features, dim=-1))
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from vitruvian.config import CascadeConfig, Preprocess, ResNetConfig, ViTConfig
 from vitruvian.data.decode import decode
-from vitruvian.data.preprocess import view
+from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.errors import CheckpointError, ConfigError, ImageError
 from vitruvian.model.build import build
 from vitruvian.model.vit import ViT
@@ -42,7 +42,7 @@ def test_answers_are_the_largest_probabilities_of_the_model():
     model, (image,) = tiny_model(), make_images(1)
     (answers,) = Classifier(model).predict([image], top=3)
     with torch.no_grad():
-        probabilities = model(view(decode(image), model.preprocess)[None]).softmax(dim=-1)[0]
+        probabilities = model(apply_preprocess(decode(image), model.preprocess)[None]).softmax(dim=-1)[0]
     assert [answer.index for answer in answers] == probabilities.argsort(descending=True)[:3].tolist()
     expected = sorted(probabilities.tolist(), reverse=True)[:3]
     assert [answer.probability for answer in answers] == pytest.approx(expected, abs=1e-6)  # order of sums

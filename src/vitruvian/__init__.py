@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from vitruvian.bulk.similar import similar
     from vitruvian.config import ModelConfig, Numerics, Preprocess, ResNetConfig, StemConfig, ViTConfig
     from vitruvian.data.preprocess import preprocess_image
+    from vitruvian.data.transform import transform
     from vitruvian.engines.export import export
     from vitruvian.errors import Interrupted, VitruvianError
     from vitruvian.evaluation.fast.optimize import optimize
@@ -40,6 +41,7 @@ _NAMES = {
     "bulk.similar": "similar",
     "config": "ModelConfig Numerics Preprocess ResNetConfig StemConfig ViTConfig",
     "data.preprocess": "preprocess_image",
+    "data.transform": "transform",
     "engines.export": "export",
     "errors": "Interrupted VitruvianError",
     "evaluation.fast.optimize": "optimize",
@@ -103,6 +105,7 @@ __all__ = [
     "save",
     "similar",
     "train",
+    "transform",
     "with_merging",
     "with_words",
 ]

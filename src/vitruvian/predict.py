@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from vitruvian.catalog import title_of
 from vitruvian.config import BATCH, CascadeConfig, Preprocess
 from vitruvian.data.decode import ImageInput, name_of
-from vitruvian.data.view import EvaluationView, Transform, as_view
+from vitruvian.data.preprocess import preprocess_image
+from vitruvian.data.transform import EvalTransform, Transform, as_transform
 from vitruvian.data.workers import in_threads
 from vitruvian.engines.choose import Engine
 from vitruvian.engines.graph import Graph, find_graph, open_graph
@@ -133,7 +134,7 @@ class Encoder:
 
     def views(self, images: Iterable[ImageInput], *, ahead: int) -> Iterator[tuple[str, Tensor | ImageError]]:
         """Each image's path with its view, or with the error, in order; `ahead` of them are under way."""
-        view = as_view(self.seen_as)
+        view = as_transform(self.seen_as)
 
         def see(numbered: tuple[int, ImageInput]) -> tuple[str, Tensor | ImageError]:
             number, image = numbered
@@ -144,7 +145,7 @@ class Encoder:
                 return path, error
 
         # a transform may draw from the global generators, which threads share
-        threads = DECODERS if isinstance(view, EvaluationView) else 1
+        threads = DECODERS if isinstance(view, EvalTransform) else 1
         yield from in_threads(see, enumerate(images), threads=threads, ahead=ahead)
 
     def overlapped(self, compute: Callable[[Item], Result], batches: Iterable[Item]) -> Iterator[Result]:
@@ -380,7 +381,7 @@ def features(
     (B, D, rows, columns); else all tokens (B, N, D). Of a ResNet, layers are stages. No final norm is applied.
     """
     if not isinstance(images, Tensor):
-        views = [model.preprocess(image) for image in images]
+        views = [preprocess_image(image, model.preprocess) for image in images]
         if len({view.shape for view in views}) > 1:
             raise ConfigError("these images differ in size (NaFlex): ask for the features of one at a time")
         images = torch.stack(views)

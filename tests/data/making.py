@@ -1,4 +1,4 @@
-"""Small datasets of every kind, and views, for the tests of sources and loader."""
+"""Small datasets of every kind, and transforms, for the tests of sources and loader."""
 
 import gzip
 import io
@@ -169,14 +169,14 @@ class Numbers(Source):
         return f"number {index}"
 
 
-def noisy_view(image, rng):
-    """The image plus what the generator gives: two views are equal only if both are."""
+def noisy_transform(image, rng):
+    """The image plus what the generator gives: two results are equal only if both are."""
     return torch.from_numpy(image[None].astype(np.float32)) + float(rng.random())
 
 
-def failing_view(image, rng):
-    raise ValueError("a mistake\nin the view")
+def failing_transform(image, rng):
+    raise ValueError("a mistake\nin the transform")
 
 
-def decoded_view(image, rng):
+def decoded_transform(image, rng):
     return torch.tensor([[[float(level_of(image)) + float(rng.random())]]])

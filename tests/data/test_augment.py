@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 from vitruvian.config import Preprocess
-from vitruvian.data.augment import Augment, normalize, training_view
+from vitruvian.data.augment import Augment, normalize, train_transform
 from vitruvian.data.augment.geometry import inception_box, resized_box
-from vitruvian.data.preprocess import view as evaluation_view
+from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.errors import ConfigError, ImageError, MissingExtraError, UnknownNameError
 
 EVERYTHING = Augment(
@@ -42,11 +42,11 @@ def rng(*numbers):
 
 
 def plain(size, **changes):
-    return training_view(Augment(image_size=size, crop="none", hflip=0.0, **changes))
+    return train_transform(Augment(image_size=size, crop="none", hflip=0.0, **changes))
 
 
 def test_a_view_depends_on_image_settings_and_generator_alone():
-    view, other = training_view(EVERYTHING), pickle.loads(pickle.dumps(training_view(EVERYTHING)))
+    view, other = train_transform(EVERYTHING), pickle.loads(pickle.dumps(train_transform(EVERYTHING)))
     data = encoded(levels(), quality=95)
     first = [view(data, rng(0, 3, i)) for i in range(40)]
     again = [other(data, rng(0, 3, i)) for i in reversed(range(40))][::-1]
@@ -58,7 +58,7 @@ def test_a_view_has_the_size_and_kind_that_the_settings_say():
     for channels in (1, 3):
         settings = EVERYTHING.replace(mean=(0.5,) * channels, std=(0.5,) * channels)
         for image in (levels(), levels(channels=1), encoded(levels()), Image.fromarray(levels())):
-            view = training_view(settings)(image, rng())
+            view = train_transform(settings)(image, rng())
             assert view.shape == (channels, 24, 32)
             assert view.dtype == torch.float32
             assert view.is_contiguous()
@@ -70,19 +70,19 @@ def test_a_view_has_the_size_and_kind_that_the_settings_say():
 def test_images_of_any_shape_have_a_view(shape, crop):
     for image in (levels(*shape), encoded(levels(*shape))):
         for seed in range(5):
-            assert training_view(EVERYTHING.replace(crop=crop))(image, rng(seed)).shape == (3, 24, 32)
+            assert train_transform(EVERYTHING.replace(crop=crop))(image, rng(seed)).shape == (3, 24, 32)
 
 
 def test_uint8_views_normalized_later_equal_float_views():
     later = EVERYTHING.replace(output="uint8")
-    small = training_view(later)(levels(), rng(1))
+    small = train_transform(later)(levels(), rng(1))
     assert small.dtype == torch.uint8
-    assert torch.equal(normalize(small, later), training_view(EVERYTHING)(levels(), rng(1)))
+    assert torch.equal(normalize(small, later), train_transform(EVERYTHING)(levels(), rng(1)))
 
 
-def test_an_unchanged_image_has_the_values_of_the_evaluation_view():
+def test_an_unchanged_image_has_the_values_of_the_apply_preprocess():
     mean, std = EVERYTHING.mean, EVERYTHING.std
-    expected = evaluation_view(Image.fromarray(levels(8, 9)), Preprocess(image_size=(8, 9), mean=mean, std=std))
+    expected = apply_preprocess(Image.fromarray(levels(8, 9)), Preprocess(image_size=(8, 9), mean=mean, std=std))
     assert torch.equal(plain((8, 9), mean=mean, std=std)(levels(8, 9), rng()), expected)
 
 
@@ -90,7 +90,7 @@ def test_an_unchanged_image_has_the_values_of_the_evaluation_view():
     "change", [{"random_erasing": 1.0}, {"rand_augment": 4}, {"crop": "pad", "random_erasing": 1.0}]
 )
 def test_the_image_given_stays_as_it_was(change):
-    view = training_view(Augment(**{"image_size": (16, 16), "crop": "none", "hflip": 0.0} | change))
+    view = train_transform(Augment(**{"image_size": (16, 16), "crop": "none", "hflip": 0.0} | change))
     image = levels(16, 16)
     for seed in range(50):
         view.levels(image, rng(seed))
@@ -139,18 +139,18 @@ def test_pad_shows_the_whole_range_of_positions_and_black_beyond():
     image = np.full((8, 8), 255, np.uint8)
     settings = Augment(image_size=(8, 8), crop="pad", padding=2, hflip=0.0, mean=(0.0,), std=(1.0,))
     seen = {
-        tuple((training_view(settings)(image, rng(i))[0].sum(d) > 0).nonzero()[0].item() for d in (0, 1))
+        tuple((train_transform(settings)(image, rng(i))[0].sum(d) > 0).nonzero()[0].item() for d in (0, 1))
         for i in range(200)
     }
     assert seen == {(x, y) for x in range(3) for y in range(3)}
-    assert training_view(settings.replace(padding_mode="reflect"))(image, rng()).min() == 1
+    assert train_transform(settings.replace(padding_mode="reflect"))(image, rng()).min() == 1
 
 
 def test_pad_scales_a_image_to_just_cover_the_view():
     wide = np.zeros((10, 40), np.uint8)
     wide[:, 20:] = 255
     settings = Augment(image_size=(20, 20), crop="pad", padding=0, hflip=0.0, mean=(0.0,), std=(1.0,))
-    shares = [training_view(settings)(wide, rng(i)).mean().item() for i in range(200)]
+    shares = [train_transform(settings)(wide, rng(i)).mean().item() for i in range(200)]
     assert min(shares) == 0
     assert max(shares) == 1
 
@@ -158,7 +158,7 @@ def test_pad_scales_a_image_to_just_cover_the_view():
 def test_flip_mirrors_as_often_as_it_says():
     settings = Augment(image_size=(6, 7), crop="none", hflip=0.25)
     straight = plain((6, 7))(levels(6, 7), rng())
-    views = [training_view(settings)(levels(6, 7), rng(i)) for i in range(400)]
+    views = [train_transform(settings)(levels(6, 7), rng(i)) for i in range(400)]
     mirrored = sum(torch.equal(view, straight.flip(2)) for view in views)
     assert mirrored + sum(torch.equal(view, straight) for view in views) == 400
     assert 70 <= mirrored <= 130  # 100, give or take 3.5 standard deviations
@@ -167,7 +167,7 @@ def test_flip_mirrors_as_often_as_it_says():
 def test_erasing_changes_one_rectangle_of_the_stated_area():
     before = plain((40, 40))(levels(40, 40), rng())
     for seed in range(30):
-        after = training_view(Augment(image_size=(40, 40), crop="none", hflip=0.0, random_erasing=1.0))(
+        after = train_transform(Augment(image_size=(40, 40), crop="none", hflip=0.0, random_erasing=1.0))(
             levels(40, 40), rng(seed)
         )
         rows, columns = (before != after).any(0).nonzero(as_tuple=True)
@@ -243,7 +243,7 @@ def test_settings_that_cannot_be_are_refused(change, text):
 def test_further_operations_come_up_as_often_as_they_should():
     settings = Augment(image_size=(6, 7), crop="none", hflip=0.0, ops=(("grayscale", 0.25, 1.0),))
     colored = levels(6, 7)
-    views = [training_view(settings)(colored, rng(seed)) for seed in range(200)]
+    views = [train_transform(settings)(colored, rng(seed)) for seed in range(200)]
     gray = sum(bool((view == view[:1]).all()) for view in views)
     assert 35 < gray < 65
 
@@ -269,4 +269,4 @@ def test_unreadable_bytes_are_an_image_error(data):
 def test_a_missing_package_is_said_before_training_starts(monkeypatch):
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'vitruvian\[train\]'"):
-        training_view(Augment())
+        train_transform(Augment())

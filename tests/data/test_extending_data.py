@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from making import make_folder
 
-from vitruvian.data.augment import Augment, ops, training_view
+from vitruvian.data.augment import Augment, ops, train_transform
 from vitruvian.data.sources import base, open_dataset
 from vitruvian.data.sources import open as opening
 from vitruvian.data.sources.formats import folder
@@ -27,7 +27,7 @@ def run(name, table, monkeypatch, *modules):
 def test_an_augmentation_is_a_function_and_a_row(monkeypatch):
     run("vignette", ops.OPS, monkeypatch, ops)
     white = np.full((8, 8, 3), 255, np.uint8)
-    view = training_view(Augment(image_size=(8, 8), crop="none", ops=(("vignette", 1.0, 1.0),)))
+    view = train_transform(Augment(image_size=(8, 8), crop="none", ops=(("vignette", 1.0, 1.0),)))
     seen = view(white, np.random.default_rng(0))
     assert (float(seen.max()) <= 1, float(seen.min()) < 0.9, seen.unique().numel() > 10) == (True, True, True)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from making import add_member, idx_bytes, make_folder, make_idx, make_shard, png
 
-from vitruvian.data.augment import Augment, training_view
+from vitruvian.data.augment import Augment, train_transform
 from vitruvian.data.augment.geometry import visible_part
 from vitruvian.data.decode import decode
 from vitruvian.data.doctor import diagnose
@@ -59,7 +59,7 @@ def test_a_long_image_is_not_blown_up_before_its_window_is_cut(size):
     _, scaled = visible_part(size, settings, np.random.default_rng(0))
     assert scaled[0] * scaled[1] < 10_000_000
     image = np.zeros((*size, 3), np.uint8)
-    assert training_view(settings)(image, np.random.default_rng(0)).shape == (3, 224, 224)
+    assert train_transform(settings)(image, np.random.default_rng(0)).shape == (3, 224, 224)
 
 
 def test_a_gzip_bomb_is_not_unpacked(tmp_path, monkeypatch):

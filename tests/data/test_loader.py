@@ -1,11 +1,11 @@
-"""Batches: their order, their views, what happens to unreadable images, and several processes."""
+"""Batches: their order, their pixels, what happens to unreadable images, and several processes."""
 
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from making import Numbers, failing_view, noisy_view
+from making import Numbers, failing_transform, noisy_transform
 
 from vitruvian.data.loader import Loader
 from vitruvian.data.order import Blocks
@@ -13,7 +13,7 @@ from vitruvian.errors import ConfigError, DataError, VitruvianError
 
 
 def loader(source=None, **settings):
-    defaults = {"view": noisy_view, "batch_size": 8, "seed": 3, "training": True}
+    defaults = {"transform": noisy_transform, "batch_size": 8, "seed": 3, "training": True}
     return Loader(source or Numbers(30), **{**defaults, **settings})
 
 
@@ -28,7 +28,7 @@ def same(first, second):
     )
 
 
-def test_a_batch_has_views_labels_numbers_and_weights():
+def test_a_batch_has_pixels_labels_indices_and_weights():
     batch = next(loader().batches(0))
     assert batch.pixels.shape == (8, 1, 2, 2)
     assert batch.pixels.dtype == torch.float32
@@ -43,7 +43,7 @@ def test_whole_numbers_stay_whole():
     def raw(image, rng):
         return torch.from_numpy(image)
 
-    assert next(loader(view=raw).batches(0)).pixels.dtype == torch.uint8
+    assert next(loader(transform=raw).batches(0)).pixels.dtype == torch.uint8
 
 
 def test_an_epoch_meets_each_sample_at_most_once_and_drops_the_short_end():
@@ -78,7 +78,7 @@ def test_what_is_skipped_is_not_read(monkeypatch):
     assert len(read) == 8
 
 
-def test_a_view_depends_on_seed_epoch_and_sample_alone():
+def test_a_transformed_sample_depends_on_seed_epoch_and_sample_alone():
     def views(batches):
         return {int(i): float(p[0, 0, 0]) for batch in batches for i, p in zip(batch.indices, batch.pixels)}
 
@@ -118,7 +118,7 @@ def test_an_evaluation_goes_in_order():
     assert indices(loader(training=False).batches(0)) == list(range(30))
 
 
-def test_repeated_views_stand_together_and_differ():
+def test_repeats_of_a_sample_stand_together_and_differ():
     batch = next(loader(repeats=4).batches(0))
     groups = batch.indices.view(2, 4)
     assert torch.equal(groups, groups[:, :1].expand(2, 4))
@@ -171,7 +171,7 @@ def test_an_unreadable_image_is_replaced_by_its_neighbor_while_training():
     assert reports == [("number 5", "broken on purpose")] + [("number 6", "broken on purpose")] * 2
     assert broken.unreadable == {"number 5": "broken on purpose", "number 6": "broken on purpose"}
     views = [float(p[0, 0, 0]) for batch in batches for i, p in zip(batch.indices, batch.pixels) if i == 7]
-    assert len(set(views)) == 3  # a replacement is another view than the sample's own
+    assert len(set(views)) == 3  # a replacement is augmented differently than the sample itself
 
 
 def test_an_unreadable_image_is_left_out_of_an_evaluation():
@@ -232,17 +232,17 @@ def test_an_evaluation_of_nothing_readable_is_an_error():
         list(loader(Numbers(5, broken=range(5)), training=False, max_unreadable=1.0).batches(0))
 
 
-def test_a_mistake_in_the_view_names_the_image():
-    with pytest.raises(DataError, match=r"^number 0: no view of this image: ValueError: a mistake in the view$"):
-        list(loader(view=failing_view, training=False).batches(0))
+def test_a_mistake_in_the_transform_names_the_image():
+    with pytest.raises(DataError, match=r"^number 0: the transform failed: ValueError: a mistake in the transform$"):
+        list(loader(transform=failing_transform, training=False).batches(0))
 
 
-def test_views_of_several_shapes_are_an_error():
+def test_images_of_several_shapes_are_an_error():
     def ragged(image, rng):
         return torch.zeros(1, 2, 2 + int(image[0, 0] == 3))
 
-    with pytest.raises(DataError, match=r"number 3: a view of shape \(1, 2, 3\) in a batch of \(1, 2, 2\)"):
-        list(loader(view=ragged, training=False).batches(0))
+    with pytest.raises(DataError, match=r"number 3: transformed to shape \(1, 2, 3\), the batch has \(1, 2, 2\)"):
+        list(loader(transform=ragged, training=False).batches(0))
 
 
 @pytest.mark.parametrize(
@@ -271,10 +271,10 @@ def test_a_batch_outside_the_epoch_is_an_error():
 
 
 def test_alternating_flips_mirror_each_image_in_every_other_epoch():
-    def view(image, rng):
+    def transform(image, rng):
         return torch.arange(3.0).expand(1, 2, 3)
 
-    with loader(view=view, training=True, alternate_flip=True) as batches:
+    with loader(transform=transform, training=True, alternate_flip=True) as batches:
         epochs = [
             {int(i): p for b in batches.batches(e) for i, p in zip(b.indices, b.pixels[:, 0, 0, 0])} for e in (0, 1, 2)
         ]

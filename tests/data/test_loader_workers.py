@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from making import Numbers, decoded_view, failing_view, make_folder, make_shards, noisy_view
+from making import Numbers, decoded_transform, failing_transform, make_folder, make_shards, noisy_transform
 
 from forked import Forked
 from vitruvian.data.loader import Loader
@@ -43,7 +43,7 @@ def test_batches_are_the_same_from_any_number_of_workers(settings, workers):
 
     def epochs(workers):
         settings_here = {"batch_size": 8, "seed": 1, "training": True, **settings, "workers": workers}
-        with Loader(source, view=noisy_view, **settings_here) as loader:
+        with Loader(source, transform=noisy_transform, **settings_here) as loader:
             return [*loader.batches(0), *loader.batches(1, start=2)]
 
     assert equal(epochs(0), epochs(workers))
@@ -57,13 +57,13 @@ def test_real_sources_travel_to_the_workers(tmp_path):
         train, _ = hold_out(open_dataset(data).train, 0.2, 0)
         batches = []
         for workers in (0, 2):
-            with Loader(train, view=decoded_view, batch_size=4, training=True, workers=workers) as loader:
+            with Loader(train, transform=decoded_transform, batch_size=4, training=True, workers=workers) as loader:
                 batches.append(list(loader.batches(0)))
         assert equal(*batches)
 
 
 def test_an_epoch_can_be_left_early():
-    with Loader(Numbers(100), view=noisy_view, batch_size=5, training=True, workers=2) as loader:
+    with Loader(Numbers(100), transform=noisy_transform, batch_size=5, training=True, workers=2) as loader:
         whole = list(loader.batches(0))
         for _ in loader.batches(0):
             break
@@ -73,7 +73,7 @@ def test_an_epoch_can_be_left_early():
 def test_the_global_generator_does_not_know_of_workers():
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    with Loader(Numbers(20), view=noisy_view, batch_size=5, training=True, workers=1) as loader:
+    with Loader(Numbers(20), transform=noisy_transform, batch_size=5, training=True, workers=1) as loader:
         list(loader.batches(0))
         list(loader.batches(1))
     assert torch.equal(before, torch.get_rng_state())
@@ -81,8 +81,8 @@ def test_the_global_generator_does_not_know_of_workers():
 
 def test_an_error_in_a_worker_is_one_line():
     with (
-        Loader(Numbers(20), view=failing_view, batch_size=5, training=False, workers=1) as loader,
-        pytest.raises(DataError, match=r"^number 0: no view of this image: ValueError: a mistake in the view$"),
+        Loader(Numbers(20), transform=failing_transform, batch_size=5, training=False, workers=1) as loader,
+        pytest.raises(DataError, match=r"^number 0: the transform failed: ValueError: a mistake in the transform$"),
     ):
         list(loader.batches(0))
 
@@ -97,7 +97,7 @@ class Deadly(Numbers):
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_reported():
     with (
-        Loader(Deadly(20), view=noisy_view, batch_size=5, training=False, workers=1) as loader,
+        Loader(Deadly(20), transform=noisy_transform, batch_size=5, training=False, workers=1) as loader,
         pytest.raises(DataError, match=r"^a data worker died \(.*use fewer workers$"),
     ):
         list(loader.batches(0))
@@ -106,11 +106,11 @@ def test_a_worker_that_is_killed_is_reported():
 SCRIPT = """
 import sys, time
 sys.path.insert(0, {folder!r})
-from making import Numbers, noisy_view
+from making import Numbers, noisy_transform
 from vitruvian.data.loader import Loader
 
 if __name__ == "__main__":
-    loader = Loader(Numbers(1000), view=noisy_view, batch_size=5, training=True, workers=1)
+    loader = Loader(Numbers(1000), transform=noisy_transform, batch_size=5, training=True, workers=1)
     batches = loader.batches(0)
     next(batches)
     import multiprocessing
@@ -156,7 +156,7 @@ def alive(process):
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
 def test_workers_end_with_their_parent(sign):
     def epoch():
-        loader = Loader(Numbers(1000), view=noisy_view, batch_size=5, training=True, workers=1)
+        loader = Loader(Numbers(1000), transform=noisy_transform, batch_size=5, training=True, workers=1)
         next(loader.batches(0))
         print(*(child.pid for child in multiprocessing.active_children()), flush=True)
         time.sleep(60)

@@ -11,13 +11,13 @@ SCRIPT = """
 import sys
 sys.path.insert(0, {folder!r})
 import numpy as np
-from making import decoded_view
+from making import decoded_transform
 from vitruvian.data.loader import Loader
 from vitruvian.data.sources import hold_out, open_dataset
 
 train, held = hold_out(open_dataset({manifest!r}).train, 0.1, 0)
 for sampling in ("uniform", "balanced"):
-    loader = Loader(train, view=decoded_view, batch_size=32, training=True, sampling=sampling)
+    loader = Loader(train, transform=decoded_transform, batch_size=32, training=True, sampling=sampling)
     for batch in loader.batches(0, start=loader.steps_per_epoch - 20):
         assert len(batch) == 32
 status = open("/proc/self/status").read()

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from making import decoded_view, level_of, make_shard, make_shards
+from making import decoded_transform, level_of, make_shard, make_shards
 
 from vitruvian.data.loader import Loader, Maker
 from vitruvian.data.sampling import Plan
@@ -53,7 +53,7 @@ def test_a_url_of_a_folder_or_a_pattern_means_its_shards(shards, data):
 
 def test_an_epoch_of_batches_meets_each_sample_once(shards):
     url, total = shards
-    loader = Loader(open_dataset(url).train, view=decoded_view, batch_size=4, training=True, drop_last=False)
+    loader = Loader(open_dataset(url).train, transform=decoded_transform, batch_size=4, training=True, drop_last=False)
     batches = list(loader.batches(0))
     assert sorted(np.concatenate([batch.indices for batch in batches])) == list(range(total))
     resumed = list(loader.batches(0, start=3))
@@ -70,7 +70,7 @@ def test_processes_that_share_a_batch_fetch_different_shards(tmp_path, cache):
     train = open_dataset(f"file://{tmp_path}/s").train
     used = []
     for rank in (0, 1):
-        loader = Loader(train, view=decoded_view, batch_size=16, training=True, rank=rank, world=2)
+        loader = Loader(train, transform=decoded_transform, batch_size=16, training=True, rank=rank, world=2)
         used.append({int(i) // 8 for batch in loader.batches(0) for i in batch.indices})
     assert used[0] | used[1] == set(range(8))
     assert not used[0] & used[1]
@@ -95,7 +95,7 @@ def test_shards_are_announced_a_round_before_they_are_read_also_from_one_epoch_t
     monkeypatch.setattr(stream, "MAX_LANES", 4)
     train = open_dataset(f"file://{tmp_path}").train
     plan = Plan(source=train, batch_size=4, seed=0, training=True, drop_last=True)
-    maker, announced = Maker(plan, decoded_view), []
+    maker, announced = Maker(plan, decoded_transform), []
     assert (train.blocks.lanes, plan.steps, maker.look_ahead) == (4, 80, 40)
     monkeypatch.setattr(train, "announce", lambda indices: announced.append({int(i) // 40 for i in indices}))
     monkeypatch.setattr(Maker, "_add", lambda *_: None)

@@ -1,4 +1,4 @@
-"""Datasets of other libraries, and anyone's transforms as views."""
+"""Datasets and transforms of other libraries."""
 
 import random
 
@@ -11,7 +11,7 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 from vitruvian.data.loader import Loader
 from vitruvian.data.sources import hold_out, open_dataset
-from vitruvian.data.view import as_view
+from vitruvian.data.transform import as_transform
 from vitruvian.errors import ConfigError, DataError
 
 
@@ -53,7 +53,7 @@ def noisy_transform(image):
     return draws.view(3, 1, 1) + float(np.asarray(image).mean())
 
 
-def plain_view(image, rng):
+def plain_sample(image, rng):
     return torch.from_numpy(image[None].astype(np.float32))
 
 
@@ -143,32 +143,32 @@ def read_all(data):
     return [train.read(index) for index, _ in enumerate(train.labels())]
 
 
-def batches(dataset, view, *, workers=0, start=0, epoch=3):
-    with Loader(dataset, view=view, batch_size=4, training=True, seed=1, workers=workers) as loader:
+def batches(dataset, transform, *, workers=0, start=0, epoch=3):
+    with Loader(dataset, transform=transform, batch_size=4, training=True, seed=1, workers=workers) as loader:
         return [batch.pixels for batch in loader.batches(epoch, start)]
 
 
-@pytest.mark.parametrize(("view", "noisy"), [(plain_view, True), (as_view(noisy_transform), False)])
+@pytest.mark.parametrize(("transform", "noisy"), [(plain_sample, True), (as_transform(noisy_transform), False)])
 @pytest.mark.slow
-def test_random_datasets_and_transforms_repeat_with_any_workers_and_from_any_batch(view, noisy):
+def test_random_datasets_and_transforms_repeat_with_any_workers_and_from_any_batch(transform, noisy):
     source = open_dataset(Noisy() if noisy else Subset(Noisy(), range(12))).train
     torch.manual_seed(5)
-    whole = batches(source, view)
+    whole = batches(source, transform)
     after = torch.rand(())
     torch.manual_seed(5)
     assert torch.equal(after, torch.rand(())), "the global generator was moved"
     torch.manual_seed(6)
     random.seed(7)
-    assert all(map(torch.equal, whole, batches(source, view, workers=2)))
-    assert all(map(torch.equal, whole[2:], batches(source, view, start=2)))
-    assert not any(map(torch.equal, whole, batches(source, view, epoch=4)))
+    assert all(map(torch.equal, whole, batches(source, transform, workers=2)))
+    assert all(map(torch.equal, whole[2:], batches(source, transform, start=2)))
+    assert not any(map(torch.equal, whole, batches(source, transform, epoch=4)))
 
 
 def test_a_part_of_a_random_dataset_is_seeded_too():
     part, _ = hold_out(open_dataset(Noisy()).train, 0.3, seed=0)
-    first = batches(part, plain_view)
+    first = batches(part, plain_sample)
     random.seed(7)
-    assert all(map(torch.equal, first, batches(part, plain_view)))
+    assert all(map(torch.equal, first, batches(part, plain_sample)))
 
 
 def test_a_transform_with_generators_of_its_own_is_seeded_through_its_method():
@@ -180,21 +180,21 @@ def test_a_transform_with_generators_of_its_own_is_seeded_through_its_method():
             return torch.full((1, 2, 2), float(self.rng.random()))
 
     source = open_dataset(Noisy()).train
-    assert all(map(torch.equal, batches(source, as_view(Own())), batches(source, as_view(Own()))))
+    assert all(map(torch.equal, batches(source, as_transform(Own())), batches(source, as_transform(Own()))))
 
 
 @pytest.mark.parametrize(
     ("made", "kind"), [(torch.zeros(3, 2, 2, dtype=torch.uint8), r"torch.uint8 \(3, 2, 2\)"), (np.zeros(3), "ndarray")]
 )
 def test_a_transform_that_gives_no_float_tensor_is_an_error(made, kind):
-    with pytest.raises(ConfigError, match=rf"the view gives {kind}; wanted a float tensor"):
-        as_view(lambda image: made)(png(3), np.random.default_rng(0))
+    with pytest.raises(ConfigError, match=rf"the transform returned {kind}, expected a float tensor"):
+        as_transform(lambda image: made)(png(3), np.random.default_rng(0))
 
 
 def test_what_cannot_be_sent_to_workers_is_said_clearly():
     source = open_dataset(Noisy()).train
-    with pytest.raises(DataError, match=r"the dataset or the view cannot be sent to data workers .*use workers=0"):
-        batches(source, as_view(lambda image: torch.zeros(1, 1, 1)), workers=1)
+    with pytest.raises(DataError, match=r"the dataset or the transform cannot be sent to data workers .*use workers=0"):
+        batches(source, as_transform(lambda image: torch.zeros(1, 1, 1)), workers=1)
 
 
 class ClassLabel:

@@ -121,8 +121,8 @@ def environment(root: Path) -> dict[str, str]:
     return {"HF_HUB_OFFLINE": "1", "VITRUVIAN_CACHE": str(root / "cache"), "VITRUVIAN_DATA": str(root / "tasks")}
 
 
-def view(image: object, rng: np.random.Generator) -> torch.Tensor:
-    return Preprocess(image_size=32)(image)
+def transform(image: object, rng: np.random.Generator) -> torch.Tensor:
+    return vt.preprocess_image(image, Preprocess(image_size=32))
 
 
 def names(root: Path, page: str) -> dict[str, object]:
@@ -133,7 +133,9 @@ def names(root: Path, page: str) -> dict[str, object]:
     one = page == "explain.md"  # it names a class for one image
     model = tiny(**MODELS.get(page, {"labels": ("cat", "dog")}))
     paths = [root / "a.jpg", root / "b.png"]
-    pixels = torch.stack([model.preprocess(path) for path in paths[: 1 if one else 2]])
-    loader = Loader(open_dataset(root / "photos").splits["test"], view=view, batch_size=4, training=False, seed=0)
-    given = {"model": model, "paths": paths, "pixels": pixels, "image": Image.open(paths[0]), "view": view}
+    pixels = torch.stack([vt.preprocess_image(path, model.preprocess) for path in paths[: 1 if one else 2]])
+    loader = Loader(
+        open_dataset(root / "photos").splits["test"], transform=transform, batch_size=4, training=False, seed=0
+    )
+    given = {"model": model, "paths": paths, "pixels": pixels, "image": Image.open(paths[0]), "transform": transform}
     return {"__name__": "__main__", "vt": vt, "torch": torch, "json": json, "loader": loader, **given}

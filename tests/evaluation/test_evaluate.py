@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import vitruvian
 from vitruvian.cli.evaluate import evaluate as command
 from vitruvian.config import Preprocess
+from vitruvian.data.preprocess import preprocess_image
 from vitruvian.data.sources import open_dataset
 from vitruvian.data.sources.subset import Subset
 from vitruvian.errors import ConfigError, DataError, VitruvianError
@@ -245,16 +246,19 @@ def test_a_torch_dataset_and_a_view_of_ones_own_are_measured_alike(photos):
             return Image.open(io.BytesIO(source.read(index))), source.label(index)
 
     model = color_model()
-    usual, own = evaluate(photos, model), evaluate(Photos(), model, view=lambda image: model.preprocess(image))
+    usual, own = (
+        evaluate(photos, model),
+        evaluate(Photos(), model, view=lambda image: preprocess_image(image, model.preprocess)),
+    )
     assert own.measures.scalars() == usual.measures.scalars()
     assert own.to_json()["view"].endswith("<lambda>")
-    upside_down = evaluate(photos, model, view=lambda image: -model.preprocess(image))
+    upside_down = evaluate(photos, model, view=lambda image: -preprocess_image(image, model.preprocess))
     assert upside_down.measures.loss != usual.measures.loss
 
 
 def test_a_view_that_gives_no_tensor_is_named(photos):
     with pytest.raises(
-        ConfigError, match=r"the view gives PngImageFile; wanted a float tensor \(channels, rows, columns\)"
+        ConfigError, match=r"the transform returned PngImageFile, expected a float tensor \(channels, rows, columns\)"
     ):
         evaluate(photos, color_model(), view=lambda image: image)
 

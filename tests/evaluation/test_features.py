@@ -12,7 +12,7 @@ from colors import make_colors, tiny_model
 
 from vitruvian.config import ViTConfig
 from vitruvian.data.decode import decode
-from vitruvian.data.preprocess import view
+from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.data.sources import open_dataset
 from vitruvian.errors import ConfigError, DataError, VitruvianError
 from vitruvian.evaluation.probes import store as store_module
@@ -35,7 +35,9 @@ def test_features_are_the_models_in_the_order_of_the_source(photos):
     model = tiny_model()
     seen, source = found(Encoder(model), photos, batch=4), open_dataset(photos).train
     with torch.inference_mode():
-        expected = [model.features(view(decode(source.read(i)), model.preprocess)[None])[0] for i in range(21)]
+        expected = [
+            model.features(apply_preprocess(decode(source.read(i)), model.preprocess)[None])[0] for i in range(21)
+        ]
     np.testing.assert_allclose(seen.values, torch.stack(expected).numpy(), atol=1e-6)  # order of sums
     assert seen.labels.tolist() == source.labels().tolist()
     assert seen.computed == 21

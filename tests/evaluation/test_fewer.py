@@ -109,7 +109,7 @@ def test_fitted_thresholds_merge_as_many_tokens_as_asked_on_average(model, folde
     fitted = fit_merging(model, folder, (10, 6))
     thresholds = fitted.config.tome_thresholds
     assert len(thresholds) == 2
-    images = [model.preprocess(path) for path in sorted(folder.glob("*/*.png"))]
+    images = [vt.preprocess_image(path, model.preprocess) for path in sorted(folder.glob("*/*.png"))]
     left = []
 
     def count(block, given, tokens):

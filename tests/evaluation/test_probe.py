@@ -142,7 +142,13 @@ def test_a_view_of_ones_own_is_probed_and_its_features_are_not_kept(tmp_path, ca
     model = tiny_model()
     usual = probe(photos, model, only=["neighbors"], neighbors=2)
     for _ in range(2):
-        own = probe(photos, model, only=["neighbors"], neighbors=2, view=lambda image: model.preprocess(image))
+        own = probe(
+            photos,
+            model,
+            only=["neighbors"],
+            neighbors=2,
+            view=lambda image: vitruvian.preprocess_image(image, model.preprocess),
+        )
         assert own.computed == 33
         assert own.results[0].top1 == usual.results[0].top1
 

@@ -9,7 +9,7 @@ from PIL import Image
 from reference import random_model
 
 from vitruvian.config import ResNetConfig
-from vitruvian.data.preprocess import view
+from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.explain import (
     Explainer,
@@ -49,7 +49,7 @@ def named(**changes):
 def test_maps_are_those_of_the_functions_for_the_models_own_answer():
     model = named()
     explained = Explainer(model).explain(make_image())
-    pixels = view(make_image(), model.preprocess)[None]
+    pixels = apply_preprocess(make_image(), model.preprocess)[None]
     best = explained.answers[0]
     assert best.index == int(model(pixels).argmax())
     maps = {each.name: each for each in explained.maps}

@@ -12,6 +12,7 @@ from checkpoints import TOLERANCE, largest_difference, path_of
 from safetensors.torch import load_file, save_file
 
 from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitruvian.data.preprocess import preprocess_image
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.model.build import create_model
 from vitruvian.weights.families.huggingface_json import preprocess_of, preprocessor_json
@@ -71,8 +72,8 @@ class TestConfig:
         (folder / "preprocessor_config.json").unlink()
         model = load(folder, heads=4)
         assert largest_difference(model, "huggingface_vit") < TOLERANCE
-        with pytest.raises(ConfigError, match="nothing says how this model's images are prepared"):
-            model.preprocess(np.zeros((40, 40, 3), np.uint8))
+        with pytest.raises(ConfigError, match="the preprocessing of this model is unknown"):
+            preprocess_image(np.zeros((40, 40, 3), np.uint8), model.preprocess)
         save(model, folder.parent / "again", "huggingface")
         assert not (folder.parent / "again" / "preprocessor_config.json").exists()
         stated = Preprocess(image_size=32, mean=IMAGENET_MEAN, std=IMAGENET_STD)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitruvian.config import Preprocess
 from vitruvian.data.decode import RawImage, decode, name_of, reason
-from vitruvian.data.preprocess import levels_of, normalized
+from vitruvian.data.preprocess import normalize_levels, resize_and_crop
 from vitruvian.data.sources.base import Source
 from vitruvian.data.workers import in_order, in_threads
 from vitruvian.errors import ImageError
@@ -136,7 +136,7 @@ class Look:
             try:
                 with self._lock:
                     image = source.read(within)
-                levels.append(levels_of(decode(image), self.view))
+                levels.append(resize_and_crop(decode(image), self.view))
             except (ImageError, OSError) as failure:
                 error = reason(failure).removeprefix(f"{name_of(image)}: ")
             found.keys.append(printable(source.key(within)))
@@ -144,7 +144,7 @@ class Look:
             found.labels.append(printable(source.classes[source.label(within)]) or None)
             found.errors.append(error)
         for _, same in groupby(levels, key=np.shape):
-            found.pixels.append(normalized(np.stack(list(same)), self.view))
+            found.pixels.append(normalize_levels(np.stack(list(same)), self.view))
         return found
 
     def _announce(self, number: int) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from vitruvian.config.parts import Fit, Interpolation
 from vitruvian.errors import ConfigError
 from vitruvian.settings import Range, Settings, Size, as_size
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 BATCH = 16
 """Images that a model answers at a time, unless told."""
@@ -25,9 +21,9 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preprocess(Settings):
-    """The evaluation view of an image that a checkpoint asks for.
+    """The evaluation preprocessing that a checkpoint expects.
 
-    Callable, so that `model.preprocess` is the transform of a dataset: an image to normalized pixels.
+    Apply it with `vitruvian.preprocess_image(image, preprocess)` or `vitruvian.transform(preprocess)`.
     """
 
     image_size: Size = (224, 224)
@@ -58,12 +54,6 @@ class Preprocess(Settings):
             raise ConfigError(f"scaled_size={self.scaled_size} does not cover image_size={self.image_size}")
         if len(self.mean) != len(self.std) or not self.std or not all(0 < x < 1e9 for x in self.std):
             raise ConfigError(f"mean={self.mean} and std={self.std} do not fit together")
-
-    def __call__(self, image: Any) -> Tensor:
-        """Normalized float32 pixels (channels, rows, columns) of a Pillow image, a path, bytes or an 8-bit array."""
-        public = importlib.import_module("vitruvian")  # the code that carries out these settings lies above them
-        pixels: Tensor = public.preprocess_image(image, self)
-        return pixels
 
     def brief(self) -> str:
         """The view in one phrase, for a line of text."""

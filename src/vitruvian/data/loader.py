@@ -1,6 +1,6 @@
-"""Batches of views: ordered by seed and epoch, from any number of workers, entered anywhere.
+"""Batches of transformed images: ordered by seed and epoch, made by any number of workers, resumable at any batch.
 
-The view of sample i in epoch e depends on (seed, e, i) alone, so neither workers nor an interruption change it.
+The transformed sample i of epoch e depends on (seed, e, i) alone, so neither workers nor an interruption change it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vitruvian.data.decode import reason
 from vitruvian.data.order import IndexArray, digest, generator_for
 from vitruvian.data.sampling import Plan, Sampling
 from vitruvian.data.sources.base import Source
-from vitruvian.data.view import View, seeded
+from vitruvian.data.transform import SampleTransform, seed_globally
 from vitruvian.data.workers import Workers
 from vitruvian.errors import ConfigError, DataError, ImageError, VitruvianError
 from vitruvian.settings import Workers as WorkerCount
@@ -44,7 +44,7 @@ class Batch:
     """This process's part of one batch."""
 
     pixels: Tensor
-    """(B, C, H, W) as the view makes them; (0,) where this process has no part in a short last batch."""
+    """(B, C, H, W) as the transform returns them; (0,) if this process has no part in a short last batch."""
     labels: Tensor
     """int64 (B,)"""
     indices: Tensor
@@ -69,18 +69,18 @@ class Rows:
     weights: list[float] = field(default_factory=list)
     unreadable: list[Unreadable] = field(default_factory=list)
 
-    def add(self, view: Tensor, source: Source, index: int) -> None:
+    def add(self, pixels: Tensor, source: Source, index: int) -> None:
         row = len(self.labels)
         if row == 0:
-            self.pixels = torch.empty((self.count, *view.shape), dtype=view.dtype)
+            self.pixels = torch.empty((self.count, *pixels.shape), dtype=pixels.dtype)
             if torch.utils.data.get_worker_info() is not None:
                 self.pixels.share_memory_()  # type: ignore[no-untyped-call]
-        if view.shape != self.pixels.shape[1:]:
+        if pixels.shape != self.pixels.shape[1:]:
             raise DataError(
-                f"{printable(source.key(index))}: a view of shape {tuple(view.shape)} "
-                f"in a batch of {tuple(self.pixels.shape[1:])}"
+                f"{printable(source.key(index))}: transformed to shape {tuple(pixels.shape)}, "
+                f"the batch has {tuple(self.pixels.shape[1:])}"
             )
-        self.pixels.numpy()[row] = view.numpy()  # PyTorch would wake its threads for each image
+        self.pixels.numpy()[row] = pixels.numpy()  # PyTorch would wake its threads for each image
         self.labels.append(source.label(index))
         self.indices.append(index)
         self.weights.append(source.weight(index))
@@ -100,7 +100,7 @@ class Maker:
     """Makes a batch from its epoch and number, in this process or in a worker."""
 
     plan: Plan
-    view: View
+    transform: SampleTransform
     alternate_flip: bool = False
 
     def __call__(self, place: tuple[int, int]) -> Rows:
@@ -137,20 +137,20 @@ class Maker:
         return min(max(LOOK_AHEAD, batches), self.plan.steps)
 
     def _add(self, rows: Rows, epoch: int, index: int, repetition: int) -> None:
-        """Add a view of the sample or, while training, of the next one in the source that can be read."""
+        """Add the transformed sample or, in training, the next one in the source that can be read."""
         source = self.plan.source
         for attempt in range(min(MAX_REPLACEMENTS, len(source)) if self.plan.training else 1):
             chosen = (index + attempt) % len(source)
-            # The view of a replacement is another one than that of the same sample in its own place.
-            view_number = repetition + attempt * self.plan.repeats
+            # A replacement is augmented with another stream than the same sample at its regular position.
+            stream = repetition + attempt * self.plan.repeats
             try:
-                view = self._view(chosen, generator_for(self.plan.seed, epoch, chosen, view_number))
+                pixels = self._read(chosen, generator_for(self.plan.seed, epoch, chosen, stream))
             except (ImageError, OSError) as error:
                 rows.unreadable.append((source.key(chosen), reason(error)))
             else:
-                if self.alternate_flip and self._turn(chosen, epoch + view_number):
-                    view = torch.from_numpy(view.numpy()[..., ::-1].copy())
-                rows.add(view, source, chosen)
+                if self.alternate_flip and self._turn(chosen, epoch + stream):
+                    pixels = torch.from_numpy(pixels.numpy()[..., ::-1].copy())
+                rows.add(pixels, source, chosen)
                 return
         if self.plan.training:
             key, why = rows.unreadable[-1]
@@ -160,17 +160,17 @@ class Maker:
         """Every other turn of a sample; half of all samples begin with it."""
         return bool((digest(self.plan.seed, index, size=1, purpose=b"flip")[0].item() ^ turn) & 1)
 
-    def _view(self, index: int, generator: np.random.Generator) -> Tensor:
+    def _read(self, index: int, generator: np.random.Generator) -> Tensor:
         source = self.plan.source
         try:
-            with seeded(generator) if source.draws else nullcontext():
+            with seed_globally(generator) if source.draws else nullcontext():
                 image = source.read(index)
-            return self.view(image, generator)
+            return self.transform(image, generator)
         except (VitruvianError, OSError):
             raise
         except Exception as error:
             key = printable(source.key(index))
-            raise DataError(f"{key}: no view of this image: {type(error).__name__}: {one_line(error)}") from error
+            raise DataError(f"{key}: the transform failed: {type(error).__name__}: {one_line(error)}") from error
 
 
 class Loader:
@@ -180,7 +180,7 @@ class Loader:
         self,
         source: Source,
         *,
-        view: View,
+        transform: SampleTransform,
         batch_size: int,
         training: bool,
         seed: int = 0,
@@ -195,7 +195,7 @@ class Loader:
     ) -> None:
         """`batch_size` counts over all `world` processes; see `Plan` for the order.
 
-        With `alternate_flip`, every view is flipped horizontally in every other epoch.
+        With `alternate_flip`, every image is flipped horizontally in every other epoch.
 
         A short last batch is dropped while training, unless `drop_last` says otherwise, and never in an
         evaluation. Where more than the share `max_unreadable` of an epoch's images, and more than ten or a quarter of
@@ -218,7 +218,7 @@ class Loader:
         self.max_unreadable = max_unreadable
         self.unreadable: dict[str, str] = {}
         """Why each unreadable sample that was met cannot be read, by key."""
-        self._make = Maker(self.plan, view, alternate_flip)
+        self._make = Maker(self.plan, transform, alternate_flip)
         self._workers: Workers[tuple[int, int], Rows] | None = Workers(self._make, workers) if workers else None
 
     @property

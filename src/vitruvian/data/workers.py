@@ -134,8 +134,8 @@ class Workers(Generic[Item, Result]):
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             self.close()
             raise DataError(
-                f"the dataset or the view cannot be sent to data workers ({one_line(error)}): define its classes and "
-                "functions at the top of a module, without lambdas, or use workers=0"
+                f"the dataset or the transform cannot be sent to data workers ({one_line(error)}): define its "
+                "classes and functions at the top of a module, without lambdas, or use workers=0"
             ) from error
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitruvian.data.decode import decode
-from vitruvian.data.preprocess import view
+from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.engines.graph import Graph
 from vitruvian.model.build import Model
 from vitruvian.model.encoder import Block
@@ -41,12 +41,12 @@ def shares_of(model: Model | Graph, data: bytes, rounds: int) -> dict[str, float
     """Milliseconds an image takes in each part of its way, medians."""
     decoded = decode(data)
     model_parts: list[dict[str, float]] = []
-    pixels = view(decoded, model.preprocess)[None]
+    pixels = apply_preprocess(decoded, model.preprocess)[None]
     for _ in range(rounds + 1):
         model_parts.append(parts_of(model, pixels))
     found = {
         "decode": statistics.median(timed(lambda: decode(data)) for _ in range(rounds)),
-        "resize": statistics.median(timed(lambda: view(decoded, model.preprocess)) for _ in range(rounds)),
+        "resize": statistics.median(timed(lambda: apply_preprocess(decoded, model.preprocess)) for _ in range(rounds)),
     }
     for name in model_parts[0]:
         found[name] = statistics.median(parts[name] for parts in model_parts[1:])

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.data.decode import ImageInput, decode, name_of
-from vitruvian.data.preprocess import view
+from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.engines.sessions import EngineName
 from vitruvian.errors import ConfigError, ImageError, UnknownNameError, nearest
 from vitruvian.explain.attention import attention_map, attention_rollout, check_head, gradient_attention, require_vit
@@ -133,7 +133,7 @@ class Explainer:
             image = decode(source)
         except ImageError as error:
             return Explained(path=path, error=str(error))
-        found = self.explain_view(view(image, self.vit.preprocess), path)
+        found = self.explain_view(apply_preprocess(image, self.vit.preprocess), path)
         return found if found.error else replace(found, image=image)
 
     def explain_view(self, pixels: Tensor, path: str = "image") -> Explained:

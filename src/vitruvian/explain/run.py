@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitruvian.config import Preprocess
 from vitruvian.data.decode import ImageInput, decode
-from vitruvian.data.preprocess import view
+from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.data.sources.formats.pixels import DigitsSource
 from vitruvian.errors import ImageError
 from vitruvian.explain.attention import require_vit
@@ -152,7 +152,7 @@ def batches(vit: ViT, images: Sequence[ImageInput], *, unread: list[str], follow
     waiting: list[Tensor] = []
     for image in follow(images, len(images)):
         try:
-            seen = view(decode(image), vit.preprocess)
+            seen = apply_preprocess(decode(image), vit.preprocess)
         except ImageError as error:
             unread.append(str(error))
             continue

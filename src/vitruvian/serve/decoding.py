@@ -8,7 +8,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.data.decode import decode
-from vitruvian.data.preprocess import view
+from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.engines.bench import trim_memory
 from vitruvian.explain.overlay import FloatBox, displayed, seen_box
 from vitruvian.model.build import Model
@@ -32,7 +32,7 @@ class Upload:
 def decode_view(image: bytes, model: Model, max_pixels: int) -> Tensor:
     """The normalized pixels (channels, rows, columns) that the model sees."""
     upright = decode(image, max_pixels=max_pixels)
-    pixels, large = view(upright, model.preprocess), is_large(upright)
+    pixels, large = apply_preprocess(upright, model.preprocess), is_large(upright)
     del upright
     if large:
         trim_memory()
@@ -43,7 +43,7 @@ def decode_upload(image: bytes, model: Model, max_pixels: int) -> Upload:
     """The image for its explanation."""
     upright = decode(image, max_pixels=max_pixels)
     seen = seen_box((upright.height, upright.width), model.preprocess)
-    upload, large = Upload(view(upright, model.preprocess), displayed(upright), seen), is_large(upright)
+    upload, large = Upload(apply_preprocess(upright, model.preprocess), displayed(upright), seen), is_large(upright)
     del upright
     if large:
         trim_memory()

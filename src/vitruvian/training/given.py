@@ -12,7 +12,7 @@ from vitruvian.catalog import resolve
 from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.data.augment import require_packages
 from vitruvian.data.sources import Dataset, open_dataset
-from vitruvian.data.view import Transform
+from vitruvian.data.transform import Transform
 from vitruvian.data.workers import unguarded_script
 from vitruvian.errors import TrainingError
 from vitruvian.training.model import without_shape

@@ -11,12 +11,12 @@ import numpy as np
 
 from vitruvian.config import ModelConfig, Preprocess, ViTConfig
 from vitruvian.cost import TRAINING_PASSES, multiply_adds
-from vitruvian.data.augment import Augment, training_view
+from vitruvian.data.augment import Augment, train_transform
 from vitruvian.data.loader import Batch, Loader
 from vitruvian.data.sources import Dataset, Source, hold_out
 from vitruvian.data.sources.index import CHUNK, piece
 from vitruvian.data.sources.subset import Concat, first_of_each
-from vitruvian.data.view import Transform, as_view
+from vitruvian.data.transform import Transform, as_transform
 from vitruvian.errors import ConfigError
 from vitruvian.settings import Size
 from vitruvian.training.distributed import Processes
@@ -142,7 +142,9 @@ class TrainingBatches:
             recipe, processes = self.recipe, self.processes
             self._loader = Loader(
                 self.source,
-                view=as_view(self._view) if self._view else training_view(self.augment.replace(image_size=size)),
+                transform=as_transform(self._view)
+                if self._view
+                else train_transform(self.augment.replace(image_size=size)),
                 batch_size=recipe.batch_size,
                 training=True,
                 seed=recipe.seed,
@@ -180,7 +182,7 @@ class TrainingBatches:
 def validation_loader(source: Source, recipe: Recipe, view: Preprocess | Transform, processes: Processes) -> Loader:
     return Loader(
         source,
-        view=as_view(view),
+        transform=as_transform(view),
         batch_size=recipe.eval_batch_size or recipe.batch_size,
         training=False,
         workers=recipe.workers,

@@ -15,7 +15,7 @@ from typing import Any
 from vitruvian import __version__
 from vitruvian.catalog import resolve
 from vitruvian.cost import parameters
-from vitruvian.data.view import Transform
+from vitruvian.data.transform import Transform
 from vitruvian.errors import TrainingError
 from vitruvian.model.build import Model
 from vitruvian.report.html import PAGE

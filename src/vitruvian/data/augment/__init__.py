@@ -1,7 +1,7 @@
-"""Training views: random parts of images with changed colors, and batches mixed from them."""
+"""Training transforms: random crops and color changes of images, and mixing of batches."""
 
 from vitruvian.data.augment.mix import mix
 from vitruvian.data.augment.settings import Augment
-from vitruvian.data.augment.view import TrainingView, normalize, require_packages, training_view
+from vitruvian.data.augment.transform import TrainTransform, normalize, require_packages, train_transform
 
-__all__ = ["Augment", "TrainingView", "mix", "normalize", "require_packages", "training_view"]
+__all__ = ["Augment", "TrainTransform", "mix", "normalize", "require_packages", "train_transform"]

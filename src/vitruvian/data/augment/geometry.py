@@ -9,7 +9,7 @@ import numpy as np
 
 from vitruvian.config import Interpolation
 from vitruvian.data.jpeg import Box, Levels, opencv, shrink_factor
-from vitruvian.data.preprocess import covering
+from vitruvian.data.preprocess import cover_size
 from vitruvian.settings import Size
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def visible_part(size: Size, settings: Augment, rng: np.random.Generator) -> tup
         case "pad":
             longest = (LONGEST, 1) if size[0] > size[1] else (1, LONGEST)
             part = whole if max(size) <= LONGEST * min(size) else center_box(size, longest)
-            return part, covering((part.rows, part.columns), settings.image_size)
+            return part, cover_size((part.rows, part.columns), settings.image_size)
         case "center":
             return center_box(size, settings.image_size), settings.image_size
         case _:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vitruvian.config import BATCH, Preprocess
 from vitruvian.data.sources import Dataset, Source, open_dataset
-from vitruvian.data.view import Transform
+from vitruvian.data.transform import Transform
 from vitruvian.errors import ConfigError, DataError
 from vitruvian.evaluation.measuring.calibration import (
     Calibration,

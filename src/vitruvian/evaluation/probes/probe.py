@@ -12,7 +12,7 @@ import numpy as np
 
 from vitruvian.config import BATCH, Preprocess
 from vitruvian.data.sources import open_dataset
-from vitruvian.data.view import Transform
+from vitruvian.data.transform import Transform
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.evaluation.measuring.inference import with_view
 from vitruvian.evaluation.probes.features import FeatureSet, Labels, Task, features_of, parts_of

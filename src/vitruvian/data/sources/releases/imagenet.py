@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from vitruvian.config import Preprocess
 from vitruvian.data.decode import EXTENSIONS, RawImage, decode
-from vitruvian.data.preprocess import FILTERS, geometry, resized
+from vitruvian.data.preprocess import FILTERS, geometry, resize
 from vitruvian.data.sources.base import Dataset, LeftOut
 from vitruvian.data.sources.formats.folder import FolderSource, class_folders, images, listed
 from vitruvian.data.sources.index import Entry
@@ -132,7 +132,7 @@ class WatermarkedSource(FolderSource):
 def watermarked(image: Image.Image, font: str) -> RawImage:
     """Shorter side 256, center 224, and the text over it in white, half transparent."""
     scaled, box = geometry((image.height, image.width), RELEASED_VIEW)
-    view = resized(image, scaled, box, FILTERS["bilinear"]).convert("RGBA")
+    view = resize(image, scaled, box, FILTERS["bilinear"]).convert("RGBA")
     over = Image.new("RGBA", view.size, (255, 255, 255, 0))
     place = (LEFT * view.width, TOP * view.height)
     fill = (255, 255, 255, round(OPACITY * 255))

@@ -16,17 +16,17 @@ from vitruvian.data.augment.ops import OPS, rand_augment
 from vitruvian.data.augment.settings import Augment
 from vitruvian.data.decode import RawImage, decode
 from vitruvian.data.jpeg import Levels, decode_box, opencv, read_header
-from vitruvian.data.preprocess import tables
+from vitruvian.data.preprocess import level_tables
 from vitruvian.errors import ImageError, require
 
 Viewable = RawImage | Image.Image
 """A file's contents, pixel values (rows, columns) or (rows, columns, 3), or a Pillow image."""
 
 
-def training_view(settings: Augment) -> TrainingView:
+def train_transform(settings: Augment) -> TrainTransform:
     """The view for these settings; a missing package is said here, not later in a worker."""
     require_packages()
-    return TrainingView(settings)
+    return TrainTransform(settings)
 
 
 def require_packages() -> None:
@@ -36,7 +36,7 @@ def require_packages() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingView:
+class TrainTransform:
     """`view(image, rng)` is a tensor (channels, rows, columns) that depends on these two and the settings alone."""
 
     settings: Augment
@@ -105,7 +105,7 @@ def normalized(levels: Levels, settings: Augment) -> NDArray[np.float32]:
     """The same values that the evaluation view gives to these levels, channels first."""
     planes = channels_first(levels)
     pixels = np.empty(planes.shape, np.float32)
-    for plane, table, target in zip(planes, tables(settings.mean, settings.std), pixels):
+    for plane, table, target in zip(planes, level_tables(settings.mean, settings.std), pixels):
         opencv().LUT(plane, table, dst=target)
     return pixels
 
