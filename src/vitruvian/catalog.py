@@ -215,7 +215,7 @@ def resolve(name: str) -> ModelConfig:
     try:
         return config.replace(image_size=size)
     except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from None
+        raise error.replace(where=name) from None
 
 
 def title_of(config: ModelConfig) -> str:

@@ -1,119 +1,217 @@
-"""Every error a user can meet, as one tree, and the hints that go into their texts.
+"""Every error that Vitruvian raises on purpose, as one tree, and the helpers that write their texts.
 
 VitruvianError
-├── ConfigError         a setting that cannot be (also a ValueError)
-│   └── UnknownNameError  a name nobody knows, answered with the nearest ones
-├── FileError           a file that cannot be read, written or locked
-├── CheckpointError     weights that cannot be read, or do not fit the model
-│   ├── DamagedFileError  a file that is cut short, or that holds no weights
-│   └── ConversionError   weights that another family cannot express
-├── HubError            a published file that could not be downloaded
-├── NotFiniteError      a model whose answers are no finite numbers
-├── ImageError          an image that cannot be decoded
-├── DataError           a dataset that cannot be used
-├── TrainingError       a run that cannot start or go on
-│   ├── Interrupted       a run stopped by a signal, with its work kept
-│   └── Diverged          a run whose loss or weights are no numbers any more (training.loop)
-└── MissingExtraError   an optional package that is not installed (also an ImportError)
+├── ConfigError           an invalid setting or argument (also a ValueError)
+│   └── UnknownNameError    a name that is not in a table; the text suggests similar names
+├── FileError             a file cannot be read, written or locked
+├── CheckpointError       weights cannot be read, or do not fit the model
+│   ├── DamagedFileError    a file is truncated, or contains no weights
+│   └── ConversionError     another family cannot express these weights
+├── HubError              a published file could not be downloaded
+├── NotFiniteError        the model produced NaN or infinite outputs
+├── ImageError            an image cannot be decoded
+├── DataError             a dataset cannot be used
+├── TrainingError         a run cannot start or continue
+│   ├── Interrupted         a run was stopped by a signal; its progress is saved
+│   └── Diverged            the loss or the weights became NaN or infinite (training.loop)
+└── MissingExtraError     an optional package is not installed (also an ImportError)
+
+An error is built from fields, and its text is formatted in one place, `VitruvianError.__str__`:
+
+    raise CheckpointError("the head has 10 classes, there are 5 labels", where=path, hint=f"pass {argument('labels')}")
+
+reads "path: the head has 10 classes, there are 5 labels; pass labels=", and on the command line "...; pass --labels".
+Code that handles an error reads its fields and never its text.
 """
 
 from __future__ import annotations
 
+import copy
 import difflib
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import ModuleType
+from typing import Any, TypeVar, overload
 
-LONGEST = 100
+MAX_VALUE_CHARS = 100
 """Characters of a value that an error text shows."""
+
+_MARK = "\x1f"  # around arguments in a reason or a hint, from `argument` until the text is formatted
+
+Error = TypeVar("Error", bound="VitruvianError")
+
+
+def python_spelling(name: str, value: str) -> str:
+    """An argument as Python code spells it: `heads=` or `heads=3`."""
+    return f"{name}={value}"
 
 
 class VitruvianError(Exception):
-    """Base of all errors raised on purpose; its text is one line meant for the user.
+    """Base of all errors raised on purpose. Its text, one line, is meant for the user: "where: reason; hint".
 
-    It names an argument as Python code does, `heads=` or `heads=3`; a command shows its own option instead.
+    Args:
+        reason: What is wrong, in a sentence without a period. Values and limits belong here.
+        where: The file, directory, URL or setting that the error is about.
+        hint: What to do about it.
+        parameter: Name of the invalid argument; by default the first one that reason or hint spell with `argument`.
     """
 
     exit_code = 1
-    """Of a command that ends with this error."""
+    """Exit code of a command that ends with this error."""
+    spell: Callable[[str, str], str] = staticmethod(python_spelling)
+    """How the text spells an argument and its value ("" if it has none); commands set it to their options."""
+
+    def __init__(self, reason: str, *, where: object = None, hint: str = "", parameter: str = "") -> None:
+        super().__init__(reason)
+        self._reason, self._hint, self._parameter = reason, hint, parameter
+        self.where = where
+
+    @property
+    def reason(self) -> str:
+        return self._format(self._reason)
+
+    @property
+    def hint(self) -> str:
+        return self._format(self._hint)
+
+    @property
+    def parameter(self) -> str:
+        marked = (self._reason + self._hint).split(_MARK)[1:2]
+        return self._parameter or "".join(marked).partition("=")[0]
+
+    def __str__(self) -> str:
+        where = "" if self.where is None else f"{self.where}: "
+        hint = f"; {self.hint}" if self._hint else ""
+        return f"{where}{self.reason}{hint}".replace("\n", "\\n")  # a path may contain a newline
+
+    def _format(self, text: str) -> str:
+        parts = text.split(_MARK)
+        parts[1::2] = [self.spell(*part.split("=", 1)) for part in parts[1::2]]
+        return "".join(parts)
+
+    @overload
+    def replace(self: Error, *, where: object = None, hint: str = "") -> Error: ...
+    @overload
+    def replace(self, kind: type[Error], *, where: object = None, hint: str = "") -> Error: ...
+    def replace(self, kind: Any = None, *, where: object = None, hint: str = "") -> Any:
+        """A copy of this error, optionally as another kind, with `where` put in front and `hint` at the end."""
+        error = copy.copy(self)
+        if kind is not None:
+            error = kind(self._reason, where=self.where, hint=self._hint, parameter=self._parameter)
+        if where is not None:
+            error.where = where if self.where is None else f"{where}: {self.where}"
+        error._hint = "; ".join(filter(None, (self._hint, hint)))
+        return error
+
+    def __reduce__(self) -> tuple[Any, ...]:  # pickled by fields: subclasses have other arguments
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(kind: type[VitruvianError], args: tuple[Any, ...], fields: dict[str, Any]) -> VitruvianError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
 
 
 class ConfigError(VitruvianError, ValueError):
-    """A setting that cannot be."""
+    """An invalid setting or argument."""
 
 
 class UnknownNameError(ConfigError):
-    """A name nobody knows; the text lists the nearest known ones."""
+    """A name that is not in a table; the text suggests similar names.
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], *, see: str = "") -> None:
+    Args:
+        kind: What the name should have been, such as "model".
+        name: The unknown name.
+        known: The names that are in the table.
+        see: Where to find all of them, in parentheses; ends the text.
+    """
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, see: str = "", where: object = None) -> None:
+        self.kind, self.name = kind, name
         near = nearest(name, known)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        super().__init__(f"unknown {kind} {shown(name)}{hint}{' ' + see if see else ''}")
+        see = f" {see}" if see else ""
+        reason = f"unknown {kind} {shown(name)}"
+        if near:
+            super().__init__(reason, where=where, hint=f"did you mean {' or '.join(near)}?{see}")
+        else:
+            super().__init__(reason + see, where=where)
 
 
 class FileError(VitruvianError):
-    """A file that cannot be read, written or locked."""
+    """A file cannot be read, written or locked."""
 
 
 class CheckpointError(VitruvianError):
-    """Weights that cannot be read, or do not fit the model."""
+    """Weights cannot be read, or do not fit the model."""
 
 
 class DamagedFileError(CheckpointError):
-    """A file that is cut short, or that holds no weights."""
+    """A file is truncated, or contains no weights."""
 
 
 class ConversionError(CheckpointError):
-    """Weights that another family cannot express."""
+    """Another family cannot express these weights."""
 
 
 class HubError(VitruvianError):
-    """A published file that could not be downloaded."""
+    """A published file could not be downloaded."""
 
 
 class NotFiniteError(VitruvianError):
-    """A model whose answers are no finite numbers."""
+    """The model produced NaN or infinite outputs."""
 
 
 class ImageError(VitruvianError):
-    """An image that cannot be decoded."""
+    """An image cannot be decoded."""
 
 
 class DataError(VitruvianError):
-    """A dataset that cannot be used."""
+    """A dataset cannot be used."""
 
 
 class TrainingError(VitruvianError):
-    """A run that cannot start or go on."""
+    """A run cannot start or continue."""
 
 
 class Interrupted(TrainingError):
-    """A run that was asked to stop and has kept its work."""
+    """A run was stopped by a signal; its progress is saved."""
 
-    def __init__(self, text: str, number: int) -> None:
-        super().__init__(text)
-        self.number = number
-        """Of the signal."""
-        self.exit_code = 128 + number
+    def __init__(self, reason: str, signal_number: int) -> None:
+        super().__init__(reason)
+        self.signal_number = signal_number
+        self.exit_code = 128 + signal_number
 
 
 class MissingExtraError(VitruvianError, ImportError):
-    """An optional package that is not installed."""
+    """An optional package is not installed."""
+
+
+_NO_VALUE = object()
+
+
+def argument(name: str, value: object = _NO_VALUE, format_spec: str = "") -> str:
+    """An argument to name in the reason or the hint of an error, optionally with its value (its repr unless formatted).
+
+    It reads `heads=` or `heads=3` in Python, and `--heads` or `--heads 3` in the error of a command.
+    """
+    text = "" if value is _NO_VALUE else format(value, format_spec) if format_spec else shown(value)
+    return f"{_MARK}{name}={text}{_MARK}"
 
 
 def shown(value: object) -> str:
-    """A value as an error text shows it: as Python writes it, in one line of at most about 100 characters."""
+    """The repr of a value for an error text: one line of at most about 100 characters."""
     if isinstance(value, int) and value.bit_length() > 300:
         return f"{'-' if value < 0 else ''}10**{int(value.bit_length() * 0.30103)}"
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # a number of thousands of digits inside, or nested thousands deep
+    except (ValueError, RecursionError):  # an integer of thousands of digits inside, or nested thousands deep
         return f"a {type(value).__name__}"
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 20]}...{text[-17:]}"
+    return text if len(text) <= MAX_VALUE_CHARS else f"{text[: MAX_VALUE_CHARS - 20]}...{text[-17:]}"
 
 
 def nearest(name: str, known: Iterable[str], most: int = 3) -> list[str]:
-    """Up to `most` known names that look like `name`, best first; case and punctuation count little."""
+    """Up to `most` known names that are similar to `name`, best first, ignoring case and punctuation."""
 
     def plain(text: str) -> str:
         return "".join(c for c in text.lower() if c.isalnum())
@@ -121,11 +219,12 @@ def nearest(name: str, known: Iterable[str], most: int = 3) -> list[str]:
     by_plain: dict[str, str] = {}
     for candidate in known:
         by_plain.setdefault(plain(candidate), candidate)
-    return [by_plain[match] for match in difflib.get_close_matches(plain(name[:LONGEST]), by_plain, most, 0.6)]
+    matches = difflib.get_close_matches(plain(name[:MAX_VALUE_CHARS]), by_plain, most, 0.6)
+    return [by_plain[match] for match in matches]
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """The imported module, or a MissingExtraError that names the pip command."""
+    """Import and return a module; a MissingExtraError names the pip command if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

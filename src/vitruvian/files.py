@@ -48,7 +48,7 @@ def staged(destination: Path) -> Iterator[Path]:
     """
     folder: Path | None = None
     if destination.exists() and not (destination.is_file() or destination.is_dir()):
-        raise FileError(f"{destination}: cannot be written: a pipe, a device or a socket, which would be replaced")
+        raise FileError("cannot be written: a pipe, a device or a socket, which would be replaced", where=destination)
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         prefix = f".{destination.name[:60]}."
@@ -62,7 +62,7 @@ def staged(destination: Path) -> Iterator[Path]:
     except OSError as error:
         if folder and error.filename and not Path(os.fsdecode(error.filename)).is_relative_to(folder):
             raise  # of something that the block reads
-        raise FileError(f"{destination}: cannot be written: {error.strerror or error}") from error
+        raise FileError(f"cannot be written: {error.strerror or error}", where=destination) from error
     finally:
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
@@ -74,7 +74,7 @@ def check_writable(destination: Path) -> None:
     try:
         Path(tempfile.mkdtemp(suffix=UNFINISHED, dir=folder)).rmdir()
     except OSError as error:
-        raise FileError(f"{destination}: cannot be written: {error.strerror or error}") from error
+        raise FileError(f"cannot be written: {error.strerror or error}", where=destination) from error
 
 
 def _install(new: Path, destination: Path) -> None:
@@ -138,7 +138,9 @@ def write_text(path: Path, content: str) -> Path:
         return write_bytes(path, content.encode("utf-8"))
     except UnicodeEncodeError as error:
         what = printable(content[max(0, error.start - 30) : error.end + 30])
-        raise FileError(f"{path}: cannot be written: {what!r} is not Unicode; rename the file it comes from") from error
+        raise FileError(
+            f"cannot be written: {what!r} is not Unicode; rename the file it comes from", where=path
+        ) from error
 
 
 def write_json(path: Path, content: Any) -> Path:
@@ -158,12 +160,12 @@ def read_bytes(path: Path, *, raises: type[VitruvianError] = FileError, most: in
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
-            raise raises(f"{path}: not a regular file")
+            raise raises("not a regular file", where=path)
         if found.st_size > most:
-            raise raises(f"{path}: {found.st_size >> 20} MiB exceeds the limit of {most >> 20} MiB")
+            raise raises(f"{found.st_size >> 20} MiB exceeds the limit of {most >> 20} MiB", where=path)
         return path.read_bytes()
     except OSError as error:
-        raise raises(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise raises(f"cannot be read: {error.strerror or error}", where=path) from error
 
 
 def read_text(path: Path, *, raises: type[VitruvianError] = FileError) -> str:
@@ -175,7 +177,7 @@ def decoded(content: bytes, where: object, *, raises: type[VitruvianError] = Fil
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise raises(f"{where}: not UTF-8 text: byte 0x{content[error.start]:02x} at {error.start}") from error
+        raise raises(f"not UTF-8 text: byte 0x{content[error.start]:02x} at {error.start}", where=where) from error
 
 
 def read_json(path: Path, *, raises: type[VitruvianError] = FileError) -> Any:
@@ -196,7 +198,7 @@ def parse_json(text: str | bytes, where: object, *, raises: type[VitruvianError]
 def parse_object(text: str | bytes, where: object, *, raises: type[VitruvianError] = FileError) -> dict[str, Any]:
     content = parse_json(text, where, raises=raises)
     if not isinstance(content, dict):
-        raise raises(f"{where}: holds a JSON {type(content).__name__}, not an object")
+        raise raises(f"holds a JSON {type(content).__name__}, not an object", where=where)
     return content
 
 
@@ -214,11 +216,11 @@ def _parsing(language: str, where: object, raises: type[VitruvianError]) -> Iter
     try:
         yield
     except RecursionError:
-        raise raises(f"{where}: not valid {language}: nested more than {MAX_DEPTH} deep") from None
+        raise raises(f"not valid {language}: nested more than {MAX_DEPTH} deep", where=where) from None
     except ValueError as error:
         digits = "set_int_max_str_digits" in str(error)
         reason = "a number has thousands of digits" if digits else " ".join(str(error).split())
-        raise raises(f"{where}: not valid {language}: {reason}") from error
+        raise raises(f"not valid {language}: {reason}", where=where) from error
 
 
 def _shallow(content: Any) -> Any:
@@ -266,7 +268,9 @@ class Lock:
         except Timeout:
             return False
         except (OSError, NotImplementedError) as error:
-            raise FileError(f"{self.path}: cannot be locked: {getattr(error, 'strerror', None) or error}") from error
+            raise FileError(
+                f"cannot be locked: {getattr(error, 'strerror', None) or error}", where=self.path
+            ) from error
         with suppress(OSError), open(self.path, "r+b") as file:
             file.seek(1)  # Windows locks the first byte for readers, too
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())

@@ -24,7 +24,7 @@ from vitruvian.data.workers import in_threads
 from vitruvian.engines.choose import Engine
 from vitruvian.engines.graph import Graph, find_graph, open_graph
 from vitruvian.engines.sessions import EngineName, check_engine
-from vitruvian.errors import ConfigError, ImageError
+from vitruvian.errors import ConfigError, ImageError, argument
 from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_cores, map_over_shapes
 from vitruvian.model.resnet import ResNet
@@ -96,7 +96,10 @@ class Encoder:
                 model = load(model, heads=heads, image_size=image_size)
             else:  # what only a model has, it refuses in a sentence
                 if heads is not None or device.partition(":")[0] != "cpu":
-                    raise ConfigError("heads= and device= are for weights; an exported graph runs as it is, on the CPU")
+                    raise ConfigError(
+                        f"{argument('heads')} and {argument('device')} are for weights; "
+                        "an exported graph runs as it is, on the CPU"
+                    )
                 model = cast(Model, open_graph(graph, engine=engine, image_size=image_size))
                 self.engine = "torch"
         elif heads is not None or image_size is not None:
@@ -109,13 +112,13 @@ class Encoder:
                 f"its preprocessing gives {len(model.preprocess.mean)}: set model.preprocess"
             )
         if self.engine != "torch":
-            model.preprocess.one_size(f"engine={engine!r}")
+            model.preprocess.one_size(argument("engine", engine))
         try:
             if torch.device(device).type == "meta":
                 raise RuntimeError("it computes nothing")
             self.model: Model = model.to(device)
         except (RuntimeError, AssertionError) as error:
-            raise ConfigError(f"device={device!r} cannot be used: {str(error).splitlines()[0]}") from None
+            raise ConfigError(f"{argument('device', device)} cannot be used: {str(error).splitlines()[0]}") from None
         self.device = device
 
     def with_view(self, view: Preprocess | Transform) -> Self:
@@ -219,7 +222,7 @@ class Classifier(Encoder):
 
             self.model = with_words(self.model, labels, template).to(device)
         elif template is not None:
-            raise ConfigError("template= is for labels=, which are missing")
+            raise ConfigError(f"{argument('template')} is for {argument('labels')}, which are missing")
         self.labels = labels_of(self.model)
 
     def predict(self, images: Iterable[ImageInput], *, top: int = 5, batch: int = BATCH) -> list[list[Answer]]:
@@ -348,7 +351,7 @@ def labels_of(model: Model) -> tuple[str, ...]:
     if classes == 0:
         raise ConfigError(
             "this model has no head, so it gives features but no answers; load it with classes=N and train a head, "
-            "or give labels= (words) to a CLIP or SigLIP"
+            f"or give {argument('labels')} (words) to a CLIP or SigLIP"
         )
     if model.labels is None:
         return tuple(map(str, range(classes)))

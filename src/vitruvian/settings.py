@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
-from vitruvian.errors import ConfigError, UnknownNameError, nearest, shown
+from vitruvian.errors import ConfigError, UnknownNameError, argument, nearest, shown
 
 Size = tuple[int, int]
 """Rows, columns."""
@@ -36,7 +36,7 @@ class Range:
     def check(self, name: str, value: float) -> None:
         if not self.least <= value <= self.most:
             wanted = f"at least {self.least}" if self.most == math.inf else f"between {self.least} and {self.most}"
-            raise ConfigError(f"{name}={shown(value)} is not {wanted}")
+            raise ConfigError(f"{argument(name, value)} is not {wanted}")
 
 
 Share = Annotated[float, Range(0.0, 1.0)]
@@ -120,7 +120,7 @@ def typed(name: str, hint: Any, value: Any) -> Any:
             value = kind.from_json(value, name)
         if isinstance(value, kind):
             return value
-        raise ConfigError(f"{name}={shown(value)} is not a table of settings; write {name}.KEY=VALUE")
+        raise ConfigError(f"{argument(name, value)} is not a table of settings; write {name}.KEY=VALUE")
     return _typed_scalar(name, kind, value)
 
 
@@ -139,11 +139,11 @@ def _typed_union(name: str, hints: tuple[Any, ...], value: Any) -> Any:
 
 def _typed_tuple(name: str, hints: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
-        raise ConfigError(f"{name}={shown(value)} is not a list, such as [1, 2]")
+        raise ConfigError(f"{argument(name, value)} is not a list, such as [1, 2]")
     if len(hints) == 2 and hints[1] is Ellipsis:
         hints = (hints[0],) * len(value)
     if len(value) != len(hints):
-        raise ConfigError(f"{name}={shown(list(value))} does not have {len(hints)} values")
+        raise ConfigError(f"{argument(name, list(value))} does not have {len(hints)} values")
     found = tuple(typed(name, hint, item) for hint, item in zip(hints, value))
     return value if isinstance(value, tuple) and found == value else found
 
@@ -155,7 +155,7 @@ def _typed_scalar(name: str, kind: Any, value: Any) -> Any:
     elif kind is str and isinstance(value, os.PathLike):
         found = os.fspath(value)
     if not isinstance(found, kind) or (kind is int and isinstance(found, bool)):
-        raise ConfigError(f"{name}={shown(value)} is not {WORDS.get(kind, getattr(kind, '__name__', kind))}")
+        raise ConfigError(f"{argument(name, value)} is not {WORDS.get(kind, getattr(kind, '__name__', kind))}")
     return found
 
 
@@ -164,7 +164,7 @@ def _number(name: str, kind: type, value: Any) -> Any:
     try:
         found = float(value)
         if not math.isfinite(found):
-            raise ConfigError(f"{name}={value} is not a finite number")
+            raise ConfigError(f"{argument(name, value)} is not a finite number")
         if kind is int:
             found = int(value) if found.is_integer() and isinstance(value, float) else operator.index(value)
     except TypeError:
@@ -172,7 +172,7 @@ def _number(name: str, kind: type, value: Any) -> Any:
     except OverflowError:
         found = math.inf
     if abs(found) > (LARGEST if kind is int else sys.float_info.max):
-        raise ConfigError(f"{name}={shown(value)} is too large a number")
+        raise ConfigError(f"{argument(name, value)} is too large a number")
     return value if type(value) is kind else found
 
 
@@ -180,9 +180,9 @@ def as_size(value: int | Size | list[int], name: str = "image_size") -> Size:
     """`384` or `(rows, columns)` as (rows, columns)."""
     pair = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, list | tuple) else ()
     if len(pair) != 2 or not all(type(side) is not bool and hasattr(side, "__index__") and side > 0 for side in pair):
-        raise ConfigError(f"{name}={shown(value)} is not a positive number or (rows, columns)")
+        raise ConfigError(f"{argument(name, value)} is not a positive number or (rows, columns)")
     if max(pair) > MAX_SIDE:
-        raise ConfigError(f"{name}={shown(value)} is larger than {MAX_SIDE} a side")
+        raise ConfigError(f"{argument(name, value)} is larger than {MAX_SIDE} a side")
     return int(pair[0]), int(pair[1])
 
 
@@ -191,7 +191,7 @@ def check_choice(name: str, value: object, choices: Iterable[Any]) -> None:
     if value not in known:
         near = nearest(value, known, 1) if isinstance(value, str) else []
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"{name}={shown(value)} is not one of {', '.join(known)}{hint}")
+        raise ConfigError(f"{argument(name, value)} is not one of {', '.join(known)}{hint}")
 
 
 def environment_number(name: str, default: int) -> int:

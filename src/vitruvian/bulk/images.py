@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from vitruvian.config import Preprocess
-from vitruvian.data.decode import RawImage, decode, name_of, reason
+from vitruvian.data.decode import RawImage, decode, reason
 from vitruvian.data.preprocess import normalize_levels, resize_and_crop
 from vitruvian.data.sources.base import Source
 from vitruvian.data.workers import in_order, in_threads
@@ -138,7 +138,7 @@ class Look:
                     image = source.read(within)
                 levels.append(resize_and_crop(decode(image), self.view))
             except (ImageError, OSError) as failure:
-                error = reason(failure).removeprefix(f"{name_of(image)}: ")
+                error = failure.reason if isinstance(failure, ImageError) else reason(failure)
             found.keys.append(printable(source.key(within)))
             found.splits.append(split)
             found.labels.append(printable(source.classes[source.label(within)]) or None)

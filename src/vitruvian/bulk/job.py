@@ -20,7 +20,7 @@ from vitruvian.bulk.images import Images, Seen
 from vitruvian.bulk.parts import DamagedPart, Rows, as_cells, columns_of, encoded, part_name, read_part
 from vitruvian.bulk.place import Place
 from vitruvian.config import Preprocess
-from vitruvian.errors import ConfigError, DataError
+from vitruvian.errors import ConfigError, DataError, argument
 from vitruvian.evaluation.measuring.inference import MAX_UNREADABLE
 from vitruvian.evaluation.probes.store import HEADS, model_keys
 from vitruvian.files import json_bytes, parse_object, short_hash
@@ -189,7 +189,8 @@ class Job:
             first = bad[0]
             raise DataError(
                 f"{len(bad):,} of the {len(seen):,} images from number {rows.first:,} on cannot be read, such as "
-                f"{seen.keys[first]}: {seen.errors[first]}; this exceeds max_unreadable={self.max_unreadable:g}, "
+                f"{seen.keys[first]}: {seen.errors[first]}; this exceeds "
+                f"{argument('max_unreadable', self.max_unreadable, 'g')}, "
                 "and the part is not written"
             )
 
@@ -213,7 +214,7 @@ def read_description(place: Place) -> dict[str, Any]:
     try:
         return parse_object(place.read(JOB_FILE), f"{place}/{JOB_FILE}", raises=DataError)
     except DataError as error:
-        raise DataError(f"{error}; remove it and run the job again, which keeps the parts") from error
+        raise error.replace(hint="remove it and run the job again, which keeps the parts") from error
 
 
 def identity_of(description: Mapping[str, Any]) -> str:

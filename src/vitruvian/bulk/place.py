@@ -66,7 +66,5 @@ class Place:
         if self._system is None:
             write_bytes(self._folder / name, content)
             return
-        try:
-            attempted(f"{self.where}/{name}", lambda: self._system.pipe_file(f"{self._root}/{name}", content))
-        except DataError as error:
-            raise FileError(str(error).replace("cannot be read", "cannot be written")) from error
+        where, path = f"{self.where}/{name}", f"{self._root}/{name}"
+        attempted(where, lambda: self._system.pipe_file(path, content), doing="written", raises=FileError)

@@ -12,7 +12,7 @@ import numpy as np
 from vitruvian.bulk.parts import as_cells
 from vitruvian.bulk.run import Work
 from vitruvian.config import BATCH
-from vitruvian.errors import ConfigError, require
+from vitruvian.errors import ConfigError, argument, require
 from vitruvian.predict import Classifier
 
 IMAGE_COLUMNS = ("bytes", "image", "path")
@@ -62,7 +62,10 @@ def run_on_ray(work: Work, *, workers: int | None = None) -> tuple[Iterator[int]
     Gives numbers of images as they are done, and how many there are.
     """
     if not isinstance(work.model, str | Path) or not isinstance(work.data, str | Path):
-        raise ConfigError("on='ray' needs data and a model that every node can open: a path, a URL or a published name")
+        raise ConfigError(
+            f"{argument('on', 'ray')} needs data and a model that every node can open",
+            hint="give a path, a URL or a published name",
+        )
     count = workers or actors()
     job = work.job()
     job.begin()  # a folder of another job is refused before anything starts

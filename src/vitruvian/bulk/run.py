@@ -12,7 +12,7 @@ from vitruvian.bulk.job import MAX_PIECE, Job, Task
 from vitruvian.bulk.place import Place
 from vitruvian.config import BATCH
 from vitruvian.data.sources.open import open_images
-from vitruvian.errors import ConfigError, require
+from vitruvian.errors import ConfigError, argument, require
 from vitruvian.evaluation.measuring.inference import MAX_UNREADABLE
 from vitruvian.model.build import Model
 from vitruvian.predict import Classifier, Encoder
@@ -55,7 +55,9 @@ class Work:
         kind = {"embed": Encoder, "predict": Classifier}[self.task]
         encoder = self.model if isinstance(self.model, Encoder) else kind(self.model)
         if not isinstance(encoder, kind):
-            raise ConfigError("model= is an Encoder, which gives vectors and no answers; wanted a Classifier")
+            raise ConfigError(
+                f"{argument('model')} is an Encoder, which gives vectors and no answers; wanted a Classifier"
+            )
         if self.task == "predict" and (encoder.model.threshold or encoder.model.threshold_on == "energy"):
             tell(
                 f"note: {encoder.name} calls an image none of its classes below a threshold of "
@@ -95,7 +97,7 @@ def embed(
     `on="ray"` makes all of them on a Ray cluster. `workers` are processes that read and decode; with 0, threads do.
     """
     if dtype not in ("float16", "float32"):
-        raise ConfigError(f"dtype={dtype!r} is neither 'float16' nor 'float32'")
+        raise ConfigError(f"{argument('dtype', dtype)} is neither 'float16' nor 'float32'")
     work = Work(
         task="embed",
         data=data,
@@ -147,9 +149,9 @@ def run(work: Work, shard: Shard | None, on: str | None, track: Tracked | None) 
     share = shard_of(shard)
     if on is not None:
         if on != "ray":
-            raise ConfigError(f"on={on!r} is not 'ray'")
+            raise ConfigError(f"{argument('on', on)} is not 'ray'")
         if share != (1, 1):
-            raise ConfigError("shard= is for work by hand; on='ray' does all parts")
+            raise ConfigError(f"{argument('shard')} is for work by hand; {argument('on', 'ray')} does all parts")
         from vitruvian.bulk.ray import run_on_ray
 
         amounts, total = run_on_ray(work)

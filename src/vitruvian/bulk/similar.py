@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vitruvian.bulk.merge import Result, open_result
 from vitruvian.data.decode import ImageInput
-from vitruvian.errors import CheckpointError, ConfigError, DataError, FileError, ImageError, require
+from vitruvian.errors import CheckpointError, ConfigError, DataError, FileError, ImageError, argument, require
 from vitruvian.evaluation.probes.store import model_keys
 from vitruvian.files import cache_folder, locked, read_json, staged, stamp, write_json
 from vitruvian.model.cores import map_over_shapes
@@ -105,7 +105,7 @@ class Search:
     ) -> Vectors:
         """(Q, D) Of images, then of texts, by the model that made the vectors."""
         if not images and not texts:
-            raise ConfigError("nothing to look for: give an image or text=")
+            raise ConfigError(f"nothing to look for: give an image or {argument('text')}")
         encoder = self.encoder(model)
         found = [vectors_of(images, encoder)] if images else []
         if texts:
@@ -146,7 +146,7 @@ def vectors_of_texts(texts: Sequence[str], encoder: Encoder, where: object) -> V
     from vitruvian.weights.words import embed_texts  # most searches are by image
 
     if not all(text.strip() for text in texts):
-        raise ConfigError("text= is empty; wanted words such as 'a red car'")
+        raise ConfigError(f"{argument('text')} is empty; wanted words such as 'a red car'")
     try:
         found = embed_texts(encoder.model, texts).numpy()
     except CheckpointError as error:

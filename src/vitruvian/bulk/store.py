@@ -44,7 +44,7 @@ class VectorSource(Source):
         return self._labels
 
     def read(self, index: int) -> RawImage:
-        raise ImageError(f"{self.key(index)}: a vector without its image")
+        raise ImageError("a vector without its image", where=self.key(index))
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Store:
         """The splits as sources of labels, for whoever divides them into parts."""
         name = str(self.result.place)
         if None in self.labels:
-            raise DataError(f"{name}: vectors of images without classes; a probe needs labels")
+            raise DataError("vectors of images without classes; a probe needs labels", where=name)
         classes = tuple(sorted({label for label in self.labels if label is not None}, key=natural))
         numbers = {label: number for number, label in enumerate(classes)}
         sources: dict[str, Source] = {}
@@ -115,7 +115,7 @@ def open_store(where: str | Path, *, track: Track = untracked) -> Store:
     """The vectors in a folder or behind a URL of `vit embed`."""
     result = open_result(where)
     if result.job["task"] != "embed":
-        raise DataError(f"{where}: answers, not vectors; make them with `vit embed`")
+        raise DataError("answers, not vectors; make them with `vit embed`", where=where)
     width = int(result.job["width"])
     shape = (result.images, width)
     values = np.memmap(scratch_folder() / "vectors", result.job["dtype"], "w+", shape=shape)

@@ -91,7 +91,7 @@ def one_line(error: Exception) -> str:
     if isinstance(error, Interrupted):
         return str(error)
     if isinstance(error, VitruvianError):
-        return "error: " + str(error).replace("\n", "\\n")  # a path may hold one
+        return f"error: {error}"
     if isinstance(error, OSError) and error.strerror:
         return f"error: {error.filename or 'output'}: {error.strerror.lower()}"
     text = " ".join(str(error).split())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import typer
 from typer.core import TyperCommand
 
-from vitruvian.errors import VitruvianError
+from vitruvian.errors import VitruvianError, python_spelling
 from vitruvian.tasks import DATA_VARIABLE, TASKS
 
 
@@ -24,24 +24,24 @@ class Command(TyperCommand):
         try:
             return super().invoke(ctx)
         except VitruvianError as error:
-            given = {p.name for p in self.params if ctx.get_parameter_source(p.name).name == "COMMANDLINE"}
-            error.args = (in_options(str(error), self.params, given),)
+            options = {p.name for p in self.params if ctx.get_parameter_source(p.name).name == "COMMANDLINE"}
+            error.spell = option_spelling(self.params, options)
             raise
 
 
-def in_options(text: str, parameters: Sequence[Any], given: Container[str]) -> str:
-    """The text with each `name=` as one writes it for the command with these parameters.
+def option_spelling(parameters: Sequence[Any], options: Container[str]) -> Callable[[str, str], str]:
+    """How the errors of a command spell an argument: `--heads`, or `--heads 3` if it is among the `options` used.
 
-    A `name=value` of one that was not given is a setting that some file has.
+    A value that no option has set comes from a file and keeps its Python spelling.
     """
     flags = {p.name: p.opts[0] if p.opts[0].startswith("-") else p.metavar for p in parameters}
 
-    def flag(found: re.Match[str]) -> str:
-        if found[2] and found[1] not in given:
-            return found[0]
-        return f"{flags[found[1]]} " if found[2] else str(flags[found[1]])
+    def spell(name: str, value: str) -> str:
+        if name not in flags or (value and name not in options):
+            return python_spelling(name, value)
+        return f"{flags[name]} {value}".rstrip()
 
-    return re.sub(rf"""(?<![\w./\\-])({"|".join(flags)})=(?=(['"[(\w-])?)""", flag, text)
+    return spell
 
 
 class InputSize(NamedTuple):

@@ -24,7 +24,7 @@ from vitruvian.config.parts import (
     StemConfig,
     Width,
 )
-from vitruvian.errors import ConfigError
+from vitruvian.errors import ConfigError, argument
 from vitruvian.settings import Range, Settings, Size
 
 INNER_POSITIONS = ("relative", "relative_bias")
@@ -137,7 +137,7 @@ class ViTConfig(Settings):
             raise ConfigError("attention='differential' needs an even width a head and no positions inside attention")
         if (self.attention_width or self.width) % self.heads:
             name = "attention_width" if self.attention_width else "width"
-            raise ConfigError(f"{name}={getattr(self, name)} is not divisible by heads={self.heads}")
+            raise ConfigError(f"{name}={getattr(self, name)} is not divisible by {argument('heads', self.heads)}")
         if self.positions == "sincos" and (self.width % 4 or self.width < 8):
             raise ConfigError(f"sin-cos positions need a width divisible by 4, not {self.width}")
         if self.positions == "learned_2d" and self.width % 2:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from vitruvian.config.parts import Fit, Interpolation
-from vitruvian.errors import ConfigError
+from vitruvian.errors import ConfigError, argument
 from vitruvian.settings import Range, Settings, Size, as_size
 
 BATCH = 16
@@ -48,10 +48,14 @@ class Preprocess(Settings):
 
     def check(self) -> None:
         if {self.patch_size is not None, self.max_num_patches is not None} != {self.fit == "naflex"}:
-            raise ConfigError("fit='naflex' needs patch_size= and max_num_patches=, other fits have neither")
+            raise ConfigError(
+                f"fit='naflex' needs {argument('patch_size')} and max_num_patches=, other fits have neither"
+            )
         scaled = self.scaled_size or self.image_size
         if scaled[0] < self.image_size[0] or scaled[1] < self.image_size[1]:
-            raise ConfigError(f"scaled_size={self.scaled_size} does not cover image_size={self.image_size}")
+            raise ConfigError(
+                f"scaled_size={self.scaled_size} does not cover {argument('image_size', self.image_size)}"
+            )
         if len(self.mean) != len(self.std) or not self.std or not all(0 < x < 1e9 for x in self.std):
             raise ConfigError(f"mean={self.mean} and std={self.std} do not fit together")
 
@@ -74,7 +78,7 @@ class Preprocess(Settings):
         if self.fit == "naflex":
             raise ConfigError(
                 f"{what} needs images of one size, and this model keeps each image's shape (NaFlex): "
-                f"load it with image_size={self.image_size[0]}, which squashes all images to that size"
+                f"load it with {argument('image_size', self.image_size[0])}, which squashes all images to that size"
             )
         return self.image_size
 

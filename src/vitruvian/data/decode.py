@@ -87,7 +87,7 @@ def decode(source: ImageInput, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
                 return read(file, max_pixels)
         return read(source, max_pixels)
     except Exception as error:  # Pillow's readers raise whatever broken bytes lead them to
-        raise ImageError(f"{name_of(source)}: {reason(error)}") from error
+        raise ImageError(reason(error), where=name_of(source)) from error
 
 
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:

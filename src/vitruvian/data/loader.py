@@ -21,7 +21,7 @@ from vitruvian.data.sampling import Plan, Sampling
 from vitruvian.data.sources.base import Source
 from vitruvian.data.transform import SampleTransform, seed_globally
 from vitruvian.data.workers import Workers
-from vitruvian.errors import ConfigError, DataError, ImageError, VitruvianError
+from vitruvian.errors import ConfigError, DataError, ImageError, VitruvianError, argument
 from vitruvian.settings import Workers as WorkerCount
 from vitruvian.settings import check_range, typed
 from vitruvian.text import one_line, printable
@@ -246,7 +246,7 @@ class Loader:
             if failed > max(self.max_unreadable * whole, few):
                 raise DataError(
                     f"{self.source.name}: {failed} of {seen} images could not be read, {self._such_as()}; "
-                    f"this exceeds max_unreadable={self.max_unreadable:g} of an epoch's {whole:,}"
+                    f"this exceeds {argument('max_unreadable', self.max_unreadable, 'g')} of an epoch's {whole:,}"
                 )
             yield rows.batch()
         if not read and failed:

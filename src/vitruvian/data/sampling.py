@@ -11,7 +11,7 @@ from vitruvian.data.order import Blocks, IndexArray, LaneOrder, ordered, permute
 from vitruvian.data.sources.base import Source
 from vitruvian.data.sources.index import CHUNK, Column, piece
 from vitruvian.data.sources.subset import class_sizes, ranks_in_class
-from vitruvian.errors import ConfigError
+from vitruvian.errors import ConfigError, argument
 from vitruvian.files import scratch_folder
 from vitruvian.settings import check_choice, check_range
 
@@ -45,19 +45,20 @@ class Plan:
         check_range("repeats", self.repeats, 1)
         check_range("rank", self.rank, 0, self.world - 1)
         if self.batch_size % self.repeats:
-            raise ConfigError(f"batch_size={self.batch_size} is not divisible by repeats={self.repeats}")
+            raise ConfigError(f"{argument('batch_size', self.batch_size)} is not divisible by repeats={self.repeats}")
         if not self.training and (self.drop_last or self.repeats > 1 or self.sampling != "uniform"):
             raise ConfigError("an evaluation takes each sample once: no drop_last, repeats or balanced sampling")
         if self.training and self.batch_size % self.world:
             less = self.batch_size // self.world * self.world
             raise ConfigError(
-                f"batch_size={self.batch_size} is not divisible by the {self.world} processes; take "
+                f"{argument('batch_size', self.batch_size)} is not divisible by the {self.world} processes; take "
                 f"{f'{less} or ' if less else ''}{less + self.world}, or another number of processes"
             )
         if not self.steps:
             raise ConfigError(
-                f"batch_size={self.batch_size} is more than the {len(self.source)} samples of {self.source.name}; "
-                f"take {len(self.source)} or less"
+                f"{argument('batch_size', self.batch_size)} is more than the {len(self.source)} samples of "
+                f"{self.source.name}",
+                hint=f"take {len(self.source)} or less",
             )
         if self.sampling == "balanced":
             kind = Balanced if self.source.blocks is None else BalancedBlocks

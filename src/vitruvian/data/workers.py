@@ -27,7 +27,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from vitruvian.errors import DataError, VitruvianError
+from vitruvian.errors import DataError, VitruvianError, argument
 from vitruvian.settings import Workers as WorkerCount
 from vitruvian.settings import typed
 from vitruvian.text import one_line
@@ -43,20 +43,14 @@ TOO_MANY, NOT_PICKLABLE = "This DataLoader will create", "Got pickle error"
 
 
 class Failure:
-    """An error on its way from a worker; error objects with arguments of their own do not survive the journey."""
+    """An error on its way from a worker process; other errors than ours become a DataError, which can be pickled."""
 
     def __init__(self, error: Exception) -> None:
-        self.kind = type(error) if isinstance(error, VitruvianError) else DataError
-        self.text = str(error)
         if not isinstance(error, VitruvianError):
             last = traceback.extract_tb(error.__traceback__)[-1]
-            place = f"{last.filename}, line {last.lineno}"
-            self.text = f"{type(error).__name__} in a data worker: {one_line(error)} ({place})"
-
-    def error(self) -> VitruvianError:
-        error = self.kind.__new__(self.kind)
-        error.args = (self.text,)
-        return error
+            line = f"{last.filename}, line {last.lineno}"
+            error = DataError(f"{type(error).__name__} in a data worker: {one_line(error)} ({line})")
+        self.error = error
 
 
 class Calls:
@@ -117,7 +111,7 @@ class Workers(Generic[Item, Result]):
                 results = self._started()
             for result in results:
                 if isinstance(result, Failure):
-                    raise result.error()
+                    raise result.error
                 yield result
         except (RuntimeError, ConnectionError, EOFError) as error:  # a result's memory is fetched from its worker
             if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
@@ -135,7 +129,7 @@ class Workers(Generic[Item, Result]):
             self.close()
             raise DataError(
                 f"the dataset or the transform cannot be sent to data workers ({one_line(error)}): define its "
-                "classes and functions at the top of a module, without lambdas, or use workers=0"
+                f"classes and functions at the top of a module, without lambdas, or use {argument('workers', 0)}"
             ) from error
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from vitruvian.engines.export import Forward
 from vitruvian.engines.graph import Graph, GraphConfig, open_graph
 from vitruvian.engines.parts import photo, readable, shares_of, timed
 from vitruvian.engines.sessions import check_engine, installed
-from vitruvian.errors import ConfigError, VitruvianError
+from vitruvian.errors import ConfigError, VitruvianError, argument
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.progress import tell
@@ -110,7 +110,9 @@ def bench(
     usual = [model.graph.engine] if isinstance(model, Graph) else installed()
     names: list[str] = [check_engine(name) for name in (engines or usual)]
     if "auto" in names:
-        raise ConfigError("engine='auto' is not measured by itself: leave it out to compare all engines")
+        raise ConfigError(
+            f"{argument('engine', 'auto')} is not measured by itself: leave it out to compare all engines"
+        )
     if isinstance(model, Graph) and "torch" in names:
         raise ConfigError(f"{model.graph.path}: an exported graph runs in onnxruntime or openvino, not in torch")
     if model.cascade is not None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from vitruvian.engines.cached import forget, forget_old, is_whole, record
 from vitruvian.engines.export import TOLERANCE, Forward, compare, evaluating, export, fits_onnx
 from vitruvian.engines.sessions import FORMATS, WholeImages, installed, open_session, versions
-from vitruvian.errors import ConversionError, FileError, VitruvianError
+from vitruvian.errors import ConversionError, FileError, VitruvianError, argument
 from vitruvian.files import cache_folder, locked, read_object, short_hash, write_json
 from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_cores
@@ -113,7 +113,7 @@ def check_answers(model: Model, session: Forward, size: tuple[int, int], engine:
     if not difference <= TOLERANCE * max(1.0, largest):  # also refuses NaN
         raise ConversionError(
             f"{engine} answers {difference:.2g} away from the model, where {TOLERANCE * max(1.0, largest):.2g} "
-            "is allowed; use engine='torch', and please report this"
+            f"is allowed; use {argument('engine', 'torch')}, and please report this"
         )
     return difference
 
@@ -149,7 +149,7 @@ def cached_graph(model: Model, engine: str, size: tuple[int, int]) -> Path:
                     record(graph)
                     forget_old(folder.parent)
         except FileError as error:
-            raise FileError(f"{error}; $VITRUVIAN_CACHE says which folder is used") from error
+            raise error.replace(hint="$VITRUVIAN_CACHE says which folder is used") from error
     with suppress(OSError):
         os.utime(folder)
     return graph

@@ -21,7 +21,7 @@ from vitruvian.config import ViTConfig
 from vitruvian.engines.layout import three_products
 from vitruvian.engines.runtimes import BATCH_AXIS
 from vitruvian.engines.sessions import open_session
-from vitruvian.errors import ConversionError, UnknownNameError, require
+from vitruvian.errors import ConversionError, UnknownNameError, argument, require
 from vitruvian.files import check_writable, staged
 from vitruvian.model.build import Model
 from vitruvian.model.positions import geometric_biases
@@ -91,7 +91,7 @@ def export(
         model = load(model, heads=heads, image_size=image_size)
     typed("batch", BatchSize, 1 if batch is None else batch)
     if image_size is None and not dynamic_size:
-        model.preprocess.one_size("a graph without dynamic_size=True")
+        model.preprocess.one_size(f"a graph without {argument('dynamic_size', True)}")
     size = as_size(model.config.image_size if image_size is None else image_size)
     view = model.preprocess if image_size is None and dynamic_size else model.preprocess.at(size)
     check_model(model, to, dynamic_size=dynamic_size)
@@ -140,13 +140,16 @@ def check_model(model: Model, to: str, *, dynamic_size: bool) -> None:
             require(module, "onnx")
         if not fits_onnx(model):
             raise ConversionError(
-                f"the weights take {float_bytes(model) / 2**30:.1f} GiB, an ONNX file at most 2: to='openvino'"
+                f"the weights take {float_bytes(model) / 2**30:.1f} GiB, an ONNX file at most 2",
+                hint=f"use {argument('to', 'openvino')}",
             )
     elif to == "openvino":
         require("openvino", "openvino")
     check_finite(model, model.origin or "the model", raises=ConversionError)
     if dynamic_size and (not isinstance(model.config, ViTConfig) or model.config.stem is not None):
-        raise ConversionError("dynamic_size=True is for Vision Transformers without a stem; export one graph a size")
+        raise ConversionError(
+            f"{argument('dynamic_size', True)} is for Vision Transformers without a stem; export one graph a size"
+        )
     if dynamic_size and isinstance(model.config, ViTConfig) and model.config.trim:
         raise ConversionError(
             "images that the patches do not divide are trimmed by this model; export one graph a size"
@@ -156,7 +159,7 @@ def check_model(model: Model, to: str, *, dynamic_size: bool) -> None:
     if isinstance(model.config, ViTConfig) and model.config.tome_thresholds:
         raise ConversionError("tome_thresholds give each image another number of tokens, a graph has one: set tome_r")
     if dynamic_size and isinstance(model.config, ViTConfig) and model.config.merges_tokens:
-        raise ConversionError("dynamic_size=True has no meaning with tome_r; export one graph a size")
+        raise ConversionError(f"{argument('dynamic_size', True)} has no meaning with tome_r; export one graph a size")
     if model.head is not None and not model.head.weight.any():
         raise ConversionError("the head is all zeros, so there is nothing to check a graph against; train it first")
 

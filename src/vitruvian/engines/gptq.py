@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitruvian.errors import ConversionError
+from vitruvian.errors import ConversionError, argument
 
 # D channels of a layer's input, O of its output
 
@@ -59,4 +59,4 @@ def _spread(moments: Tensor) -> Tensor:
         if not failed:
             spread: Tensor = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
             return spread
-    raise ConversionError("int8: what enters a layer is not finite on the images of calibrate=")
+    raise ConversionError(f"int8: what enters a layer is not finite on the images of {argument('calibrate')}")

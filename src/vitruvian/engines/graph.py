@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitruvian.config import CascadeConfig, ModelConfig, Preprocess, ViTConfig
 from vitruvian.engines.sessions import FORMATS, OpenGraph, Session
 from vitruvian.engines.trial import check_alive
-from vitruvian.errors import CheckpointError, ConfigError
+from vitruvian.errors import CheckpointError, ConfigError, argument
 from vitruvian.files import parse_object, read_object
 from vitruvian.labels import imagenet_labels
 from vitruvian.settings import Settings, Size, as_size
@@ -63,8 +63,10 @@ class Graph(nn.Module):
         if any(wanted not in (None, side) for side, wanted in zip(sides, shape)):
             fixed, found = ("x".join(str(each or "any") for each in which) for which in (shape, sides))
             raise ConfigError(
-                f"{self.graph.path}: the graph takes images of {fixed}, not {found}: leave image_size= out, or export "
-                "it with dynamic_size=True (vit export --dynamic-size)"
+                f"the graph takes images of {fixed}, not {found}",
+                where=self.graph.path,
+                hint=f"leave {argument('image_size')} out, or export it with {argument('dynamic_size', True)} "
+                "(vit export --dynamic-size)",
             )
         if isinstance(self.config, ViTConfig):
             self.config.grid_of((sides[1], sides[2]))  # refuses what the patches do not divide
@@ -102,7 +104,7 @@ def open_graph(path: Path, *, engine: str = "auto", image_size: int | Size | Non
     Unless an engine is named, OpenVINO runs `.xml`, and ONNX Runtime `.onnx`.
     """
     if engine == "onnxruntime" and path.suffix == ".xml":
-        raise ConfigError(f"engine={engine!r} does not run {path.name}; leave it out")
+        raise ConfigError(f"{argument('engine', engine)} does not run {path.name}; leave it out")
     chosen = engine if engine in FORMATS else "openvino" if path.suffix == ".xml" else "onnxruntime"
     check_alive(path, chosen)
     graph = OpenGraph(path, chosen)

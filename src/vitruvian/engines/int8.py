@@ -22,7 +22,7 @@ from vitruvian.engines.export import Forward
 from vitruvian.engines.gptq import gptq, nearest
 from vitruvian.engines.ranges import Int8Input, inputs_of
 from vitruvian.engines.smooth import channel_maxima, dense_layers, smoothed, watched
-from vitruvian.errors import ConfigError
+from vitruvian.errors import ConfigError, argument
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.progress import Track, untracked
@@ -60,9 +60,11 @@ def has_vnni() -> bool:
 
 def check_bits(bits: int) -> None:
     if bits not in (7, 8):
-        raise ConfigError(f"weight_bits={bits} is neither 7 nor 8")
+        raise ConfigError(f"{argument('weight_bits', bits)} is neither 7 nor 8")
     if bits == 8 and not has_vnni():
-        raise ConfigError("weight_bits=8 saturates on this processor, which has no VNNI; leave it out for 7")
+        raise ConfigError(
+            f"{argument('weight_bits', 8)} saturates on this processor, which has no VNNI; leave it out for 7"
+        )
 
 
 def prepared(model: Model, batches: Sequence[Tensor], bits: int = WEIGHT_BITS) -> tuple[ViT, dict[str, Int8Input]]:

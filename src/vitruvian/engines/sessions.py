@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitruvian.engines.runtimes import OPENERS, Port
-from vitruvian.errors import CheckpointError, ConfigError, UnknownNameError, VitruvianError, require
+from vitruvian.errors import CheckpointError, ConfigError, UnknownNameError, VitruvianError, argument, require
 from vitruvian.model.cores import even_pieces, map_over_cores
 
 EngineName = Literal["torch", "onnxruntime", "openvino", "auto"]
@@ -45,7 +45,10 @@ def check_engine(name: str, device: str = "cpu") -> EngineName:
     for module in EXTRAS.get(name, ()):
         require(module, FORMATS[name])
     if name != "torch" and device.partition(":")[0] != "cpu":
-        raise ConfigError(f"engine={name!r} runs on the CPU; device={device!r} needs engine='torch'")
+        raise ConfigError(
+            f"{argument('engine', name)} runs on the CPU",
+            hint=f"{argument('device', device)} needs {argument('engine', 'torch')}",
+        )
     return found
 
 

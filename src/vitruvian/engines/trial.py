@@ -11,7 +11,7 @@ from pathlib import Path
 from vitruvian.engines.choose import processor_name
 from vitruvian.engines.runtimes import is_quantized
 from vitruvian.engines.sessions import versions
-from vitruvian.errors import ConversionError, FileError
+from vitruvian.errors import ConversionError, FileError, argument
 from vitruvian.files import cache_folder, read_object, short_hash, stamp, write_json
 from vitruvian.progress import tell
 
@@ -32,7 +32,9 @@ def check_runs(path: Path, engine: str) -> None:
     """Refuse an int8 graph that its runtime cannot run at some batch, or that ends the runtime's process."""
     code, why = tried(path, engine)
     if code:
-        raise ConversionError(f"{path}: {engine} cannot run int8 on this machine ({why}); take engine='onnxruntime'")
+        raise ConversionError(
+            f"{path}: {engine} cannot run int8 on this machine ({why}); take {argument('engine', 'onnxruntime')}"
+        )
 
 
 def check_alive(path: Path, engine: str) -> None:
@@ -47,7 +49,7 @@ def check_alive(path: Path, engine: str) -> None:
     tell(f"note: trying int8 in {engine} in a process of its own, once for this file ...")
     code, why = tried(path, engine)
     if code < 0:
-        raise ConversionError(f"{path}: {engine} ended with {why} here; take engine='onnxruntime'")
+        raise ConversionError(f"{path}: {engine} ended with {why} here; take {argument('engine', 'onnxruntime')}")
     with suppress(FileError):
         write_json(file, {"alive": True})
 

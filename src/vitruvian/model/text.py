@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitruvian.config import CLIP_NUMERICS, Heads, Numerics, ViTConfig, Width
-from vitruvian.errors import ConfigError
+from vitruvian.errors import ConfigError, argument
 from vitruvian.model.encoder import Block
 from vitruvian.settings import Range, Settings
 
@@ -44,7 +44,7 @@ class TextConfig(Settings):
 
     def check(self) -> None:
         if self.width % self.heads:
-            raise ConfigError(f"width={self.width} is not divisible by heads={self.heads}")
+            raise ConfigError(f"width={self.width} is not divisible by {argument('heads', self.heads)}")
 
     @property
     def blocks(self) -> ViTConfig:

@@ -217,7 +217,7 @@ def add_errors(app: FastAPI) -> None:
         app.add_exception_handler(kind, handler)
 
     on(Refused, lambda error: error)
-    on(UnknownNameError, lambda error: Refused(404 if str(error).startswith("unknown model") else 422, str(error)))
+    on(UnknownNameError, lambda error: Refused(404 if error.kind == "model" else 422, str(error)))
     on(VitruvianError, lambda error: Refused(422, str(error)))
     on(Full, lambda error: Refused(429, str(error), headers={"retry-after": str(error.retry_seconds)}))
     on(Closed, lambda error: Refused(503, str(error), headers={"retry-after": "1"}))

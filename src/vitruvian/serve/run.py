@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 
 from vitruvian.engines.sessions import EngineName, check_engine
-from vitruvian.errors import ConfigError, require
+from vitruvian.errors import ConfigError, argument, require
 from vitruvian.model.build import Model
 from vitruvian.serve.limits import Limits
 
@@ -73,7 +73,9 @@ def bound(host: str, port: int) -> socket.socket:
         listening.bind(address)
         listening.listen(2048)
     except OSError as error:
-        raise ConfigError(f"{host}:{port}: {error.strerror}; choose another host= or port=") from None
+        raise ConfigError(
+            f"{host}:{port}: {error.strerror}; choose another {argument('host')} or {argument('port')}"
+        ) from None
     listening.set_inheritable(True)
     return listening
 

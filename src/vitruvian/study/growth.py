@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitruvian.cost import parameters
-from vitruvian.errors import ConfigError, TrainingError
+from vitruvian.errors import ConfigError, TrainingError, argument
 from vitruvian.files import write_json
 from vitruvian.progress import tell
 from vitruvian.study import STUDY_FILE
@@ -120,7 +120,7 @@ def study_of(
     ref = DataRef(data)
     folder = Path(out or RUNS / f"{ref.short_name}-{kind}").expanduser()
     if folder.exists() and (not folder.is_dir() or (not is_free(folder) and not (folder / STUDY_FILE).is_file())):
-        raise TrainingError(f"{folder}: exists and is no study; choose another out=")
+        raise TrainingError(f"{folder}: exists and is no study; choose another {argument('out')}")
     if min(steps) < 1 or min(sizes) < 0:
         raise ConfigError(f"sizes {list(sizes)} and steps {list(steps)} are not whole numbers above 0")
     if len({short_name(name) for name in recipes}) != len(recipes):
@@ -183,12 +183,13 @@ def check_same(study: Study, cell: Cell) -> None:
     found = [key for key in now if key not in free and was.get(key) != now[key]]
     if run.facts.get("data") != study.data.name:
         raise TrainingError(
-            f"{cell.folder}: trained on {run.facts.get('data')}, not {study.data.name}; choose another out="
+            f"{cell.folder}: trained on {run.facts.get('data')}, not {study.data.name}",
+            hint=f"choose another {argument('out')}",
         )
     if found:
         key = found[0]
         raise TrainingError(
-            f"{cell.folder}: trained with {key}={was.get(key)!r}, not {now[key]!r}; choose another out="
+            f"{cell.folder}: trained with {key}={was.get(key)!r}, not {now[key]!r}; choose another {argument('out')}"
         )
 
 

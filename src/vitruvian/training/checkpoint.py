@@ -167,7 +167,7 @@ def damage(checkpoint: Path) -> str:
     try:
         digests = read_sealed(checkpoint / DIGESTS)
     except TrainingError as error:
-        return str(error).removeprefix(f"{checkpoint}/").partition(";")[0]
+        return f"{DIGESTS}: {error.reason}"
     return changed_file(checkpoint, digests)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from vitruvian.config import ModelConfig, ViTConfig
 from vitruvian.cost import multiply_adds, parameters
 from vitruvian.data.sources import open_dataset
-from vitruvian.errors import ConfigError, UnknownNameError
+from vitruvian.errors import ConfigError, UnknownNameError, argument
 from vitruvian.text import duration, size
 from vitruvian.training.images import run_multiply_adds, stages_of
 from vitruvian.training.model import config_of
@@ -114,7 +114,7 @@ def parse_cluster(text: str) -> tuple[int, str]:
     """`64 x A100`."""
     match = re.fullmatch(r"\s*(\d{1,6})\s*[x*×]\s*([\w-]+)\s*", text)
     if match is None or int(match[1]) < 1:
-        raise ConfigError(f"cluster={text!r} is not a number of devices and their name, such as '64 x A100'")
+        raise ConfigError(f"{argument('cluster', text)} is not a number of devices and their name, such as '64 x A100'")
     known = {name.lower(): name for name in ACCELERATORS}
     if match[2].lower() not in known:
         raise UnknownNameError("accelerator", match[2], ACCELERATORS, see=f"(known: {', '.join(ACCELERATORS)})")

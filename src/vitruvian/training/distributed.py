@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vitruvian.errors import ConfigError, TrainingError, VitruvianError
+from vitruvian.errors import ConfigError, TrainingError, VitruvianError, argument
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.settings import environment_number
@@ -175,7 +175,7 @@ def chosen_device(name: str) -> torch.device:
             raise RuntimeError("it computes nothing")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device={name!r} cannot be used: {str(error).splitlines()[0]}") from None
+        raise ConfigError(f"{argument('device', name)} cannot be used: {str(error).splitlines()[0]}") from None
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device

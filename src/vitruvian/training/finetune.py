@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from vitruvian.data.sources import BUILT_IN
-from vitruvian.errors import ConfigError, Interrupted, TrainingError
+from vitruvian.errors import ConfigError, Interrupted, TrainingError, argument
 from vitruvian.files import write_json
 from vitruvian.progress import tell
 from vitruvian.tasks import SEEDS, Task, task_meant
@@ -64,7 +64,7 @@ def protocol_for(
     found = changed(found, settings)
     if "lr" in keys_of(settings):
         if lrs:
-            raise ConfigError(f"give lr={found.lr:g} or lrs= to choose among, not both")
+            raise ConfigError(f"give {argument('lr', found.lr, 'g')} or {argument('lrs')} to choose among, not both")
         lrs = (found.lr,)
     return Protocol(
         data=lasting_data(data),
@@ -109,11 +109,15 @@ def finetune(
         train(sweep, sweep.dev)
         lr = processes.broadcast(sweep.chosen_lr)
         if lr is None:
-            raise TrainingError(f"{folder}: training diverged at every lr, {sweep.dev[0].why}; try lower lrs=")
+            raise TrainingError(
+                f"{folder}: training diverged at every lr, {sweep.dev[0].why}; try lower {argument('lrs')}"
+            )
         sweep = replace(sweep, test=tuple(protocol.test_trials(folder, lr)))
         train(sweep, sweep.test)
         if not processes.broadcast(sweep.values()):
-            raise TrainingError(f"{folder}: training diverged with every seed, {sweep.test[0].why}; try lower lrs=")
+            raise TrainingError(
+                f"{folder}: training diverged with every seed, {sweep.test[0].why}; try lower {argument('lrs')}"
+            )
         return sweep
 
 
@@ -144,9 +148,9 @@ def sweep_folder(protocol: Protocol, out: str | Path | None) -> Path:
         if (folder / SWEEP_FILE).is_file():
             found = differences(folder, protocol)
             if found:
-                raise TrainingError(f"{folder}: there is a sweep with {found[0]}; choose another out=")
+                raise TrainingError(f"{folder}: there is a sweep with {found[0]}; choose another {argument('out')}")
         elif folder.exists() and (not folder.is_dir() or not is_free(folder)):
-            raise TrainingError(f"{folder}: exists and is no sweep; choose another out=")
+            raise TrainingError(f"{folder}: exists and is no sweep; choose another {argument('out')}")
         return folder
     name = Path(protocol.data.rstrip("/*")).stem or "data"
     number = 1
@@ -193,7 +197,7 @@ class Series:
                 begin(self.data, recipe, out=folder, listeners=self.listeners)
         except Interrupted as stopped:
             text = f"stopped in {folder.name}; the same command goes on from there"
-            raise Interrupted(text, stopped.number) from None
+            raise Interrupted(text, stopped.signal_number) from None
         except Diverged as error:
             if self.processes.is_main:
                 write_json(folder / FAILED_FILE, str(error))

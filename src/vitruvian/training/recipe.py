@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from vitruvian.config import Preprocess, ResNetConfig, ViTConfig
 from vitruvian.data.augment import Augment
 from vitruvian.data.sampling import Sampling
-from vitruvian.errors import ConfigError, UnknownNameError
+from vitruvian.errors import ConfigError, UnknownNameError, argument
 from vitruvian.settings import (
     MAX_SIDE,
     BatchSize,
@@ -230,7 +230,10 @@ class Recipe(Settings):
             changes = {key: typed_change(owners, key, value, name) for key, value in getattr(self, name).items()}
             object.__setattr__(self, name, changes)
         if (self.epochs > 0) == (self.steps > 0):
-            raise ConfigError(f"a recipe has epochs or steps, not epochs={self.epochs:g} and steps={self.steps}")
+            raise ConfigError(
+                f"a recipe has epochs or steps, not {argument('epochs', self.epochs, 'g')} "
+                f"and {argument('steps', self.steps)}"
+            )
         if self.head_init != "zero" and self.loss != "cross_entropy":
             raise ConfigError(f"head_init={self.head_init!r} is for loss='cross_entropy', not for {self.loss!r}")
         if self.validation == "test" and (self.patience or self.final == "best"):

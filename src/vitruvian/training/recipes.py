@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from vitruvian.errors import ConfigError, FileError, UnknownNameError, shown
+from vitruvian.errors import ConfigError, FileError, UnknownNameError, argument, shown
 from vitruvian.files import parse_toml, read_bytes
 from vitruvian.training.recipe import Recipe
 
@@ -122,7 +122,7 @@ def recipe_from(table: Mapping[str, Any], where: str) -> Recipe:
     except ConfigError as error:
         if not where:
             raise
-        raise ConfigError(f"{where}: {error}") from error
+        raise error.replace(where=where) from error
 
 
 def refuse_other_name(key: str) -> None:
@@ -142,7 +142,7 @@ def changed(recipe: Recipe, changes: Iterable[str]) -> Recipe:
     """The recipe after changes such as `epochs=20` or `augment.hflip=0`."""
     table, changes = recipe.to_json(), list(changes)
     if keys_of(changes) >= {"epochs", "steps"}:
-        raise ConfigError("give epochs= or steps=, not both")
+        raise ConfigError(f"give {argument('epochs')} or {argument('steps')}, not both")
     for change in changes:
         key, sign, text = change.partition("=")
         key = key.strip()

@@ -24,7 +24,7 @@ import torch
 
 from vitruvian import __version__
 from vitruvian.data.sources import BUILT_IN
-from vitruvian.errors import TrainingError
+from vitruvian.errors import TrainingError, argument
 from vitruvian.files import Lock, digest, is_unfinished, read_object, write_json, write_text
 from vitruvian.model.build import Model
 from vitruvian.text import one_line
@@ -58,7 +58,7 @@ class Run:
         path = Path(folder).expanduser()
         if not (path / RUN_FILE).is_file():
             what = "not a training run: it has no run.json" if path.is_dir() else "no such folder"
-            raise TrainingError(f"{path}: {what}")
+            raise TrainingError(f"{what}", where=path)
         return cls(path)
 
     @property
@@ -141,11 +141,11 @@ def create(folder: Path, recipe: Recipe, facts: dict[str, Any]) -> Run:
     try:
         Run(folder).checkpoints.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise TrainingError(f"{folder}: cannot be written: {error.strerror}") from error
+        raise TrainingError(f"cannot be written: {error.strerror}", where=folder) from error
     try:
         write_text(folder / "recipe.toml", to_toml(recipe.to_json()))
     except UnicodeEncodeError as error:
-        raise TrainingError(f"{folder}: a name that is not UTF-8 cannot be kept in recipe.toml: {error}") from error
+        raise TrainingError(f"a name that is not UTF-8 cannot be kept in recipe.toml: {error}", where=folder) from error
     write_sealed(folder / RUN_FILE, {**facts, "recipe": recipe.to_json()})
     return Run(folder)
 
@@ -158,7 +158,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
     """What `write_sealed` wrote, if nothing has changed it since."""
     content = read_object(path, raises=TrainingError)
     if content.pop("digest", None) != fingerprint(content):
-        raise TrainingError(f"{path}: has changed since it was written; put it back, or start a new run")
+        raise TrainingError("has changed since it was written", where=path, hint="put it back, or start a new run")
     return content
 
 
@@ -182,19 +182,21 @@ def claimed(out: str | Path | None, name: str) -> Iterator[Path]:
     folder = new_folder(name) if out is None else Path(out).expanduser()
     if (folder / RUN_FILE).exists():
         raise TrainingError(
-            f"{folder}: there is already a run; continue it with `vit train --resume {folder}`, or choose another out="
+            "there is already a run",
+            where=folder,
+            hint=f"continue it with `vit train --resume {folder}`, or choose another {argument('out')}",
         )
     if folder.exists() and (not folder.is_dir() or not is_free(folder)):
-        raise TrainingError(f"{folder}: exists and is not empty; choose another out=")
+        raise TrainingError(f"exists and is not empty; choose another {argument('out')}", where=folder)
     was_there = folder.is_dir() and out is not None
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise TrainingError(f"{folder}: cannot be written: {error.strerror}") from error
+        raise TrainingError(f"cannot be written: {error.strerror}", where=folder) from error
     try:
         with owned(folder):
             if not is_free(folder):  # another process came first, and has ended
-                raise TrainingError(f"{folder}: there is already a run; choose another out=")
+                raise TrainingError(f"there is already a run; choose another {argument('out')}", where=folder)
             yield folder
     finally:
         if not was_there and not (folder / RUN_FILE).exists() and is_free(folder):
@@ -219,7 +221,9 @@ def new_folder(name: str) -> Path:
         except FileExistsError:
             number += 1
         except OSError as error:
-            raise TrainingError(f"{folder}: cannot be written: {error.strerror}; choose another out=") from error
+            raise TrainingError(
+                f"cannot be written: {error.strerror}; choose another {argument('out')}", where=folder
+            ) from error
 
 
 @contextmanager
@@ -230,7 +234,9 @@ def owned(folder: Path, *, wait_seconds: float = 0) -> Iterator[None]:
     while not (mine := lock.acquire(wait=False)) and time.monotonic() < end:
         time.sleep(0.1)
     if not mine:
-        raise TrainingError(f"{folder}: {lock.holder()} is training in it; wait for its end, or choose another out=")
+        raise TrainingError(
+            f"{lock.holder()} is training in it; wait for its end, or choose another {argument('out')}", where=folder
+        )
     try:
         yield
     finally:

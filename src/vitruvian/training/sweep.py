@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from vitruvian.errors import TrainingError
+from vitruvian.errors import TrainingError, argument
 from vitruvian.evaluation.measuring.metrics import MEASURE_NAMES
 from vitruvian.files import read_json, read_object, write_json, write_text
 from vitruvian.report.html import PAGE, Html, facts, heading, notice, page, section, table, text, tiles
@@ -87,7 +87,7 @@ class Protocol:
 
     def __post_init__(self) -> None:
         if not self.recipe.weights:
-            raise TrainingError("fine-tuning starts from weights; give weights=")
+            raise TrainingError(f"fine-tuning starts from weights; give {argument('weights')}")
         if not self.lrs or min(self.lrs) <= 0:
             raise TrainingError(f"lrs {list(self.lrs)} are not one or more numbers above 0")
         if self.seeds < 1:

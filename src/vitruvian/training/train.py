@@ -16,7 +16,7 @@ from vitruvian import __version__
 from vitruvian.catalog import resolve
 from vitruvian.cost import parameters
 from vitruvian.data.transform import Transform
-from vitruvian.errors import TrainingError
+from vitruvian.errors import TrainingError, argument
 from vitruvian.model.build import Model
 from vitruvian.report.html import PAGE
 from vitruvian.text import brief
@@ -77,13 +77,16 @@ def train(
     if not auto_resume:
         return begin(ref, plan, out=out, views=views, listeners=with_progress(listeners, progress))
     if out is None:
-        raise TrainingError("auto_resume needs out=, the folder in which a run is to begin or to go on")
+        raise TrainingError(f"auto_resume needs {argument('out')}, the folder in which a run is to begin or to go on")
     with process_group(plan.device) as processes:
         if not processes.on_main(lambda: (Path(out).expanduser() / RUN_FILE).is_file()):
             return begin(ref, plan, out=out, views=views, listeners=with_progress(listeners, progress))
         opened = Run.open(out)
         check_recipe(
-            opened, lasting(plan), f"{opened.folder}: ", "start with the same settings, or choose another out="
+            opened,
+            lasting(plan),
+            f"{opened.folder}: ",
+            f"start with the same settings, or choose another {argument('out')}",
         )
         return resume(
             out,
@@ -278,7 +281,7 @@ def teacher_digests(recipe: Recipe) -> dict[str, str] | None:
 
 def check_same(facts: dict[str, Any], images: Images) -> None:
     """The data are those that the run began with, as far as their classes and numbers tell."""
-    where = facts.get("data") or "data="
+    where = facts.get("data") or argument("data")
     for name, now in sizes_of(images).items():
         was = facts.get(name.replace(" ", "_"))
         if was != now:

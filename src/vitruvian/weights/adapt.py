@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from vitruvian.config import ModelConfig, ResNetConfig, ViTConfig
-from vitruvian.errors import CheckpointError
+from vitruvian.errors import CheckpointError, argument
 from vitruvian.model.embed import interpolate_factors, interpolate_positions, resize_patch_kernel
 from vitruvian.model.positions import resize_bias_table
 from vitruvian.settings import Size, as_size, typed_field
@@ -32,7 +32,7 @@ class Changes:
 
     def __post_init__(self) -> None:
         if self.head not in ("keep", "new"):
-            raise CheckpointError(f"head={self.head!r} is not 'keep' or 'new'")
+            raise CheckpointError(f"{argument('head', self.head)} is not 'keep' or 'new'")
         for name in ("patch_size", "classes"):
             if getattr(self, name) is not None:
                 typed_field(ViTConfig, name, getattr(self, name))
@@ -89,7 +89,9 @@ def change_head(config: ModelConfig, state: Tensors, changes: Changes) -> tuple[
     """
     classes = config.classes if changes.classes is None else changes.classes
     if changes.head == "new" and not classes:
-        raise CheckpointError("head='new' needs classes=, the file has no head to take the number from")
+        raise CheckpointError(
+            f"{argument('head', 'new')} needs {argument('classes')}, the file has no head to take the number from"
+        )
     fresh = changes.head == "new" or classes != config.classes
     if not fresh:
         return config, state

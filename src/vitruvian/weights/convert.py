@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitruvian.errors import ConversionError
+from vitruvian.errors import ConversionError, argument
 from vitruvian.files import json_bytes, staged, write_json
 from vitruvian.model.build import Model
 from vitruvian.settings import Seed, Size, typed
@@ -121,7 +121,7 @@ def convert(
         tell(f"embedding {counted(len(labels), 'word')}")
         model = with_words(model, labels, template)
     elif template is not None:
-        raise ConversionError("template= is for labels=, which are missing")
+        raise ConversionError(f"{argument('template')} is for {argument('labels')}, which are missing")
     check_finite(model, path, raises=ConversionError)
     source_sha256 = digests(path)
     with staged(check_destination(target, to)) as new:

@@ -90,15 +90,15 @@ class Description:
     def from_json(cls, data: Any, where: str) -> Description:
         """The description written by `to_json`; `where` begins the text of an error."""
         if not isinstance(data, dict) or not isinstance(data.get("architecture"), dict):
-            raise CheckpointError(f"{where}: not a description of a model: 'architecture' is missing")
+            raise CheckpointError("not a description of a model: 'architecture' is missing", where=where)
         version = data.get("format")
         if not isinstance(version, int) or version > FORMAT:
             raise CheckpointError(
-                f"{where}: format {version!r} is not known, this version reads up to {FORMAT}; upgrade vitruvian"
+                f"format {version!r} is not known, this version reads up to {FORMAT}; upgrade vitruvian", where=where
             )
         kind = data.get("kind")
         if not isinstance(kind, str) or kind not in MODEL_KINDS:
-            raise CheckpointError(f"{where}: kind {kind!r} is not one of {', '.join(MODEL_KINDS)}")
+            raise CheckpointError(f"kind {kind!r} is not one of {', '.join(MODEL_KINDS)}", where=where)
         try:
             config: ModelConfig = MODEL_KINDS[kind].from_json(data["architecture"])
             preprocess = Preprocess.from_json(data.get("preprocess") or {})
@@ -109,13 +109,15 @@ class Description:
             check_choice("threshold_on", threshold_on, get_args(ThresholdOn))
             threshold = typed("threshold", THRESHOLDS[threshold_on], data.get("threshold", 0.0))
             cascade = typed("cascade", CascadeConfig | None, data.get("cascade"))
-        except (ConfigError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError(f"{where}: {error}") from error
+        except ConfigError as error:
+            raise error.replace(CheckpointError, where=where) from error
+        except (TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(str(error), where=where) from error
         labels = data.get("labels")
         if labels is not None and not (isinstance(labels, list) and all(isinstance(label, str) for label in labels)):
-            raise CheckpointError(f"{where}: 'labels' is not a list of names")
+            raise CheckpointError("'labels' is not a list of names", where=where)
         if not 0 < temperature < float("inf"):
-            raise CheckpointError(f"{where}: temperature={temperature} is not a positive number")
+            raise CheckpointError(f"temperature={temperature} is not a positive number", where=where)
         return cls(
             config=config,
             preprocess=preprocess,

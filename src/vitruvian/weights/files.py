@@ -66,10 +66,10 @@ class Checkpoint:
 def read(path: Path) -> Checkpoint:
     """The tensors of a weights file, or of the weights in a folder with its JSON files."""
     if not path.exists():
-        raise CheckpointError(f"{path}: no such file or folder")
+        raise CheckpointError("no such file or folder", where=path)
     if path.suffix in GRAPH_ENDINGS:
         raise CheckpointError(
-            f"{path}: an exported graph, for predict, evaluate, serve and bench; this needs the weights"
+            "an exported graph, for predict, evaluate, serve and bench; this needs the weights", where=path
         )
     weights = path
     if path.is_dir():
@@ -78,15 +78,15 @@ def read(path: Path) -> Checkpoint:
             graph = next((file for end in GRAPH_ENDINGS for file in sorted(path.glob(f"*{end}"))), None)
             if graph is not None:
                 raise CheckpointError(
-                    f"{path}: has no weights but an exported graph, for predict, evaluate, serve and bench: {graph}"
+                    f"has no weights but an exported graph, for predict, evaluate, serve and bench: {graph}", where=path
                 )
-            raise CheckpointError(f"{path}: the folder has none of {', '.join(WEIGHT_FILES)}")
+            raise CheckpointError(f"the folder has none of {', '.join(WEIGHT_FILES)}", where=path)
     beside = [weights.parent / name for name in SETTING_FILES] if weights.name in WEIGHT_FILES else []
     settings = {file.name: read_object(file, raises=CheckpointError) for file in beside if file.is_file()}
     prefer_processor(settings)
     checkpoint = read_shards(weights) if weights.suffix == ".json" else read_file(weights)
     if not checkpoint.tensors:
-        raise CheckpointError(f"{weights}: the file holds no tensors")
+        raise CheckpointError("the file holds no tensors", where=weights)
     check_values(checkpoint.tensors, weights)
     tensors = {name: x.float() if x.is_floating_point() else x for name, x in checkpoint.tensors.items()}
     return replace(checkpoint, path=path, tensors=tensors, settings=settings)
@@ -109,29 +109,29 @@ def read_file(path: Path) -> Checkpoint:
         raise
     except Exception as error:  # a broken file makes the libraries below raise anything
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise DamagedFileError(f"{path}: broken or truncated {kind} file: {reason}") from error
+        raise DamagedFileError(f"broken or truncated {kind} file: {reason}", where=path) from error
 
 
 def sniff(path: Path) -> Format:
     """The format of a file from its first bytes."""
     if not path.is_file():
-        raise CheckpointError(f"{path}: not a regular file")  # opening a pipe would wait for its writer
+        raise CheckpointError("not a regular file", where=path)  # opening a pipe would wait for its writer
     try:
         with path.open("rb") as file:
             start = file.read(64)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+        raise CheckpointError(f"cannot be read: {error.strerror}", where=path) from error
     if not start:
-        raise DamagedFileError(f"{path}: the file is empty")
+        raise DamagedFileError("the file is empty", where=path)
     if start.startswith(b"version https://git-lfs"):
-        raise CheckpointError(f"{path}: a Git LFS pointer, not the weights; fetch them with `git lfs pull`")
+        raise CheckpointError("a Git LFS pointer, not the weights; fetch them with `git lfs pull`", where=path)
     if start.startswith(b"PK"):
         return archive_format(path)
     if start[8:9] == b"{":
         return "safetensors"
     if start.startswith(b"\x80"):
         return "torch"
-    raise DamagedFileError(f"{path}: not an npz, safetensors or PyTorch file")
+    raise DamagedFileError("not an npz, safetensors or PyTorch file", where=path)
 
 
 def archive_format(path: Path) -> Format:
@@ -140,10 +140,10 @@ def archive_format(path: Path) -> Format:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
     except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError) as error:
-        raise DamagedFileError(f"{path}: broken or truncated archive: {error}") from error
+        raise DamagedFileError(f"broken or truncated archive: {error}", where=path) from error
     unpacked = sum(member.file_size for member in members)
     if unpacked > max(MAX_FREE_BYTES, MAX_EXPANSION * path.stat().st_size):
-        raise CheckpointError(f"{path}: refused, the archive would unpack to {unpacked / 2**30:.1f} GiB")
+        raise CheckpointError(f"refused, the archive would unpack to {unpacked / 2**30:.1f} GiB", where=path)
     return "npz" if any(member.filename.endswith(".npy") for member in members) else "torch"
 
 
@@ -159,7 +159,7 @@ def read_npz(path: Path) -> Checkpoint:
             elif array.dtype.kind in "biuf":
                 tensors[name] = torch.from_numpy(np.ascontiguousarray(array))
             else:
-                raise CheckpointError(f"{path}: {name!r} holds {array.dtype}, not numbers")
+                raise CheckpointError(f"{name!r} holds {array.dtype}, not numbers", where=path)
     with zipfile.ZipFile(path) as zipped:
         comment = zipped.comment
     ours = comment.startswith(b'{"' + CARRIED.encode())
@@ -186,11 +186,12 @@ def read_torch(path: Path) -> Checkpoint:
         if "weights_only" not in str(error) and "Unsupported" not in str(error):
             raise
         raise CheckpointError(
-            f"{path}: refused, the file holds Python objects that would run code when opened; "
-            "ask for its tensors alone (torch.save(model.state_dict(), ...)) or a safetensors copy"
+            "refused, the file holds Python objects that would run code when opened; "
+            "ask for its tensors alone (torch.save(model.state_dict(), ...)) or a safetensors copy",
+            where=path,
         ) from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: holds a {type(content).__name__}, not a dictionary of tensors")
+        raise CheckpointError(f"holds a {type(content).__name__}, not a dictionary of tensors", where=path)
     wrapper, beside = "", list[str]()
     for _ in range(MAX_WRAPPERS):
         inner = next((key for key in WRAPPERS if isinstance(content.get(key), dict)), "")
@@ -201,7 +202,7 @@ def read_torch(path: Path) -> Checkpoint:
         content = content[wrapper]
     tensors = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
     if not tensors:
-        raise CheckpointError(f"{path}: no tensors among its entries {', '.join(map(str, content)) or '(none)'}")
+        raise CheckpointError(f"no tensors among its entries {', '.join(map(str, content)) or '(none)'}", where=path)
     beside += [str(key) for key, value in content.items() if not isinstance(value, Tensor)]
     carried = getattr(content, "_metadata", {}).get(CARRIED)
     return Checkpoint(
@@ -218,20 +219,22 @@ def read_shards(index: Path) -> Checkpoint:
     """The tensors of all files that an index names; they must stand beside it."""
     names = read_object(index, raises=CheckpointError).get("weight_map")
     if not isinstance(names, dict) or not names:
-        raise CheckpointError(f"{index}: 'weight_map' is missing")
+        raise CheckpointError("'weight_map' is missing", where=index)
     tensors: dict[str, Tensor] = {}
     kind: Format = "safetensors"
     for name in sorted({str(name) for name in names.values()}):
         if Path(name).name != name:
-            raise CheckpointError(f"{index}: refused, {name!r} is not a file beside the index")
+            raise CheckpointError(f"refused, {name!r} is not a file beside the index", where=index)
         if not (index.parent / name).is_file():
-            raise CheckpointError(f"{index}: the part {name!r} is missing")
+            raise CheckpointError(f"the part {name!r} is missing", where=index)
         shard = read_file(index.parent / name)
         tensors |= shard.tensors
         kind = shard.format
     absent = [name for name in names if name not in tensors]
     if absent:
-        raise CheckpointError(f"{index}: {len(absent)} of its tensors are in none of the parts, such as {absent[0]!r}")
+        raise CheckpointError(
+            f"{len(absent)} of its tensors are in none of the parts, such as {absent[0]!r}", where=index
+        )
     return Checkpoint(path=index, format=kind, tensors=tensors)
 
 
@@ -240,8 +243,8 @@ def check_values(tensors: dict[str, Tensor], path: Path) -> None:
     for name, tensor in tensors.items():
         if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
             kind = "meta" if tensor.is_meta else "quantized" if tensor.is_quantized else str(tensor.layout)
-            raise CheckpointError(f"{path}: {name!r} is a {kind} tensor, not an array of numbers")
+            raise CheckpointError(f"{name!r} is a {kind} tensor, not an array of numbers", where=path)
     unpacked = sum(4 * tensor.numel() for tensor in tensors.values())
     stored = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors.values()}
     if unpacked > max(MAX_FREE_BYTES, MAX_EXPANSION * sum(stored.values())):
-        raise CheckpointError(f"{path}: refused, its tensors would take {unpacked / 2**30:.1f} GiB")
+        raise CheckpointError(f"refused, its tensors would take {unpacked / 2**30:.1f} GiB", where=path)

@@ -17,6 +17,7 @@ from vitruvian.errors import (
     HubError,
     MissingExtraError,
     UnknownNameError,
+    argument,
     nearest,
     require,
 )
@@ -51,13 +52,13 @@ BOX = Path(str(files("vitruvian") / "box"))
 
 def default_source() -> str:
     """The published default, from the cache or downloaded once, or else the model in the package; said on stderr."""
-    return _default("no model is named", "the small one in the package knows {labels}", give="model=")
+    return _default("no model is named", "the small one in the package knows {labels}", give="model")
 
 
 def default_weights() -> str:
     """The same to start a training from."""
     instead = "starting from the small model in the package, which sees {rows} x {columns} pixels"
-    return _default("no weights are named", instead, give="weights=")
+    return _default("no weights are named", instead, give="weights")
 
 
 def _default(unnamed: str, instead: str, *, give: str) -> str:
@@ -65,7 +66,7 @@ def _default(unnamed: str, instead: str, *, give: str) -> str:
         resolve_source(DEFAULT)
     except (HubError, MissingExtraError, FileError) as error:
         if not (BOX / "config.json").is_file():
-            raise HubError(f"{unnamed} and the default cannot be downloaded; give {give}: {error}") from error
+            raise HubError(f"{unnamed} and the default cannot be downloaded; give {argument(give)}: {error}") from error
         box = read_object(BOX / "config.json", raises=CheckpointError)
         rows, columns = box["preprocess"]["image_size"]
         said = instead.format(labels=", ".join(box["labels"]), rows=rows, columns=columns)
@@ -92,7 +93,7 @@ def resolve_source(name: str, *, cache: Path | None = None, offline: bool | None
         source = Repository(location.removeprefix(REPOSITORY_SCHEME), revision, cache)
         return source.folder(offline=offline)
     if revision:
-        raise HubError(f"{name}: only Hugging Face repositories have revisions; leave out @{revision}")
+        raise HubError(f"only Hugging Face repositories have revisions; leave out @{revision}", where=name)
     path = cached_path(location, cache or cache_folder())
     return fetch(location, path, sha256_prefix=row.sha256_prefix if row else "", offline=offline, verify=verify)
 
@@ -110,7 +111,7 @@ def _location(name: str) -> str:
     if name.startswith(("gs://", "https://")):
         return web_address(name)
     if name.endswith((*SUFFIXES, *GRAPH_ENDINGS)) or name.startswith((".", "/", "~")) or "\\" in name:
-        raise CheckpointError(f"{name}: no such file or folder")
+        raise CheckpointError("no such file or folder", where=name)
     identifier = name.removeprefix(REPOSITORY_SCHEME)
     if re.fullmatch(r"[\w.-]+/(?!\d+(-distilled)?$)[\w.-]+", identifier, re.ASCII):  # `ViT-B/16` is no repository
         return REPOSITORY_SCHEME + identifier
@@ -137,7 +138,7 @@ class Repository:
         try:
             require("huggingface_hub.utils", "hub").validate_repo_id(name)
         except ValueError:
-            raise HubError(f"{name}: no such file or folder, and not an id that Hugging Face allows") from None
+            raise HubError("no such file or folder, and not an id that Hugging Face allows", where=name) from None
         if revision and not re.fullmatch(r"[A-Za-z0-9](?:[\w/-]|\.(?!\.))*", revision, re.ASCII):
             raise HubError(f"{name}@{revision}: {revision!r} is not a branch, tag or commit")
         self.name = name
@@ -195,16 +196,18 @@ class Repository:
                 return Path(folder)
         except self.errors.GatedRepoError as error:
             page = f"https://huggingface.co/{self.name}"
-            raise HubError(f"{self.name}: asks for consent; give it at {page}, then run `hf auth login`") from error
+            raise HubError(f"asks for consent; give it at {page}, then run `hf auth login`", where=self.name) from error
         except self.errors.RepositoryNotFoundError as error:
             near = nearest(self.name, names())
             hint = f"did you mean {' or '.join(near)}?" if near else "if it is private, run `hf auth login`"
-            raise HubError(f"{self.name}: no such file or folder, and no such model on Hugging Face; {hint}") from error
+            raise HubError(
+                f"no such file or folder, and no such model on Hugging Face; {hint}", where=self.name
+            ) from error
         except self.errors.RevisionNotFoundError as error:
-            raise HubError(f"{self.name}: has no revision {self.revision!r}") from error
+            raise HubError(f"has no revision {self.revision!r}", where=self.name) from error
         except Exception as error:  # as above
             raise HubError(self._instead(f"{type(error).__name__}: {error}")) from error
-        raise HubError(f"{self.name}: has none of {', '.join(WEIGHTS)}, the files that can be read")
+        raise HubError(f"has none of {', '.join(WEIGHTS)}, the files that can be read", where=self.name)
 
     def _instead(self, reason: str) -> str:
         reason = " ".join(reason.split())

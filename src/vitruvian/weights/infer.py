@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from vitruvian.config import ModelConfig, Pool, ResNetConfig, StemConfig, ViTConfig
-from vitruvian.errors import CheckpointError
+from vitruvian.errors import CheckpointError, argument
 from vitruvian.settings import Size
 from vitruvian.weights.families.family import Facts
 from vitruvian.weights.families.positions import FLAT, find_grid
@@ -184,13 +184,15 @@ def find_heads(width: int, asked: int | None, stated: int | None) -> int:
     """The number of heads: what the file states, what the caller says, or what published models of this width have."""
     if stated is not None:
         if asked not in (None, stated):
-            raise CheckpointError(f"heads={asked} contradicts the file, which has {stated} heads")
+            raise CheckpointError(f"{argument('heads', asked)} contradicts the file, which has {stated} heads")
         return stated
     if asked is not None:
         return asked
     if width in HEADS:
         return HEADS[width]
-    raise CheckpointError(f"the file does not state its heads, and none is published of width {width}; pass heads=")
+    raise CheckpointError(
+        f"the file does not state its heads, and none is published of width {width}; pass {argument('heads')}"
+    )
 
 
 def count_blocks(native: Tensors, stated: int | None) -> int:

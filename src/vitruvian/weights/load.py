@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitruvian.config import ModelConfig, Preprocess, ViTConfig
-from vitruvian.errors import CheckpointError, ConfigError, DamagedFileError
+from vitruvian.errors import CheckpointError, ConfigError, DamagedFileError, argument
 from vitruvian.files import read_object
 from vitruvian.model.build import Model, empty
 from vitruvian.progress import tell
@@ -97,11 +97,17 @@ def open_model(
         model.source = str(path)
         return model, family
     except (CheckpointError, ConfigError) as error:
-        text = str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
+        hint = ""
         if hints.name and isinstance(error, DamagedFileError):
             cached = path.parents[1] if path.is_dir() else path  # a repository's blobs stand beside its snapshots
-            text += f"; remove {cached}, and the next use downloads it again"
-        raise CheckpointError(text) from error
+            hint = f"remove {cached}, and the next use downloads it again"
+        where = None if is_inside(path, error.where) else path
+        raise error.replace(CheckpointError, where=where, hint=hint) from error
+
+
+def is_inside(path: Path, where: object) -> bool:
+    """Whether an error's `where` is this path or a file below it."""
+    return where is not None and str(where).startswith(str(path))
 
 
 def locate(source: str | Path) -> Path:
@@ -116,7 +122,7 @@ def locate(source: str | Path) -> Path:
     if path.exists():
         return path
     if isinstance(source, Path) or path.is_absolute() or source.startswith((".", "~")):
-        raise CheckpointError(f"{path}: no such file or folder")
+        raise CheckpointError("no such file or folder", where=path)
     from vitruvian.weights import hub
 
     return hub.resolve_source(source)
@@ -140,7 +146,7 @@ def published_name(source: str | Path) -> str:
 def trained(run: Path) -> Path:
     if (run / "model").is_dir():
         return run / "model"
-    raise CheckpointError(f"{run}: this run has not finished; continue it with `vit train --resume {run}`")
+    raise CheckpointError(f"this run has not finished; continue it with `vit train --resume {run}`", where=run)
 
 
 def best_trial(sweep: Path) -> Path:
@@ -151,7 +157,7 @@ def best_trial(sweep: Path) -> Path:
     found = [t for t in trials if isinstance(t, dict)] if isinstance(trials, list) else []
     done = {str(t.get("folder")): t[metric] for t in found if t.get("kind") == "test" and t.get("state") == "done"}
     if not done:
-        raise CheckpointError(f"{sweep}: no trial of this fine-tuning has finished; the same `vit finetune` goes on")
+        raise CheckpointError("no trial of this fine-tuning has finished; the same `vit finetune` goes on", where=sweep)
     best = max(done, key=done.__getitem__)
     tell(f"note: {sweep} has {counted(len(done), 'finished trial')}; this is {best}, {done[best]:.2f}% right")
     return sweep / Path(best).name
@@ -169,7 +175,8 @@ def fitting_labels(
         return None
     if len(description.labels) != classes:
         raise CheckpointError(
-            f"the file names {len(description.labels)} labels for a head of {classes} classes; pass labels="
+            f"the file names {len(description.labels)} labels for a head of {classes} classes",
+            hint=f"pass {argument('labels')}",
         )
     return description.labels
 
@@ -178,7 +185,7 @@ def check_finite(model: Model, where: object, *, raises: type[CheckpointError] =
     """Refuse weights with which nothing can be converted or learned."""
     broken = next((name for name, value in model.state_dict().items() if not value.isfinite().all()), None)
     if broken is not None:
-        raise raises(f"{where}: {broken!r} holds numbers that are not finite (NaN or infinity)")
+        raise raises(f"{broken!r} holds numbers that are not finite (NaN or infinity)", where=where)
 
 
 def with_config(model: Model, config: ModelConfig) -> Model:
@@ -193,7 +200,9 @@ def with_merging(model: Model, r: int | Sequence[int] = 0, *, thresholds: Sequen
     the model is left out.
     """
     if not isinstance(model.config, ViTConfig):
-        raise ConfigError("tome_r= is for Vision Transformers with their weights; this model has no tokens to merge")
+        raise ConfigError(
+            f"{argument('tome_r')} is for Vision Transformers with their weights; this model has no tokens to merge"
+        )
     counts = r if isinstance(r, int) else tuple(r)
     merging = with_config(model, model.config.replace(tome_r=counts, tome_thresholds=tuple(thresholds)))
     merging.source, merging.cascade = model.source, None  # a cascade's threshold was fitted to other answers

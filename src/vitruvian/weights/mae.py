@@ -46,7 +46,7 @@ def load_autoencoder(source: str | Path) -> MaskedAutoencoder:
     inner = {name.removeprefix("decoder."): t for name, t in checkpoint.tensors.items() if name.startswith("decoder.")}
     settings = checkpoint.settings.get("config.json", {})
     if not inner or settings.get("model_type") != "vit_mae" or not isinstance(encoder, ViT):
-        raise CheckpointError(f"{path}: no decoder of MAE (a transformers folder of ViTMAEForPreTraining)")
+        raise CheckpointError("no decoder of MAE (a transformers folder of ViTMAEForPreTraining)", where=path)
     try:
         reading = TABLE.read(rename(inner, NAMES))
         model = MaskedAutoencoder(
@@ -57,11 +57,12 @@ def load_autoencoder(source: str | Path) -> MaskedAutoencoder:
         own = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
         problems = model.load_state_dict(own | reading.native, strict=False, assign=True)
     except (ConfigError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: the decoder cannot be read: {error}") from error
+        raise CheckpointError(f"the decoder cannot be read: {error}", where=path) from error
     if reading.unused or problems.missing_keys or problems.unexpected_keys:
         raise CheckpointError(
-            f"{path}: names of the decoder do not fit: missing {problems.missing_keys}, "
-            f"not used {[*reading.unused, *problems.unexpected_keys]}"
+            f"names of the decoder do not fit: missing {problems.missing_keys}, "
+            f"not used {[*reading.unused, *problems.unexpected_keys]}",
+            where=path,
         )
     return model.eval()
 

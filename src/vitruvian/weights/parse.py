@@ -8,7 +8,7 @@ from functools import cache
 
 from vitruvian.catalog import resolve
 from vitruvian.config import ModelConfig, Preprocess, ResNetConfig, ViTConfig
-from vitruvian.errors import CheckpointError, UnknownNameError
+from vitruvian.errors import CheckpointError, UnknownNameError, argument
 from vitruvian.model.build import Model, empty
 from vitruvian.published import find
 from vitruvian.settings import Size, as_size
@@ -51,7 +51,7 @@ def parse_checkpoint(checkpoint: Checkpoint, hints: LoadHints) -> tuple[str, Des
     family = recognize(checkpoint, hints.family)
     if hints.config is not None:
         if not isinstance(hints.config, str) or family.name != "timm" or "config.json" in checkpoint.settings:
-            raise CheckpointError("config= is for a state dict of our own model; this file tells its own")
+            raise CheckpointError(f"{argument('config')} is for a state dict of our own model; this file tells its own")
         if hints.config not in architectures():
             raise UnknownNameError("timm architecture", hints.config, architectures())
         checkpoint = replace(checkpoint, settings={"config.json": {"architecture": hints.config}})
@@ -93,7 +93,7 @@ def parse_native(checkpoint: Checkpoint, hints: LoadHints) -> tuple[str, Descrip
         origin = f"state dict {checkpoint.path.name}"
         description = Description(config=config, preprocess=view, origin=origin)
     elif hints.config is not None:
-        raise CheckpointError("config= is for a state dict without description; this file tells its own")
+        raise CheckpointError(f"{argument('config')} is for a state dict without description; this file tells its own")
     check_hints(description.config, hints)
     refuse_contradictions(description.config, state, "")
     model = empty(description.config)
@@ -194,8 +194,9 @@ def refuse_architectures(tensors: Tensors, parts: dict[str, str]) -> None:
         found = next((name for name in tensors if mark in name), None)
         if found:
             raise CheckpointError(
-                f"the weights have {what} ({found!r}), but no known architecture is stated; keep timm's config.json "
-                "beside them, or pass config= with the name of the architecture (`vit convert --config` does)"
+                f"the weights have {what} ({found!r}), but no known architecture is stated",
+                hint=f"keep timm's config.json beside them, or pass {argument('config')} with the name of the "
+                "architecture (`vit convert --config` does)",
             )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitruvian.config import ModelConfig, Preprocess, ResNetConfig, ViTConfig
-from vitruvian.errors import ConversionError
+from vitruvian.errors import ConversionError, argument
 from vitruvian.files import json_bytes, staged
 from vitruvian.model.build import Model
 from vitruvian.weights.description import Description, fingerprint
@@ -41,7 +41,9 @@ def text_beside(model: Model) -> TextWeights:
 
     found = read_text_tower(Path(model.source)) if model.source else None
     if found is None:
-        raise ConversionError("text=True: the weights that this model was loaded from have no text tower")
+        raise ConversionError(
+            f"{argument('text', True)}: the weights that this model was loaded from have no text tower"
+        )
     return found
 
 
@@ -95,7 +97,9 @@ def halved(state: Tensors) -> Tensors:
     rounded = {name: tensor.half() if tensor.dim() > 1 else tensor for name, tensor in state.items()}
     broken = next((name for name, tensor in rounded.items() if not tensor.isfinite().all()), None)
     if broken is not None:
-        raise ConversionError(f"half=True: {broken!r} holds numbers beyond float16's 65,504; save it in float32")
+        raise ConversionError(
+            f"{argument('half', True)}: {broken!r} holds numbers beyond float16's 65,504; save it in float32"
+        )
     return rounded
 
 

@@ -122,7 +122,9 @@ class Tokenizer:
         for name, value in (("padding_side", side), ("truncation_side", cut)):
             check_choice(name, value, ("left", "right"))
         if token and number is None and not is_openais(folder):
-            raise CheckpointError(f"{folder}: pad_token {token!r} of the tokenizer's settings is not one of its tokens")
+            raise CheckpointError(
+                f"pad_token {token!r} of the tokenizer's settings is not one of its tokens", where=folder
+            )
         self.tokenizer.enable_padding(
             direction=side,
             pad_id=0 if number is None else number,
@@ -180,10 +182,11 @@ def read_tokenizer(folder: Path, *, lowercase: bool = True) -> Any:
     except CheckpointError:
         raise
     except Exception as error:  # the library raises bare exceptions
-        raise CheckpointError(f"{folder}: its tokenizer cannot be read: {spaced(str(error))[:200]}") from error
+        raise CheckpointError(f"its tokenizer cannot be read: {spaced(str(error))[:200]}", where=folder) from error
     raise CheckpointError(
-        f"{folder}: texts need the model's tokenizer beside its weights: tokenizer.json, "
-        f"vocab.json with merges.txt, or {TOKENIZER_FILES[-1]}"
+        "texts need the model's tokenizer beside its weights: tokenizer.json, "
+        f"vocab.json with merges.txt, or {TOKENIZER_FILES[-1]}",
+        where=folder,
     )
 
 

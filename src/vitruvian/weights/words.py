@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvian.config import ScoreFunction, ViTConfig
-from vitruvian.errors import CheckpointError, ConfigError, UnknownNameError
+from vitruvian.errors import CheckpointError, ConfigError, UnknownNameError, argument
 from vitruvian.files import read_text
 from vitruvian.labels import imagenet_classes
 from vitruvian.model.build import Model, empty
@@ -28,7 +28,7 @@ from vitruvian.weights.families.registry import recognize
 from vitruvian.weights.families.rules import Tensors
 from vitruvian.weights.families.text import TEXT_FAMILIES, TextFamily, scalar
 from vitruvian.weights.families.text_writing import TextWeights
-from vitruvian.weights.load import locate
+from vitruvian.weights.load import is_inside, locate
 from vitruvian.weights.tokenizer import Tokenizer, TokenizerRules
 
 # T texts, L labels, E width of the embeddings that both towers share
@@ -92,7 +92,7 @@ def load_text(source: str | Path) -> TextEncoder:
         scale = float(torch.tensor(found.scale).exp())
         return TextEncoder(tower=tower, tokenizer=Tokenizer(found.folder, rules), scale=scale, bias=found.bias)
     except (CheckpointError, ConfigError) as error:
-        raise CheckpointError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from error
+        raise error.replace(CheckpointError, where=None if is_inside(path, error.where) else path) from error
 
 
 def read_text_tower(path: Path) -> TextWeights | None:
@@ -164,7 +164,7 @@ def with_head(model: Model, text: TextEncoder, labels: tuple[str, ...], template
     if not isinstance(config, ViTConfig) or config.feature_width != embeddings.shape[1]:
         raise ConfigError(
             f"the model's features have {config.feature_width} numbers, its texts {embeddings.shape[1]}; "
-            "load it without classes= or head="
+            f"load it without {argument('classes')} or {argument('head')}"
         )
     state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("head.")}
     state["head.weight"] = embeddings * text.scale
@@ -183,12 +183,14 @@ def spelled(label: str) -> str:
 
 def check_words(labels: Sequence[str]) -> None:
     if not labels or not all(label.strip() for label in labels):
-        raise ConfigError("labels= has no words" if not labels else "labels= has an empty word")
+        raise ConfigError(
+            f"{argument('labels')} has no words" if not labels else f"{argument('labels')} has an empty word"
+        )
     if len(labels) > MAX_WORDS:
-        raise ConfigError(f"labels= has {len(labels):,} words, more than {MAX_WORDS:,}")
+        raise ConfigError(f"{argument('labels')} has {len(labels):,} words, more than {MAX_WORDS:,}")
     twice = [label for label, times in Counter(labels).items() if times > 1]
     if twice:
-        raise ConfigError(f"labels= has {twice[0]!r} twice")
+        raise ConfigError(f"{argument('labels')} has {twice[0]!r} twice")
 
 
 def read_words(text: str) -> tuple[str, ...]:

@@ -128,7 +128,7 @@ class Dataset:
     @property
     def train(self) -> Source:
         if "train" not in self.splits:
-            raise DataError(f"{self.name}: no split to train on, only {', '.join(self.splits)}; call one 'train'")
+            raise DataError(f"no split to train on, only {', '.join(self.splits)}; call one 'train'", where=self.name)
         return self.splits["train"]
 
     @property
@@ -141,11 +141,12 @@ class Dataset:
         name = split_name(split) or split
         if not self.divided:
             raise DataError(
-                f"{self.name}: there is no split {split!r}, nor any other; leave it out to take all images, or put the "
-                "class folders into folders called train, val or test"
+                f"there is no split {split!r}, nor any other; leave it out to take all images, or put the "
+                "class folders into folders called train, val or test",
+                where=self.name,
             )
         if name not in self.splits:
-            raise DataError(f"{self.name}: there is no split {split!r}, only {', '.join(self.splits)}")
+            raise DataError(f"there is no split {split!r}, only {', '.join(self.splits)}", where=self.name)
         return replace(self, splits={name: self.splits[name]})
 
 
@@ -155,14 +156,14 @@ def make_dataset(
     """The dataset of these splits in their usual order, once it is sure that one can learn from it."""
     filled = {split: source for split, source in splits.items() if len(source)}
     if not filled:
-        raise DataError(f"{name}: there are no images in it")
+        raise DataError("there are no images in it", where=name)
     order = sorted(filled, key=lambda split: ([*SPLITS, split].index(split), split))
     ordered = {split: filled[split] for split in order}
     result = Dataset(name=name, splits=ordered, notes=tuple(notes), divided=divided)
     if len(result.classes) < 2:
         total = sum(map(len, filled.values()))
         raise DataError(
-            f"{name}: all {total} images are of one class, {result.classes[0]!r}; at least two classes are wanted"
+            f"all {total} images are of one class, {result.classes[0]!r}; at least two classes are wanted", where=name
         )
     return result
 
@@ -170,7 +171,7 @@ def make_dataset(
 def inside(where: str | Path, path: str) -> str:
     """A path that a file of untrusted origin names, if it stays in the folder where it begins."""
     if os.path.isabs(path) or ".." in path.replace("\\", "/").split("/"):
-        raise DataError(f"{where}: the path {printable(path)} leads out of its folder; wanted paths inside it")
+        raise DataError(f"the path {printable(path)} leads out of its folder; wanted paths inside it", where=where)
     return path
 
 
@@ -178,7 +179,7 @@ def read_file(path: str | Path) -> bytes:
     """The bytes of a regular file of an image's size."""
     found = os.stat(path)  # before it is opened, which may wait for ever for a pipe's other end
     if not stat.S_ISREG(found.st_mode):
-        raise ImageError(f"{printable(str(path))}: this is not a regular file")
+        raise ImageError("this is not a regular file", where=printable(str(path)))
     check_image_bytes(found.st_size, str(path))
     with open(path, "rb", buffering=0) as file:
         return file.readall()
@@ -186,4 +187,4 @@ def read_file(path: str | Path) -> bytes:
 
 def check_image_bytes(size: int, key: str) -> None:
     if size > MAX_IMAGE_BYTES:
-        raise ImageError(f"{printable(key)}: {size >> 20} MB is too much for an image")
+        raise ImageError(f"{size >> 20} MB is too much for an image", where=printable(key))

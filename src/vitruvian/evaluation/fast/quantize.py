@@ -30,7 +30,7 @@ from vitruvian.engines.ranges import Int8Input
 from vitruvian.engines.sessions import FORMATS, check_engine, open_session
 from vitruvian.engines.smooth import dense_layers
 from vitruvian.engines.trial import check_runs
-from vitruvian.errors import ConversionError, UnknownNameError
+from vitruvian.errors import ConversionError, UnknownNameError, argument
 from vitruvian.evaluation.fast.loss import BATCH, Loss, Sample, loss_of, read_sample
 from vitruvian.files import check_writable, scratch_folder, staged
 from vitruvian.model.build import Model
@@ -146,8 +146,10 @@ def quantize(
         fewest = least(len(steps), good)
         if fewest == len(steps):
             raise ConversionError(
-                f"{path}: not written, {min(each.points for each in tried.values()):.2f} points may be lost where "
-                f"max_loss={max_loss:g} is allowed, even with {steps[-1]} of {len(inputs)} layers left float"
+                f"not written, {min(each.points for each in tried.values()):.2f} points may be lost where "
+                f"{argument('max_loss', max_loss, 'g')} is allowed, even with {steps[-1]} of {len(inputs)} layers left "
+                "float",
+                where=path,
             )
         kept = steps[fewest]
         new = folder / f"{kept}.onnx"

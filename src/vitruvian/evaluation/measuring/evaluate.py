@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from vitruvian.config import BATCH, Preprocess
 from vitruvian.data.sources import Dataset, Source, open_dataset
 from vitruvian.data.transform import Transform
-from vitruvian.errors import ConfigError, DataError
+from vitruvian.errors import ConfigError, DataError, argument
 from vitruvian.evaluation.measuring.calibration import (
     Calibration,
     bin_numbers,
@@ -179,7 +179,9 @@ def classifier_of(
     if isinstance(encoder, Classifier) and template is None:
         return encoder
     if encoder.model.config.classes and template is not None:
-        raise ConfigError("template= is for a CLIP or SigLIP without a head of its own, and this model has one")
+        raise ConfigError(
+            f"{argument('template')} is for a CLIP or SigLIP without a head of its own, and this model has one"
+        )
     words = None if encoder.model.config.classes else classes
     classifier = Classifier(
         encoder.model, device=encoder.device, engine=encoder.engine, flip=flip, labels=words, template=template

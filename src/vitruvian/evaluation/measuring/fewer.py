@@ -19,7 +19,7 @@ from vitruvian.config import BATCH, CascadeConfig, ViTConfig
 from vitruvian.cost import multiply_adds
 from vitruvian.data.sources import Source
 from vitruvian.data.sources.open import open_images
-from vitruvian.errors import ConfigError, DataError
+from vitruvian.errors import ConfigError, DataError, argument
 from vitruvian.evaluation.measuring.evaluate import usual_split
 from vitruvian.evaluation.measuring.inference import Unreadable, check_readable, images_of, vectors
 from vitruvian.model.build import Model
@@ -87,15 +87,17 @@ def fit_cascade(
     assert isinstance(first.config, ViTConfig)
     relative = multiply_adds(first.config, size) / multiply_adds(whole.config, own)
     if relative >= 1:
-        raise ConfigError("the first pass costs as much as the whole model: set image_size= or tome_r=")
+        raise ConfigError(
+            f"the first pass costs as much as the whole model: set {argument('image_size')} or {argument('tome_r')}"
+        )
     certainty, losses = compared(whole, cascade, data, split=split, batch=batch, track=track)
     threshold = fitted_threshold(certainty, losses, max_loss)
     sure = certainty > threshold
     again = 1 - sure.mean()
     if relative + again >= 1:
         raise ConfigError(
-            f"within max_loss={max_loss:g} the whole model answers {again:.0%} of the images, and the first pass costs "
-            f"{relative:.2f} of it: this cascade saves nothing"
+            f"within {argument('max_loss', max_loss, 'g')} the whole model answers {again:.0%} of the images, "
+            f"and the first pass costs {relative:.2f} of it: this cascade saves nothing"
         )
     return FittedCascade(
         cascade=cascade.replace(threshold=threshold),
@@ -162,7 +164,7 @@ def fit_merging(
     merging = with_merging(whole, r)
     assert isinstance(merging, ViT)
     if not any(merging.config.tome_counts):
-        raise ConfigError("tome_r=0 merges nothing: say how many tokens merge in each layer, such as 8")
+        raise ConfigError(f"{argument('tome_r', 0)} merges nothing: say how many tokens merge in each layer, such as 8")
     merging.preprocess.one_size("a threshold for merging")
     source = images_to_fit(data, split)
     unreadable: Unreadable = {}

@@ -106,10 +106,10 @@ def vectors(
     numbers: list[int] = []
     views: list[Tensor] = []
     typed("batch", BatchSize, batch)
-    for name, seen in encoder.views(encoded(), ahead=2 * batch):
+    for _, seen in encoder.views(encoded(), ahead=2 * batch):
         number = waiting.popleft()
         if isinstance(seen, ImageError):
-            unreadable[number] = str(seen).removeprefix(f"{name}: ")
+            unreadable[number] = seen.reason
             continue
         numbers.append(number)
         views.append(seen)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from vitruvian.config import BATCH
 from vitruvian.data.decode import RawImage
 from vitruvian.data.sources import Dataset, Source, hold_out
-from vitruvian.errors import DataError, VitruvianError
+from vitruvian.errors import DataError, VitruvianError, argument
 from vitruvian.evaluation.measuring.inference import Unreadable, check_readable, images_of, reasons, vectors
 from vitruvian.evaluation.probes.fewshot import shuffled_classes
 from vitruvian.evaluation.probes.store import Features, FeatureStore, image_key
@@ -172,5 +172,7 @@ def held_numbers(labels: Labels, *, classes: int) -> Labels:
     held = [of[: min(max(1, round(HELD * len(of))), len(of) - 1)] for of in picked if len(of)]
     numbers = np.sort(np.concatenate(held))
     if not len(numbers):
-        raise DataError("no class has two images to learn from, so no setting can be chosen; use only=fewshot")
+        raise DataError(
+            f"no class has two images to learn from, so no setting can be chosen; use {argument('only', 'fewshot')}"
+        )
     return numbers

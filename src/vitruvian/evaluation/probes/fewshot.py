@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.errors import ConfigError, DataError
+from vitruvian.errors import ConfigError, DataError, argument
 
 # n images to learn from, m others, F features, K classes
 
@@ -81,7 +81,7 @@ def possible_shots(labels: Labels, classes: Sequence[str], wanted: Sequence[int]
     least = int(counts.argmin())
     shots = sorted(set(SHOTS if wanted is None else wanted))
     if shots and shots[0] < 1:
-        raise ConfigError(f"shots={shots[0]} is not at least 1")
+        raise ConfigError(f"{argument('shots', shots[0])} is not at least 1")
     possible = [number for number in shots if number <= counts[least]]
     if len(possible) == len(shots):
         return shots, ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitruvian.errors import CheckpointError
+from vitruvian.errors import CheckpointError, argument
 from vitruvian.settings import Size
 from vitruvian.weights.families.rules import Tensors
 from vitruvian.weights.files import Checkpoint
@@ -24,7 +24,7 @@ def check_distilled(tensors: Tensors, *, fc_norm: bool) -> None:
     if "head.weight" not in tensors:
         raise CheckpointError(
             "a distilled model without its heads, whose features timm takes from the mean of two tokens; "
-            "keep the heads, and load it with classes=0 for the features of the class token"
+            f"keep the heads, and load it with {argument('classes', 0)} for the features of the class token"
         )
     if fc_norm:
         raise CheckpointError(

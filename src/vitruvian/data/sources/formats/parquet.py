@@ -67,7 +67,7 @@ class ParquetSource(IndexedSource):
         if content.get("path"):
             path = self.files[self._groups[block][0]]
             return read_file(path.parent / inside(path, content["path"]))
-        raise ImageError(f"{self.key(index)}: the row has no image")
+        raise ImageError("the row has no image", where=self.key(index))
 
     def _group(self, block: int) -> Any:
         """The images of one row group; those used last stay in memory."""
@@ -97,7 +97,7 @@ def image_columns(path: Path) -> Columns | None:
     try:
         schema = parquet.read_schema(path)
     except Exception as error:  # pyarrow raises several kinds for broken files
-        raise DataError(f"{path}: not a Parquet file ({str(error).splitlines()[0]})") from error
+        raise DataError(f"not a Parquet file ({str(error).splitlines()[0]})", where=path) from error
     features = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"), path, raises=DataError)
     for key in ("info", "features"):
         features = features.get(key, {}) if isinstance(features, dict) else {}
@@ -118,7 +118,7 @@ def image_columns(path: Path) -> Columns | None:
         [n for n in others if n in LABEL_COLUMNS or kinds.get(n) == "ClassLabel"], LABEL_COLUMNS, kinds, "ClassLabel"
     )
     if label is None:
-        raise DataError(f"{path}: images without labels: no column label among {', '.join(others) or 'the rest'}")
+        raise DataError(f"images without labels: no column label among {', '.join(others) or 'the rest'}", where=path)
     names = features.get(label, {}).get("names")
     return Columns(image, label, tuple(map(str, names)) if names else None)
 
@@ -134,11 +134,13 @@ def open_parquet(files: Sequence[Path], name: str) -> Dataset:
     files = sorted(files, key=lambda path: natural(str(path)))
     columns = image_columns(files[0])
     if columns is None:
-        raise DataError(f"{name}: no column of images; pass a manifest with the columns path and label by its own name")
+        raise DataError(
+            "no column of images; pass a manifest with the columns path and label by its own name", where=name
+        )
     rows = partial(labeled_rows, files, columns)
     stored = indexed(rows, files=files, kind="parquet", numbers=("row",), classes=columns.classes)
     if not stored.splits:
-        raise DataError(f"{name}: no labeled images ({'; '.join(stored.notes) or 'no rows'})")
+        raise DataError(f"no labeled images ({'; '.join(stored.notes) or 'no rows'})", where=name)
     by_split: dict[str, list[Path]] = {}
     for path in files:
         by_split.setdefault(split_of_file(str(path)), []).append(path)
@@ -158,7 +160,7 @@ def labeled_rows(files: Sequence[Path], columns: Columns, left_out: LeftOut) -> 
         first = counts[split]
         with parquet.ParquetFile(path) as file:
             if columns.label not in file.schema_arrow.names:
-                raise DataError(f"{path}: no column {columns.label}, unlike {files[0].name}")
+                raise DataError(f"no column {columns.label}, unlike {files[0].name}", where=path)
             for batch in file.iter_batches(CHUNK, columns=[columns.label], use_threads=False):
                 for label in batch.column(0).to_pylist():
                     row = counts[split]

@@ -51,7 +51,7 @@ class RecordSource(Source):
         self._record = prefix + int(np.prod(shape))
         self._ends = np.cumsum([records_in(path, self._record, header) for path in files])
         if self._ends[-1] != len(labels):
-            raise DataError(f"{name}: {self._ends[-1]} images but {len(labels)} labels")
+            raise DataError(f"{self._ends[-1]} images but {len(labels)} labels", where=name)
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -64,7 +64,7 @@ class RecordSource(Source):
         size = self._record - self._prefix
         data = self._files[number].read(self._header + within * self._record + self._prefix, size)
         if len(data) < size:
-            raise ImageError(f"{self.key(index)}: the file ends before the image does")
+            raise ImageError("the file ends before the image does", where=self.key(index))
         values = np.frombuffer(data, np.uint8).reshape(self._shape)
         return values if values.ndim == 2 else np.ascontiguousarray(values.transpose(1, 2, 0))
 
@@ -74,8 +74,9 @@ def records_in(path: Path, record: int, header: int) -> int:
     count, rest = divmod(path.stat().st_size - header, record)
     if rest or count < 1:
         raise DataError(
-            f"{path}: {path.stat().st_size} bytes are not a whole number of records of {record}; "
-            "the file is broken, get it again"
+            f"{path.stat().st_size} bytes are not a whole number of records of {record}; "
+            "the file is broken, get it again",
+            where=path,
         )
     return count
 
@@ -92,10 +93,10 @@ def unpack(path: Path, into: Path) -> None:
             while piece := packed.read(1 << 20):
                 limit -= len(piece)
                 if limit < 0:
-                    raise DataError(f"{path}: unpacks to far more than images of its size would; get it again")
+                    raise DataError("unpacks to far more than images of its size would; get it again", where=path)
                 file.write(piece)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: a broken gzip file ({error}); get it again") from error
+        raise DataError(f"a broken gzip file ({error}); get it again", where=path) from error
 
 
 FILES = {"train": "train", "test": "t10k"}
@@ -113,7 +114,7 @@ def idx_files(folder: Path) -> dict[str, tuple[Path, Path]]:
         if images and labels:
             found[split] = (images, labels)
         elif images:
-            raise DataError(f"{images}: the file of labels, {start}-labels-idx1-ubyte, is not beside it")
+            raise DataError(f"the file of labels, {start}-labels-idx1-ubyte, is not beside it", where=images)
     return found
 
 
@@ -135,7 +136,7 @@ def open_idx(folders: list[Path], name: str) -> Dataset:
     for split, (images, labels) in loaded.items():
         count, rows, columns = read_header(images, dimensions=3)
         if count != len(labels):
-            raise DataError(f"{pairs[split][0]}: {count} images but {len(labels)} labels; get the files again")
+            raise DataError(f"{count} images but {len(labels)} labels; get the files again", where=pairs[split][0])
         sources[split] = RecordSource(
             f"{name} ({split})", names, [images], labels=labels, shape=(rows, columns), header=16
         )
@@ -146,7 +147,7 @@ def read_labels(path: Path) -> NDArray[np.int32]:
     (count,) = read_header(path, dimensions=1)
     labels = np.fromfile(path, np.uint8, offset=8).astype(np.int32)
     if count < 1 or len(labels) != count:
-        raise DataError(f"{path}: {len(labels)} labels where the header promises {count}; get the file again")
+        raise DataError(f"{len(labels)} labels where the header promises {count}; get the file again", where=path)
     return labels
 
 
@@ -155,7 +156,7 @@ def read_header(path: Path, *, dimensions: int) -> tuple[int, ...]:
     with open(path, "rb") as file:
         start = file.read(4 + 4 * dimensions)
     if len(start) < 4 + 4 * dimensions or start[:4] != bytes([0, 0, 8, dimensions]):
-        raise DataError(f"{path}: not an IDX file of bytes with {dimensions} dimensions; get the file again")
+        raise DataError(f"not an IDX file of bytes with {dimensions} dimensions; get the file again", where=path)
     return struct.unpack(f">{dimensions}I", start[4:])
 
 

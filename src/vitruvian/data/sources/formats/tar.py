@@ -71,7 +71,7 @@ def samples(shard: Path, name: str = "") -> Iterator[Sample]:
                 yield current
     except (tarfile.TarError, EOFError) as error:
         raise DataError(
-            f"{name or shard}: not a whole tar file ({error}); compressed shards must be unpacked first"
+            f"not a whole tar file ({error}); compressed shards must be unpacked first", where=name or shard
         ) from error
 
 
@@ -118,11 +118,12 @@ def check_end(content: OpenFile, offset: int, name: str) -> None:
     """Python's reader takes a broken header, or none, for the end; the end of a whole file is a block of zeros."""
     end = content.read(offset, tarfile.BLOCKSIZE)
     if end.strip(b"\0"):
-        raise DataError(f"{name}: broken after byte {offset}")
+        raise DataError(f"broken after byte {offset}", where=name)
     if len(end) < tarfile.BLOCKSIZE:
         raise DataError(
-            f"{name}: cut short after byte {offset}, where no zeros mark its end; get it again, or append 1024 zeros "
-            "if it is whole"
+            f"cut short after byte {offset}, where no zeros mark its end; get it again, or append 1024 zeros "
+            "if it is whole",
+            where=name,
         )
 
 
@@ -131,13 +132,13 @@ def read_member(file: OpenFile, offset: int, size: int, key: str) -> RawImage:
     check_image_bytes(size, key)
     data = file.read(offset, size)
     if len(data) < size:
-        raise ImageError(f"{key}: the shard ends before the image does")
+        raise ImageError("the shard ends before the image does", where=key)
     if not key.endswith(".npy"):
         return data
     try:
         return pixels_of(data)
     except Exception as error:  # NumPy's reader of headers raises whatever broken bytes lead it to
-        raise ImageError(f"{key}: broken array ({one_line(error)})") from error
+        raise ImageError(f"broken array ({one_line(error)})", where=key) from error
 
 
 def pixels_of(data: bytes) -> NDArray[np.uint8]:
@@ -210,7 +211,7 @@ def open_tar(shards: Sequence[Path], name: str, *, classes: tuple[str, ...] | No
     stored = indexed(found, files=[*shards, *beside], kind="tar", numbers=NUMBERS, classes=classes)
     if not stored.splits:
         seen = "; ".join(stored.notes) or "no members"
-        raise DataError(f"{name}: no labeled images ({seen}); wanted pairs such as 0001.jpg and 0001.cls")
+        raise DataError(f"no labeled images ({seen}); wanted pairs such as 0001.jpg and 0001.cls", where=name)
     sources = {
         split: TarSource(f"{name} ({split})", stored.classes, index, shards=shards)
         for split, index in stored.splits.items()

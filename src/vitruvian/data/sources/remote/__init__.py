@@ -55,9 +55,9 @@ def file_system(url: str) -> tuple[Any, str]:
     except ImportError as error:
         package = PACKAGES.get(url.partition("://")[0])
         hint = f"this needs another package: pip install {package}" if package else str(error).splitlines()[0]
-        raise MissingExtraError(f"{url}: {hint}") from error
+        raise MissingExtraError(hint, where=url) from error
     except ValueError as error:
-        raise DataError(f"{url}: {str(error).splitlines()[0]}") from error
+        raise DataError(str(error).splitlines()[0], where=url) from error
 
 
 def options_for(url: str) -> dict[str, Any]:
@@ -69,8 +69,10 @@ def options_for(url: str) -> dict[str, Any]:
     return {"config_kwargs": {**times, **own}}
 
 
-def attempted(what: str, action: Callable[[], Result]) -> Result:
-    """The result of an action that may fail in passing, tried a few times; `what` is named in the error."""
+def attempted(
+    what: str, action: Callable[[], Result], *, doing: str = "read", raises: type[VitruvianError] = DataError
+) -> Result:
+    """The result of an action that may fail in passing, tried a few times; errors say what was not read or written."""
     for attempt in range(ATTEMPTS):
         try:
             return action()
@@ -79,14 +81,15 @@ def attempted(what: str, action: Callable[[], Result]) -> Result:
         except Exception as error:  # each file system has its own errors
             if status := refusal(error):
                 raise DataError(
-                    f"{what}: access denied ({status}): {one_line(error)}; check the credentials, and that they may "
-                    "list and read there"
+                    f"access denied ({status}): {one_line(error)}; check the credentials, and that they may "
+                    "list and read there",
+                    where=what,
                 ) from error
             final = isinstance(error, FileNotFoundError | IsADirectoryError)
             if final or attempt == ATTEMPTS - 1:
                 reason = (str(error) or type(error).__name__).splitlines()[0]
                 tried = f" ({ATTEMPTS} attempts)" if not final else ""
-                raise DataError(f"{what}: cannot be read: {type(error).__name__}: {reason}{tried}") from error
+                raise raises(f"cannot be {doing}: {type(error).__name__}: {reason}{tried}", where=what) from error
             time.sleep(FIRST_WAIT_SECONDS * 2**attempt)
     raise AssertionError("the loop returns or raises")
 
@@ -125,7 +128,7 @@ def remote_text(url: str) -> str | None:
         return None
     size = remote_size(url)
     if size is not None and size > MAX_TEXT_BYTES:
-        raise DataError(f"{url}: {size >> 20} MiB exceeds the limit of {MAX_TEXT_BYTES >> 20} MiB for a list")
+        raise DataError(f"{size >> 20} MiB exceeds the limit of {MAX_TEXT_BYTES >> 20} MiB for a list", where=url)
     return decoded(attempted(url, lambda: bytes(system.cat_file(path))), url, raises=DataError)
 
 
@@ -148,13 +151,13 @@ def download(url: str, target: Path) -> None:
                 try:
                     here.write(piece)
                 except OSError as error:  # of this disk: another attempt does not help
-                    raise FileError(f"{target}: cannot be written: {error.strerror}") from error
+                    raise FileError(f"cannot be written: {error.strerror}", where=target) from error
 
     with writing(target) as here:
         attempted(url, partial(copy, here))
         wanted, found = remote_size(url), here.tell()
         if wanted is not None and wanted != found:
-            raise DataError(f"{url}: {found} of {wanted} bytes arrived")
+            raise DataError(f"{found} of {wanted} bytes arrived", where=url)
 
 
 THREADS = 4
@@ -251,7 +254,7 @@ class ShardCache:
         try:
             return self._copied(url, target)
         except (OSError, FileError) as error:  # it must not pass for an image that cannot be read
-            raise DataError(f"{url}: no copy of it in {self.folder}: {one_line(error)}") from error
+            raise DataError(f"no copy of it in {self.folder}: {one_line(error)}", where=url) from error
 
     def _copied(self, url: str, target: Path) -> LocalShard:
         with locked(target.with_suffix(".lock")):  # other processes wait for this copy instead of making their own

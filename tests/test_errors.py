@@ -1,0 +1,68 @@
+"""Errors are built from fields and formatted in one place."""
+
+import pickle
+
+import pytest
+
+from vitruvian.errors import (
+    CheckpointError,
+    ConfigError,
+    FileError,
+    Interrupted,
+    MissingExtraError,
+    UnknownNameError,
+    argument,
+)
+
+
+def test_the_text_is_where_reason_and_hint():
+    error = CheckpointError("has 10 classes", where="w.npz", hint="pass num_classes=10")
+    assert str(error) == "w.npz: has 10 classes; pass num_classes=10"
+    assert (error.where, error.reason, error.hint) == ("w.npz", "has 10 classes", "pass num_classes=10")
+    assert str(FileError("plain text")) == "plain text"
+
+
+def test_a_newline_in_a_path_keeps_the_text_in_one_line():
+    assert str(FileError("missing", where="a\nb")) == "a\\nb: missing"
+
+
+def test_arguments_are_spelled_in_python_unless_the_error_has_another_spelling():
+    error = ConfigError(f"{argument('heads', 3)} does not divide 40", hint=f"pass {argument('heads')}")
+    assert error.parameter == "heads"
+    assert str(error) == "heads=3 does not divide 40; pass heads="
+    error.spell = lambda name, value: f"--{name} {value}".strip()
+    assert str(error) == "--heads 3 does not divide 40; pass --heads"
+    assert error.reason == "--heads 3 does not divide 40"
+
+
+def test_replace_adds_where_and_hint_and_keeps_the_rest():
+    inner = ConfigError(f"{argument('heads', 0)} is not at least 1", where="architecture")
+    outer = inner.replace(CheckpointError, where="config.json", hint="write it again")
+    assert type(outer) is CheckpointError
+    assert str(outer) == "config.json: architecture: heads=0 is not at least 1; write it again"
+    assert outer.parameter == "heads"
+    assert str(inner) == "architecture: heads=0 is not at least 1"
+    assert type(inner.replace(where="x")) is ConfigError
+
+
+def test_an_unknown_name_has_fields_and_suggestions():
+    error = UnknownNameError("model", "vit-b-16", ["ViT-B/16", "BiT-R50x1"], see="(see `vit models`)")
+    assert (error.kind, error.name) == ("model", "vit-b-16")
+    assert str(error) == "unknown model 'vit-b-16'; did you mean ViT-B/16? (see `vit models`)"
+    assert str(UnknownNameError("model", "zzz", ["ViT-B/16"], see="(here: x)")) == "unknown model 'zzz' (here: x)"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("reason", where="here", hint=f"pass {argument('heads', 2)}"),
+        UnknownNameError("model", "a", ["ab"]),
+        Interrupted("stopped", 15),
+        MissingExtraError("install it", where="s3://x"),
+    ],
+)
+def test_errors_survive_pickling(error):
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert str(copy) == str(error)
+    assert vars(copy) == vars(error)
