@@ -16,10 +16,12 @@ from vitruvian import files
 from vitruvian.errors import CheckpointError, FileError
 from vitruvian.files import (
     Lock,
+    atomic_open,
+    atomic_path,
     cache_folder,
     check_writable,
     digest,
-    locked,
+    file_lock,
     parse_json,
     parse_toml,
     read_json,
@@ -28,11 +30,9 @@ from vitruvian.files import (
     remove_abandoned,
     remove_unfinished,
     scratch_folder,
-    staged,
     write_bytes,
     write_json,
     write_text,
-    writing,
 )
 
 
@@ -73,7 +73,7 @@ def test_the_old_file_stays_when_writing_is_interrupted(tmp_path):
     path = write_text(tmp_path / "file", "old")
 
     def interrupted() -> None:
-        with writing(path) as file:
+        with atomic_open(path) as file:
             file.write(b"ne")
             raise KeyboardInterrupt
 
@@ -84,7 +84,7 @@ def test_the_old_file_stays_when_writing_is_interrupted(tmp_path):
 
 
 def test_an_error_of_what_is_read_meanwhile_is_not_blamed_on_what_is_written(tmp_path):
-    with pytest.raises(FileNotFoundError, match="elsewhere"), writing(tmp_path / "file") as file:
+    with pytest.raises(FileNotFoundError, match="elsewhere"), atomic_open(tmp_path / "file") as file:
         file.write((tmp_path / "elsewhere").read_bytes())
 
 
@@ -104,7 +104,7 @@ def test_a_place_where_nothing_can_be_written_is_refused_before_anything_is(tmp_
 
 def test_a_whole_folder_takes_its_place_and_other_files_in_it_stay(tmp_path):
     for content in ("old", "new"):
-        with staged(tmp_path / "model") as new:
+        with atomic_path(tmp_path / "model") as new:
             new.mkdir()
             (new / "weights").write_text(content)
             assert content == "old" or (tmp_path / "model" / "weights").read_text() == "old"
@@ -118,8 +118,8 @@ def test_what_a_killed_process_left_is_removed_after_a_day_or_when_asked(tmp_pat
     code = """if True:
         import os, sys
         from pathlib import Path
-        from vitruvian.files import staged
-        with staged(Path(sys.argv[1])) as new:
+        from vitruvian.files import atomic_path
+        with atomic_path(Path(sys.argv[1])) as new:
             new.write_text("half")
             os.kill(os.getpid(), 9)
     """
@@ -226,7 +226,7 @@ def test_a_lock_is_held_by_one_process_that_can_be_named_and_free_when_it_dies(t
         lock = Lock(path)
         assert not lock.acquire(wait=False)
         assert lock.holder().startswith(f"process {other.pid} on ")
-        with locked(path, wait=False) as free:
+        with file_lock(path, wait=False) as free:
             assert not free
         other.send_signal(ending)
         other.wait()
@@ -237,7 +237,7 @@ def test_a_lock_is_held_by_one_process_that_can_be_named_and_free_when_it_dies(t
 
 def test_a_lock_where_none_can_be_is_one_line(tmp_path):
     write_text(tmp_path / "file", "")
-    with pytest.raises(FileError, match="lock: cannot be locked: "), locked(tmp_path / "file" / "lock"):
+    with pytest.raises(FileError, match="lock: cannot be locked: "), file_lock(tmp_path / "file" / "lock"):
         pass
 
 

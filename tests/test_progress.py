@@ -11,7 +11,7 @@ import time
 import pytest
 
 from vitruvian import progress
-from vitruvian.progress import Progress, Speed, tell, track
+from vitruvian.progress import Progress, Speed, print_status, track
 
 
 class Terminal(io.StringIO):
@@ -75,7 +75,7 @@ def test_a_line_told_while_a_bar_is_shown_stays_above_it(monkeypatch, clock):
         outer.update(1)
         inner.update(2)
         assert len(progress._bars.tasks) == 2
-        tell("something worth knowing")
+        print_status("something worth knowing")
     assert "something worth knowing\n" in sys.stderr.getvalue()
     assert progress._bars is None
 
@@ -99,7 +99,7 @@ def test_work_goes_on_where_stderr_is_gone(monkeypatch, capsys, clock, how):
     monkeypatch.setattr(sys, "stderr", gone)
     for _ in track(range(3), 3, "images"):
         clock.work(20.0)
-    tell("a note")
+    print_status("a note")
     assert capsys.readouterr().out == ""
 
 
@@ -173,7 +173,7 @@ def test_a_process_that_is_really_stopped_tells_the_right_time_left():
 
 def test_what_is_waited_for_is_said_only_where_it_takes_long(monkeypatch, capsys):
     said = threading.Event()
-    monkeypatch.setattr(progress, "tell", lambda text: (print(text), said.set()))
+    monkeypatch.setattr(progress, "print_status", lambda text: (print(text), said.set()))
     monkeypatch.setattr(progress, "QUIET_SECONDS", 3600.0)
     with progress.waiting("the hub"):
         pass

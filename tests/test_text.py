@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitruvian.text import brief, counted, duration, one_line, printable, size, table
+from vitruvian.text import brief, describe_error, format_bytes, format_duration, plural, printable, table
 
 
 @pytest.mark.parametrize(
@@ -19,12 +19,12 @@ from vitruvian.text import brief, counted, duration, one_line, printable, size, 
     ],
 )
 def test_durations_have_at_most_two_units(seconds, text):
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 bytes"), (512, "512 bytes"), (3.4e6, "3.4 MB"), (1e9, "1.00 GB")])
 def test_sizes_have_a_unit(count, text):
-    assert size(count) == text
+    assert format_bytes(count) == text
 
 
 def test_a_long_list_is_shortened_and_an_empty_one_is_named():
@@ -34,9 +34,9 @@ def test_a_long_list_is_shortened_and_an_empty_one_is_named():
 
 
 def test_counts_agree_with_their_noun_and_verb():
-    assert counted(1, "image", "is|are") == "1 image is"
-    assert counted(2000, "class", "is|are") == "2,000 classes are"
-    assert counted(0, "image") == "0 images"
+    assert plural(1, "image", "is|are") == "1 image is"
+    assert plural(2000, "class", "is|are") == "2,000 classes are"
+    assert plural(0, "image") == "0 images"
 
 
 def test_text_for_a_terminal_is_one_line_without_control_characters():
@@ -44,10 +44,10 @@ def test_text_for_a_terminal_is_one_line_without_control_characters():
 
 
 def test_an_error_is_one_line_even_if_it_says_nothing():
-    assert one_line(ValueError("two\n  lines")) == "two lines"
-    assert one_line(OSError(28, "No space left on device", "x")) == "No space left on device"
-    assert one_line(KeyError()) == "KeyError"
-    assert len(one_line(ValueError("x" * 10_000))) == 300
+    assert describe_error(ValueError("two\n  lines")) == "two lines"
+    assert describe_error(OSError(28, "No space left on device", "x")) == "No space left on device"
+    assert describe_error(KeyError()) == "KeyError"
+    assert len(describe_error(ValueError("x" * 10_000))) == 300
 
 
 def test_columns_are_as_wide_as_their_widest_cell():

@@ -131,7 +131,7 @@ class UnknownNameError(ConfigError):
         self.kind, self.name = kind, name
         near = nearest(name, known)
         see = f" {see}" if see else ""
-        reason = f"unknown {kind} {shown(name)}"
+        reason = f"unknown {kind} {short_repr(name)}"
         if near:
             super().__init__(reason, where=where, hint=f"did you mean {' or '.join(near)}?{see}")
         else:
@@ -195,11 +195,11 @@ def argument(name: str, value: object = _NO_VALUE, format_spec: str = "") -> str
 
     It reads `heads=` or `heads=3` in Python, and `--heads` or `--heads 3` in the error of a command.
     """
-    text = "" if value is _NO_VALUE else format(value, format_spec) if format_spec else shown(value)
+    text = "" if value is _NO_VALUE else format(value, format_spec) if format_spec else short_repr(value)
     return f"{_MARK}{name}={text}{_MARK}"
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """The repr of a value for an error text: one line of at most about 100 characters."""
     if isinstance(value, int) and value.bit_length() > 300:
         return f"{'-' if value < 0 else ''}10**{int(value.bit_length() * 0.30103)}"

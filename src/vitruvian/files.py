@@ -40,7 +40,7 @@ NEW_SECONDS = 60
 
 
 @contextmanager
-def staged(destination: Path) -> Iterator[Path]:
+def atomic_path(destination: Path) -> Iterator[Path]:
     """A path of the same name in a temporary folder beside `destination`, which takes its place when the block ends.
 
     Write a file or make a folder there. What was at `destination` stays until the new is complete on the disk, and
@@ -120,15 +120,15 @@ def _fsync(path: Path, flags: int) -> None:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[BinaryIO]:
+def atomic_open(path: Path) -> Iterator[BinaryIO]:
     """An open file to write; it takes its name when the block ends."""
-    with staged(path) as new, open(new, "wb") as file:
+    with atomic_path(path) as new, open(new, "wb") as file:
         yield file
         file.flush()
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
-    with staged(path) as new:
+    with atomic_path(path) as new:
         new.write_bytes(content)
     return path
 
@@ -170,10 +170,10 @@ def read_bytes(path: Path, *, raises: type[VitruvianError] = FileError, most: in
 
 def read_text(path: Path, *, raises: type[VitruvianError] = FileError) -> str:
     """A text file in UTF-8, with or without a byte order mark."""
-    return decoded(read_bytes(path, raises=raises), path, raises=raises)
+    return decode_utf8(read_bytes(path, raises=raises), path, raises=raises)
 
 
-def decoded(content: bytes, where: object, *, raises: type[VitruvianError] = FileError) -> str:
+def decode_utf8(content: bytes, where: object, *, raises: type[VitruvianError] = FileError) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -190,7 +190,7 @@ def read_object(path: Path, *, raises: type[VitruvianError] = FileError) -> dict
 
 def parse_json(text: str | bytes, where: object, *, raises: type[VitruvianError] = FileError) -> Any:
     """What a JSON text says; `where` begins the text of an error."""
-    text = decoded(text, where, raises=raises) if isinstance(text, bytes) else text
+    text = decode_utf8(text, where, raises=raises) if isinstance(text, bytes) else text
     with _parsing("JSON", where, raises):
         return _shallow(json.loads(text))
 
@@ -203,7 +203,7 @@ def parse_object(text: str | bytes, where: object, *, raises: type[VitruvianErro
 
 
 def parse_toml(text: str | bytes, where: object, *, raises: type[VitruvianError] = FileError) -> dict[str, Any]:
-    text = decoded(text, where, raises=raises) if isinstance(text, bytes) else text
+    text = decode_utf8(text, where, raises=raises) if isinstance(text, bytes) else text
     with _parsing("TOML", where, raises):
         if re.search(rf"(?m)^[ \t\[]*[\w'\"-]+([ \t]*\.[ \t]*[\w'\"-]+){{{MAX_DEPTH}}}", text):
             raise RecursionError  # before tomllib takes minutes over a key of so many parts
@@ -242,7 +242,7 @@ def digest(path: Path, algorithm: str = "sha256") -> str:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
 
-def stamp(path: Path) -> list[Any]:
+def file_stamp(path: Path) -> list[Any]:
     """What changes when a file does: its size and the time of its last change."""
     found = path.stat()
     return [path.name, found.st_size, found.st_mtime_ns]
@@ -289,7 +289,7 @@ class Lock:
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+def file_lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
     """Whether this is the only one at it; always so after waiting."""
     lock = Lock(path)
     free = lock.acquire(wait=wait)
@@ -332,6 +332,6 @@ def remove_abandoned(temporary: Path) -> None:
     for path in temporary.glob(f"{SCRATCH}*/lock"):
         with suppress(OSError, FileError):  # of another user, or removed at the same time
             if time.time() - path.stat().st_mtime > NEW_SECONDS:
-                with locked(path, wait=False) as free:
+                with file_lock(path, wait=False) as free:
                     if free:
                         shutil.rmtree(path.parent, ignore_errors=True)

@@ -28,7 +28,7 @@ from vitruvian.errors import ConfigError, ImageError, argument
 from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_cores, map_over_shapes
 from vitruvian.model.resnet import ResNet
-from vitruvian.settings import BatchSize, Size, check_range, typed
+from vitruvian.settings import BatchSize, Size, check_range, validate
 from vitruvian.text import printable
 from vitruvian.weights.load import load, with_merging
 
@@ -243,7 +243,7 @@ class Classifier(Encoder):
         if isinstance(images, str | bytes | os.PathLike | Image.Image):
             raise ConfigError("expected a list of images, not one: predict(['a.jpg'])")
         check_range("top", top, 1)
-        typed("batch", BatchSize, batch)
+        validate("batch", BatchSize, batch)
         return self._stream(images, top, batch)
 
     def _stream(self, images: Iterable[ImageInput], top: int, batch: int) -> Iterator[Prediction]:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from vitruvian.text import duration, size
+from vitruvian.text import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -36,7 +36,7 @@ class Track(Protocol):
     def __call__(self, items: Iterable[Item], total: int) -> Iterable[Item]: ...
 
 
-def untracked(items: Iterable[Item], total: int) -> Iterable[Item]:
+def no_tracking(items: Iterable[Item], total: int) -> Iterable[Item]:
     return items
 
 
@@ -58,7 +58,7 @@ def track_amounts(amounts: Iterable[int], total: int, label: str) -> Iterator[in
             progress.update(done)
 
 
-def tell(text: str) -> None:
+def print_status(text: str) -> None:
     """A line on stderr, above a bar if there is one; nothing where stderr is closed."""
     if _bars is not None:
         _bars.console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -70,7 +70,7 @@ def tell(text: str) -> None:
 @contextmanager
 def waiting(text: str) -> Iterator[None]:
     """Tell what is waited for, if that takes long."""
-    timer = threading.Timer(QUIET_SECONDS, tell, [text])
+    timer = threading.Timer(QUIET_SECONDS, print_status, [text])
     timer.daemon = True
     timer.start()
     try:
@@ -148,17 +148,17 @@ class Progress:
                 self._draw()
         elif now - self._said >= LINE_SECONDS:
             self._said = now
-            tell(f"{self.label}: {self.amount()}{self.left()}{'; ' * bool(self.detail)}{self.detail}")
+            print_status(f"{self.label}: {self.amount()}{self.left()}{'; ' * bool(self.detail)}{self.detail}")
 
     def amount(self) -> str:
         """`20 of 100`."""
-        shown = size if self.unit == "bytes" else "{:,}".format
+        shown = format_bytes if self.unit == "bytes" else "{:,}".format
         return f"{shown(self.done)} of {shown(self.total)}" if self.total else shown(self.done)
 
     def left(self) -> str:
         """`, 20 s left`; empty while that cannot be told."""
         seconds = self._speed.left(self.total)
-        return "" if seconds is None else f", {duration(seconds)} left"
+        return "" if seconds is None else f", {format_duration(seconds)} left"
 
     def _draw(self) -> None:
         bars = _open_bars()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
-from vitruvian.errors import ConfigError, UnknownNameError, argument, nearest, shown
+from vitruvian.errors import ConfigError, UnknownNameError, argument, nearest, short_repr
 
 Size = tuple[int, int]
 """Rows, columns."""
@@ -56,7 +56,7 @@ class Settings:
             value = getattr(self, name)
             if type(value) is hint and hint in (bool, str):
                 continue
-            found = typed(name, hint, value)
+            found = validate(name, hint, value)
             if found is not value:
                 object.__setattr__(self, name, found)
         self.check()
@@ -70,7 +70,7 @@ class Settings:
     @classmethod
     def from_json(cls, data: Mapping[str, Any], where: str = "") -> Self:
         """The settings written by `to_json`; an unknown key is answered with the nearest. `where` begins names."""
-        return cls(**{key: typed_field(cls, key, value, where) for key, value in data.items()})
+        return cls(**{key: validate_field(cls, key, value, where) for key, value in data.items()})
 
     def replace(self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
@@ -87,20 +87,20 @@ def _hints_of(settings: Any) -> dict[str, Any]:  # takes a while
     return {field.name: hints[field.name] for field in dataclasses.fields(settings)}
 
 
-def typed_field(settings: type[Settings], key: str, value: Any, where: str = "") -> Any:
+def validate_field(settings: type[Settings], key: str, value: Any, where: str = "") -> Any:
     """The value of one field of some settings; an unknown field is answered with the nearest."""
     hints = hints_of(settings)
     prefix = f"{where}." if where else ""
     if key not in hints:
         raise UnknownNameError("setting", f"{prefix}{key}", [prefix + known for known in hints])
-    return typed(prefix + key, hints[key], value)
+    return validate(prefix + key, hints[key], value)
 
 
-def typed(name: str, hint: Any, value: Any) -> Any:
+def validate(name: str, hint: Any, value: Any) -> Any:
     """`value` as the type `hint` has it; a ConfigError names the setting and what it takes."""
     kind = get_origin(hint) or hint
     if kind is Annotated:
-        found = typed(name, get_args(hint)[0], value)
+        found = validate(name, get_args(hint)[0], value)
         for limits in get_args(hint)[1:]:
             limits.check(name, found)
         return found
@@ -131,7 +131,7 @@ def _typed_union(name: str, hints: tuple[Any, ...], value: Any) -> Any:
     for hint in hints:
         if hint is not type(None):
             try:
-                return typed(name, hint, value)
+                return validate(name, hint, value)
             except ConfigError as error:
                 errors.append(error)
     raise errors[0]
@@ -144,7 +144,7 @@ def _typed_tuple(name: str, hints: tuple[Any, ...], value: Any) -> tuple[Any, ..
         hints = (hints[0],) * len(value)
     if len(value) != len(hints):
         raise ConfigError(f"{argument(name, list(value))} does not have {len(hints)} values")
-    found = tuple(typed(name, hint, item) for hint, item in zip(hints, value))
+    found = tuple(validate(name, hint, item) for hint, item in zip(hints, value))
     return value if isinstance(value, tuple) and found == value else found
 
 
@@ -198,7 +198,7 @@ def environment_number(name: str, default: int) -> int:
     """A whole number that the environment has, as torchrun sets it."""
     text = os.environ.get(name) or str(default)
     if not (text.isdecimal() and len(text) < 10):
-        raise ConfigError(f"the environment has {name}={shown(text)}, which is not a whole number; unset it")
+        raise ConfigError(f"the environment has {name}={short_repr(text)}, which is not a whole number; unset it")
     return int(text)
 
 

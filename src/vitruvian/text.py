@@ -15,7 +15,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def one_line(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Why something failed: the reason of the operating system, else the error's text, else its kind."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return printable(" ".join(text.split())[:300]) or type(error).__name__
@@ -28,14 +28,14 @@ def brief(items: Iterable[object], most: int = 5) -> str:
     return (", ".join(names[:most]) + more) or "none"
 
 
-def counted(count: int, noun: str, verb: str = "") -> str:
+def plural(count: int, noun: str, verb: str = "") -> str:
     """`1 image`, `2,000 images`, `3 classes`; with the verb `is|are`, `1 image is`, `3 classes are`."""
     plural = noun + ("es" if noun.endswith("s") else "s")
     one, many = verb.split("|") if verb else ("", "")
     return f"{count:,} {noun if count == 1 else plural} {one if count == 1 else many}".rstrip()
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """`0.25 s`, `48 s`, `3 min 20 s`, `2 h 05 min`, `3 d 04 h`."""
     whole = round(seconds)
     if whole < 1:
@@ -49,7 +49,7 @@ def duration(seconds: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
 
 
-def size(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Bytes as `512 bytes`, `3.4 MB`, `1.25 GB`, `466.6 TB`."""
     if count >= 1e13:
         return f"{count / 1e12:,.1f} TB"

@@ -9,7 +9,7 @@ from making import Numbers, make_folder, make_shard, png
 from vitruvian.data.sources import hold_out, open_dataset
 from vitruvian.data.sources.names import expanded, parse_classes
 from vitruvian.errors import ConfigError, DataError
-from vitruvian.files import locked, remove_abandoned
+from vitruvian.files import file_lock, remove_abandoned
 
 
 def test_a_path_that_is_not_there_says_so(tmp_path):
@@ -158,7 +158,7 @@ def test_scratch_folders_of_killed_processes_are_removed(tmp_path):
     foreign = tmp_path / "vitruvian-scratch-foreign"  # without a lock
     foreign.mkdir()
     os.utime(foreign, (0, 0))
-    with locked(held / "lock"):
+    with file_lock(held / "lock"):
         remove_abandoned(tmp_path)
     assert not abandoned.exists()
     assert all(folder.exists() for folder in (held, new, other, foreign))

@@ -120,7 +120,7 @@ def test_a_cache_that_is_read_only_still_gives_its_graphs(cache, monkeypatch, ca
     def refuse(path, *given, **named):
         raise FileError(f"{path}: cannot be written: Read-only file system")
 
-    monkeypatch.setattr(choose, "locked", refuse)
+    monkeypatch.setattr(choose, "file_lock", refuse)
     monkeypatch.setattr(choose, "write_json", refuse)
     monkeypatch.setattr(cached, "write_json", refuse)
     (graph_in(cache).parent / "onnxruntime.checked.json").unlink()

@@ -13,7 +13,7 @@ from vitruvian.evaluation.pages.sections import MOST_IN_TABLE, confused_pairs, c
 from vitruvian.report.chart import MOST_POINTS, Axis, Chart, Line, labels, log_ticks, ticks
 from vitruvian.report.html import Html, facts, number, page, percent_bar, section, table, text
 from vitruvian.report.images import thumbnail
-from vitruvian.text import duration
+from vitruvian.text import format_duration
 
 
 def line_chart(title, lines, *, across, **settings):
@@ -58,7 +58,7 @@ def test_numbers_are_written_as_people_do(value, shown):
     [(0.25, "0.25 s"), (48.2, "48 s"), (59.7, "1 min 00 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")],
 )
 def test_durations_are_written_with_their_units(seconds, shown):
-    assert duration(seconds) == shown
+    assert format_duration(seconds) == shown
 
 
 def test_numbers_of_a_table_stand_to_the_right():

@@ -26,7 +26,7 @@ from vitruvian.evaluation.probes.store import HEADS, model_keys
 from vitruvian.files import json_bytes, parse_object, short_hash
 from vitruvian.model.cores import map_over_shapes
 from vitruvian.predict import Classifier, Encoder
-from vitruvian.progress import tell
+from vitruvian.progress import print_status
 from vitruvian.text import printable
 from vitruvian.weights.store import tensors_digest
 
@@ -156,7 +156,7 @@ class Job:
                 read_part(self.place, name, identity, self.rows_of(part), self.columns)
                 yield len(self.rows_of(part))
             except DamagedPart:
-                tell(f"{self.place}/{name}: damaged, made again")
+                print_status(f"{self.place}/{name}: damaged, made again")
                 wanted.append(part)
         batches = (batch for part in wanted for batch in self.batches_of(part))
         seen = self.images.seen(batches, self.view, workers=self.workers, ahead=2 * int(self.settings["batch"]))

@@ -15,8 +15,8 @@ from vitruvian.bulk.job import JOB_FILE, MAX_PIECE, identity_of, read_descriptio
 from vitruvian.bulk.parts import WRITING, columns_of, is_part, part_name, read_part
 from vitruvian.bulk.place import Place
 from vitruvian.errors import ConfigError, DataError, FileError, require
-from vitruvian.files import writing
-from vitruvian.settings import check_choice, check_range, typed
+from vitruvian.files import atomic_open
+from vitruvian.settings import check_choice, check_range, validate
 
 SHOWN = 5
 MAX_IMAGES = 2**40
@@ -110,10 +110,10 @@ def open_result(where: str | Path) -> Result:
             limits["width"] = MAX_WIDTH
             check_choice("dtype", job["dtype"], ("float16", "float32"))
         for key, most in limits.items():
-            job[key] = typed(key, int, job[key])
+            job[key] = validate(key, int, job[key])
             check_range(key, job[key], 1, most)
         for key, kind in {"model": str, "data": str, "split": str | None}.items():
-            typed(key, kind, job[key])
+            validate(key, kind, job[key])
     except (KeyError, ConfigError) as error:
         found = f"{error} is missing" if isinstance(error, KeyError) else error
         raise DataError(f"{name}: not the description of a job: {found}") from error
@@ -165,7 +165,10 @@ def written(tables: Iterable[Any], out: Path) -> Iterator[Any]:
     parquet = require("pyarrow.parquet", "parquet")
     if out.is_dir():
         raise FileError(f"{out}: a folder; wanted the name of a file such as {out / 'all.parquet'}")
-    with writing(out) as file, ExitStack() as stack:  # a writer that is not closed before its file says so on stderr
+    with (
+        atomic_open(out) as file,
+        ExitStack() as stack,
+    ):  # a writer that is not closed before its file says so on stderr
         writer = None
         for table in tables:
             if writer is None:

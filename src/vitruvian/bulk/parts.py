@@ -15,7 +15,7 @@ from vitruvian.bulk.images import Seen
 from vitruvian.bulk.place import Place
 from vitruvian.errors import DataError, require
 from vitruvian.predict import Answer
-from vitruvian.text import one_line
+from vitruvian.text import describe_error
 
 WRITING: dict[str, Any] = {
     "compression": "zstd",
@@ -142,7 +142,7 @@ def read_part(
         table = parquet.read_table(io.BytesIO(content), columns=only and list(only), page_checksum_verification=True)
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DamagedPart(f"{where}: a damaged part ({one_line(error)[:80]}); {again}") from error
+        raise DamagedPart(f"{where}: a damaged part ({describe_error(error)[:80]}); {again}") from error
     metadata = table.schema.metadata or {}
     if metadata.get(IDENTITY) != identity.encode():
         raise DataError(f"{where}: written by another job, with another model, data or settings; choose another folder")

@@ -7,7 +7,7 @@ from typing import Any
 
 from vitruvian.data.sources.remote import attempted, file_system
 from vitruvian.errors import DataError, FileError
-from vitruvian.files import read_bytes, stamp, write_bytes
+from vitruvian.files import file_stamp, read_bytes, write_bytes
 
 MAX_PART_BYTES = 2**31
 
@@ -50,7 +50,7 @@ class Place:
         """For each file whose name begins so, what changes when the file does."""
         names = [name for name in self.names() if name.startswith(prefix)]
         if self._system is None:
-            return [stamp(self._folder / name) for name in names]
+            return [file_stamp(self._folder / name) for name in names]
         listed = attempted(self.where, lambda: self._system.ls(self._root, detail=True))
         marks = ("size", "ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "created")
         found = {str(row["name"]).rpartition("/")[2]: [str(row.get(mark)) for mark in marks] for row in listed}

@@ -16,8 +16,8 @@ from vitruvian.errors import ConfigError, argument, require
 from vitruvian.evaluation.measuring.inference import MAX_UNREADABLE
 from vitruvian.model.build import Model
 from vitruvian.predict import Classifier, Encoder
-from vitruvian.progress import tell
-from vitruvian.settings import BatchSize, Workers, check_range, environment_number, typed
+from vitruvian.progress import print_status
+from vitruvian.settings import BatchSize, Workers, check_range, environment_number, validate
 
 PIECE = 4096
 """Images in a part; at most so many are computed again after a kill."""
@@ -47,8 +47,8 @@ class Work:
     def __post_init__(self) -> None:
         check_range("piece", self.piece, 1, MAX_PIECE)
         check_range("max_unreadable", self.max_unreadable, 0.0, 1.0)
-        typed("batch", BatchSize, self.batch)
-        typed("workers", Workers, self.workers)
+        validate("batch", BatchSize, self.batch)
+        validate("workers", Workers, self.workers)
         require("pyarrow", "parquet")  # a missing one is said before the work
 
     def job(self) -> Job:
@@ -59,7 +59,7 @@ class Work:
                 f"{argument('model')} is an Encoder, which gives vectors and no answers; wanted a Classifier"
             )
         if self.task == "predict" and (encoder.model.threshold or encoder.model.threshold_on == "energy"):
-            tell(
+            print_status(
                 f"note: {encoder.name} calls an image none of its classes below a threshold of "
                 f"{encoder.model.threshold:g} on the {encoder.model.threshold_on}; the answers that are written do not"
             )

@@ -15,10 +15,10 @@ from vitruvian.bulk.merge import Result, open_result
 from vitruvian.data.decode import ImageInput
 from vitruvian.errors import CheckpointError, ConfigError, DataError, FileError, ImageError, argument, require
 from vitruvian.evaluation.probes.store import model_keys
-from vitruvian.files import cache_folder, locked, read_json, staged, stamp, write_json
+from vitruvian.files import atomic_path, cache_folder, file_lock, file_stamp, read_json, write_json
 from vitruvian.model.cores import map_over_shapes
 from vitruvian.predict import Encoder
-from vitruvian.progress import tell
+from vitruvian.progress import print_status
 from vitruvian.settings import check_range
 
 # n vectors, D wide, Q queries
@@ -61,7 +61,9 @@ class Search:
         self.width: int = self.result.job["width"]
         self.exact = self.result.images <= EXACT if exact is None else exact
         if not self.exact and not has_usearch():
-            tell(f"{self.result.images:,} vectors without an index, which is slow: pip install 'vitruvian[search]'")
+            print_status(
+                f"{self.result.images:,} vectors without an index, which is slow: pip install 'vitruvian[search]'"
+            )
             self.exact = True
         tables = self.result.tables() if track is None else track(self.result.tables(), self.result.parts)
         self._index = None if self.exact else opened_index(self.result, self.width, tables)
@@ -203,7 +205,7 @@ def has_usearch() -> bool:
 def is_index(path: Path, made_of: Path, stamps: list[list[Any]]) -> bool:
     """Whether the file is the index that was made of these parts, untouched."""
     try:
-        return read_json(made_of) == {"index": stamp(path), "parts": stamps}
+        return read_json(made_of) == {"index": file_stamp(path), "parts": stamps}
     except (OSError, FileError):
         return False
 
@@ -216,15 +218,15 @@ def opened_index(result: Result, width: int, tables: Iterable[Any]) -> Any:
     index = usearch.Index(
         ndim=width, metric="cos", dtype="f16", connectivity=LINKS, expansion_add=128, expansion_search=CANDIDATES
     )
-    with locked(path.with_suffix(".lock")):
+    with file_lock(path.with_suffix(".lock")):
         stamps = result.place.stamps("part-")
         if not is_index(path, made_of, stamps):
             for numbers, vectors in blocks(tables):
                 index.add(numbers, vectors)
             made_of.unlink(missing_ok=True)
-            with staged(path) as new:
+            with atomic_path(path) as new:
                 index.save(new)
-            write_json(made_of, {"index": stamp(path), "parts": stamps})
+            write_json(made_of, {"index": file_stamp(path), "parts": stamps})
         index.view(path)
     index.expansion_search = CANDIDATES
     return index

@@ -22,7 +22,7 @@ from vitruvian.errors import DataError, ImageError
 from vitruvian.evaluation.probes.features import FeatureSet, parts_of
 from vitruvian.evaluation.probes.probe import ProbeReport, Wanted, report_of
 from vitruvian.files import scratch_folder
-from vitruvian.progress import Track, untracked
+from vitruvian.progress import Track, no_tracking
 from vitruvian.text import printable
 
 # n images, D wide
@@ -111,7 +111,7 @@ def number_of(source: Source, index: int) -> int:
     return source.first + index
 
 
-def open_store(where: str | Path, *, track: Track = untracked) -> Store:
+def open_store(where: str | Path, *, track: Track = no_tracking) -> Store:
     """The vectors in a folder or behind a URL of `vit embed`."""
     result = open_result(where)
     if result.job["task"] != "embed":
@@ -141,7 +141,7 @@ def probe_vectors(
     only: Sequence[str] = ("fewshot", "linear", "neighbors"),
     shots: Sequence[int] | None = None,
     neighbors: int | None = None,
-    track: Track = untracked,
+    track: Track = no_tracking,
 ) -> ProbeReport:
     """As `probe`, of the vectors that `vit embed` wrote; neither the images nor the model are needed."""
     wanted = Wanted(only=tuple(only), shots=None if shots is None else tuple(shots), neighbors=neighbors)

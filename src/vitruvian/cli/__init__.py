@@ -32,7 +32,7 @@ from vitruvian.cli.study import study
 from vitruvian.cli.tasks import tasks
 from vitruvian.cli.train import train
 from vitruvian.errors import Interrupted, VitruvianError
-from vitruvian.progress import tell
+from vitruvian.progress import print_status
 
 app = typer.Typer(
     name="vit",
@@ -82,7 +82,7 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("VIT_TRACEBACK"):
             raise
-        tell(one_line(error))
+        print_status(one_line(error))
         sys.exit(error.exit_code if isinstance(error, VitruvianError) else 1)
 
 

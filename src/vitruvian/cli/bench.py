@@ -10,7 +10,7 @@ import typer
 
 from vitruvian.cli.options import EngineChoice, Heads, ImageSize, ModelName, TomeR, names_in, tome_of
 from vitruvian.cli.start import quick_imports
-from vitruvian.progress import tell
+from vitruvian.progress import print_status
 
 
 def bench(
@@ -41,7 +41,7 @@ def bench(
         raise typer.BadParameter(f"{str(plot)!r} does not end in .png", param_hint="--plot")
     with quick_imports():
         from vitruvian.engines.bench import bench as run_bench
-        from vitruvian.files import staged
+        from vitruvian.files import atomic_path
         from vitruvian.predict import Encoder
 
     found = run_bench(
@@ -55,6 +55,6 @@ def bench(
     if plot is not None:
         drawn = found.chart().image()
         assert drawn is not None
-        with staged(plot) as new:
+        with atomic_path(plot) as new:
             drawn.save(new)
-        tell(f"the plot is {plot}")
+        print_status(f"the plot is {plot}")

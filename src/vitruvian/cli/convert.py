@@ -9,7 +9,7 @@ import typer
 
 from vitruvian.cli.options import Heads, ImageSize, Labels, Template
 from vitruvian.cli.start import note_replaced, quick_imports
-from vitruvian.progress import tell
+from vitruvian.progress import print_status
 
 WritableFamily = Literal["native", "google", "timm", "torchvision", "huggingface"]
 
@@ -63,6 +63,6 @@ def convert(
         classes=classes,
         half=half,
         config=config,
-        progress=lambda step: tell(f"{step} ..."),
+        progress=lambda step: print_status(f"{step} ..."),
     )
     print(json.dumps(certificate.to_json()) if as_json else f"{certificate}\nwrote {certificate.destination}")

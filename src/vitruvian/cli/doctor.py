@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from vitruvian.cli.options import Readers
-from vitruvian.progress import tell, track
-from vitruvian.text import counted
+from vitruvian.progress import print_status, track
+from vitruvian.text import plural
 
 COLORS = {"hurts": "red", "look": "yellow", "fine": "green"}
 
@@ -67,12 +67,14 @@ def doctor(
             typer.secho(line, fg=COLORS[level] if level else None)  # colored if stdout is a terminal
     if out is not None:
         write_text(out, page(diagnosis, opened))
-        tell(f"the images are in {out}")
+        print_status(f"the images are in {out}")
     if review is not None:
         from vitruvian.data.doctor.review import review as review_page
 
         write_text(review, review_page(diagnosis, opened))
-        tell(f"the doubtful labels are in {review}: open it, decide, download, then `vit doctor {data} --apply ...`")
+        print_status(
+            f"the doubtful labels are in {review}: open it, decide, download, then `vit doctor {data} --apply ...`"
+        )
     if not diagnosis.healthy:
         raise typer.Exit(1)
 
@@ -82,6 +84,6 @@ def apply_to(data: str, corrections: Path, out: Path) -> None:
 
     done = apply_corrections(data, corrections, out)
     print(
-        f"{out}: {counted(done.images, 'image')}; {counted(done.changed, 'label')} changed, {done.kept:,} confirmed, "
-        f"{counted(done.left_out, 'image')} left out; {data} is as it was"
+        f"{out}: {plural(done.images, 'image')}; {plural(done.changed, 'label')} changed, {done.kept:,} confirmed, "
+        f"{plural(done.left_out, 'image')} left out; {data} is as it was"
     )

@@ -25,7 +25,7 @@ from vitruvian.cli.options import (
 from vitruvian.cli.start import quick_imports
 from vitruvian.config import BATCH
 from vitruvian.progress import track, track_amounts
-from vitruvian.text import counted, printable
+from vitruvian.text import plural, printable
 
 
 def embed(
@@ -88,7 +88,7 @@ def merge(
         print(json.dumps(found.to_json()))
         return
     bad = sum(found.errors.values())
-    parts = counted(found.parts, "part")
-    print(f"{counted(found.images, 'image')} in {parts}, each once; {bad:,} with an error; model {found.model}")
+    parts = plural(found.parts, "part")
+    print(f"{plural(found.images, 'image')} in {parts}, each once; {bad:,} with an error; model {found.model}")
     for error, count in found.errors.items():
         print(f"  {count:,} x {printable(error)}, such as {printable(found.examples[error])}")

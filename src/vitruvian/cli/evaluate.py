@@ -24,7 +24,7 @@ from vitruvian.cli.options import (
 )
 from vitruvian.cli.start import quick_imports
 from vitruvian.config import BATCH
-from vitruvian.progress import tell, track
+from vitruvian.progress import print_status, track
 
 if TYPE_CHECKING:
     from vitruvian.evaluation.measuring.evaluate import Evaluation
@@ -90,10 +90,10 @@ def evaluate(
     print(json.dumps(found.to_json()) if as_json else as_table(found))
     complain(found)
     if out is not None:
-        tell(f"the report is {write_evaluation(found, out)}")
+        print_status(f"the report is {write_evaluation(found, out)}")
     if calibrated is not None:
         save_calibrated(found, calibrated)
-        tell(f"the calibrated model is {calibrated}")
+        print_status(f"the calibrated model is {calibrated}")
 
 
 def as_table(found: Evaluation) -> str:
@@ -123,10 +123,10 @@ def as_table(found: Evaluation) -> str:
 def complain(found: Evaluation) -> None:
     """What is not in the numbers, on stderr."""
     for key, why in list(found.unreadable.items())[:SHOWN_UNREADABLE]:
-        tell(f"not read: {key}: {why}")
+        print_status(f"not read: {key}: {why}")
     if found.unreadable:
-        tell(f"{len(found.unreadable):,} images could not be read and are not counted")
+        print_status(f"{len(found.unreadable):,} images could not be read and are not counted")
     if found.left_out:
-        tell(f"{found.left_out:,} images of classes that the model does not have are not counted")
+        print_status(f"{found.left_out:,} images of classes that the model does not have are not counted")
     for note in found.notes:
-        tell(f"note: {note}")
+        print_status(f"note: {note}")

@@ -13,7 +13,7 @@ import typer
 
 from vitruvian.cli.options import DefaultModel, Device, Engine, EngineChoice, Heads, ImageSize, TomeR, tome_of
 from vitruvian.cli.start import quick_imports
-from vitruvian.progress import tell, track
+from vitruvian.progress import print_status, track
 
 if TYPE_CHECKING:
     from vitruvian.engines.sessions import EngineName
@@ -150,7 +150,7 @@ def show_reconstructions(model: str | None, paths: list[str], out: Path, *, shar
         if as_json:
             print(json.dumps({"path": name, "error" if isinstance(found, str) else "file": str(found)}), flush=True)
         elif isinstance(found, str):
-            tell(f"error: {found}")
+            print_status(f"error: {found}")
         else:
             print(f"{name}: {found}", flush=True)
     if failed:
@@ -172,7 +172,7 @@ def show_figures(model: Model, images: list[str], out: Path, *, count: int, devi
     if not as_json:
         print(f"page: {out / FIGURES_PAGE}")
     for error in unread:
-        tell(f"error: {error}")
+        print_status(f"error: {error}")
     if unread:
         raise typer.Exit(1)
 
@@ -193,7 +193,7 @@ def show_images(
         print(f"page: {out / PAGE}")
     if failed:
         if len(images) > 1:
-            tell(f"{failed} of {len(images)} images could not be read")
+            print_status(f"{failed} of {len(images)} images could not be read")
         raise typer.Exit(1)
 
 
@@ -204,7 +204,7 @@ def show(written: Written, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(as_object(written)), flush=True)
     elif explained.error:
-        tell(f"error: {explained.error}")
+        print_status(f"error: {explained.error}")
     else:
         best = explained.answers[0] if explained.answers else None
         none = "none of these, nearest " if explained.none_of_these else ""

@@ -10,7 +10,7 @@ import typer
 
 from vitruvian.cli.options import Heads, ImageSize
 from vitruvian.cli.start import note_replaced, quick_imports
-from vitruvian.progress import tell
+from vitruvian.progress import print_status
 
 
 class GraphFormat(StrEnum):
@@ -46,7 +46,7 @@ def export(
         from vitruvian.engines.export import export as export_model
 
     note_replaced(destination)
-    tell("tracing the model and comparing the graph with it ...")
+    print_status("tracing the model and comparing the graph with it ...")
     done = export_model(
         source, destination, to=to.value, batch=batch, image_size=image_size, dynamic_size=dynamic_size, heads=heads
     )

@@ -22,7 +22,7 @@ from vitruvian.cli.options import (
     with_everyday,
 )
 from vitruvian.cli.start import speaks
-from vitruvian.progress import tell
+from vitruvian.progress import print_status
 from vitruvian.tasks import SEEDS
 
 if TYPE_CHECKING:
@@ -101,7 +101,9 @@ def finetune(
         print(json.dumps(sweep.to_json())) if as_json else show(sweep)
         if sweep.unreadable:
             count = len(sweep.unreadable)
-            tell(f"{count:,} images could not be read; unreadable.json in the folders of {sweep.folder} names them")
+            print_status(
+                f"{count:,} images could not be read; unreadable.json in the folders of {sweep.folder} names them"
+            )
 
 
 def show(sweep: Sweep) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from vitruvian.progress import tell, track
+from vitruvian.progress import print_status, track
 
 
 def pack(
@@ -38,6 +38,6 @@ def pack(
         print(f"{name}: {split.images:,} images in {shards}, {split.bytes / 1e6:,.1f} MB as {state.settings.format}")
     skipped = sum(len(split.skipped) for split in state.splits.values())
     if skipped:
-        tell(f"left out because they cannot be read: {skipped:,}, listed in {folder / 'pack.json'}")
+        print_status(f"left out because they cannot be read: {skipped:,}, listed in {folder / 'pack.json'}")
     for note in state.notes:
-        tell(f"note: {note}")
+        print_status(f"note: {note}")

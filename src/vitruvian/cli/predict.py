@@ -29,7 +29,7 @@ from vitruvian.cli.options import (
 )
 from vitruvian.cli.start import quick_imports
 from vitruvian.config import BATCH
-from vitruvian.progress import tell, track, track_amounts
+from vitruvian.progress import print_status, track, track_amounts
 
 if TYPE_CHECKING:
     from vitruvian.predict import Prediction
@@ -121,7 +121,7 @@ def predict(
         show(prediction, as_json=as_json)
     if failed:
         if len(images) > 1:
-            tell(f"{failed} of {len(images)} images could not be read")
+            print_status(f"{failed} of {len(images)} images could not be read")
         raise typer.Exit(1)
 
 
@@ -136,7 +136,7 @@ def show(prediction: Prediction, *, as_json: bool) -> None:
     if as_json:
         print(as_line(prediction), flush=True)
     elif prediction.error:
-        tell(f"error: {prediction.error}")
+        print_status(f"error: {prediction.error}")
     else:
         print(as_table(prediction), flush=True)
 

@@ -11,7 +11,7 @@ import typer
 from vitruvian.cli.options import Batch, Device, Heads, ImageSize, OptionalModel, ReportFolder, names_in, parse_numbers
 from vitruvian.cli.start import quick_imports
 from vitruvian.config import BATCH
-from vitruvian.progress import tell, track
+from vitruvian.progress import print_status, track
 
 if TYPE_CHECKING:
     from vitruvian.evaluation.probes.probe import ProbeReport
@@ -73,9 +73,9 @@ def probe(
         )
     print(json.dumps(report.to_json()) if as_json else as_table(report))
     if report.unreadable:
-        tell(f"{len(report.unreadable)} images could not be read and were left out")
+        print_status(f"{len(report.unreadable)} images could not be read and were left out")
     if out is not None:
-        tell(f"the report is {write_probe(report, out)}")
+        print_status(f"the report is {write_probe(report, out)}")
 
 
 def as_table(report: ProbeReport) -> str:

@@ -10,7 +10,7 @@ import typer
 
 from vitruvian.cli.options import Heads
 from vitruvian.cli.start import quick_imports
-from vitruvian.progress import tell
+from vitruvian.progress import print_status
 
 Source = Annotated[str, typer.Argument(metavar="SRC", help="Weights: a file, a folder or a published name.")]
 MaxLoss = Annotated[
@@ -66,7 +66,7 @@ def quantize(
     )
     print(json.dumps(done.to_json()) if as_json else f"{done}\nwrote {done.path}")
     if report is not None:
-        tell(f"the report is {write_quantized(report, done.to_json(), str(done))}")
+        print_status(f"the report is {write_quantized(report, done.to_json(), str(done))}")
 
 
 def optimize(

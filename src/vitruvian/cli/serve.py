@@ -12,7 +12,7 @@ import typer
 from vitruvian.cli.options import Batch, Engine, EngineChoice, ImageSize
 from vitruvian.cli.start import quick_imports
 from vitruvian.config import BATCH
-from vitruvian.progress import tell
+from vitruvian.progress import print_status
 
 if TYPE_CHECKING:
     from vitruvian.model.build import Model
@@ -92,7 +92,7 @@ def serve(
         engine=engine.value,
         api_key=key,
         hosts=hosts,
-        started=lambda url: tell(f"serving {url}"),
+        started=lambda url: print_status(f"serving {url}"),
     )
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vitruvian.__main__ import leave
-from vitruvian.progress import tell
+from vitruvian.progress import print_status
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def note_replaced(destination: str | Path) -> None:
     path = Path(destination).expanduser()
     with suppress(OSError):
         if path.is_file() or (path.is_dir() and any(path.iterdir())):
-            tell(f"note: {path}: exists; files of the same names are replaced when the new ones are complete")
+            print_status(f"note: {path}: exists; files of the same names are replaced when the new ones are complete")
 
 
 def speaks() -> bool:

@@ -217,16 +217,18 @@ def grow(found: Study, *, plan: bool, as_json: bool) -> None:
 
 def show_plan(study: Study) -> None:
     from vitruvian.study.growth import estimates
-    from vitruvian.text import duration, table
+    from vitruvian.text import format_duration, table
 
     rows, total = [], 0.0
     for cell, seconds in estimates(study):
         total += seconds
         work = f"{cell.multiply_adds:.3g}"
-        time = duration(seconds) if seconds else "-"
+        time = format_duration(seconds) if seconds else "-"
         rows.append((cell.folder.name, f"{cell.images:,}", f"{cell.recipe.steps:,}", work, time, cell.state))
     print(table(("cell", ">images", ">steps", ">multiply-adds", ">about", "state"), rows))
-    print(f"\n{len(rows)} cells in {study.folder}, about {duration(total)} in all, as measured now on a few steps")
+    print(
+        f"\n{len(rows)} cells in {study.folder}, about {format_duration(total)} in all, as measured now on a few steps"
+    )
 
 
 def show_growth(study: Study) -> None:

@@ -18,7 +18,7 @@ from vitruvian.cli.options import (
     with_everyday,
 )
 from vitruvian.cli.start import speaks
-from vitruvian.progress import tell
+from vitruvian.progress import print_status
 
 if TYPE_CHECKING:
     from vitruvian.training import Run
@@ -114,7 +114,7 @@ def show(run: Run) -> None:
     what = f"the colors of {last.get('patches')} hidden patches in {last['count']}" if masked else str(last["count"])
     print(f"{last['top1']:.2f}% of {what} images right ({facts['validation']}), in {last['seconds']:.0f} s")
     if run.unreadable:
-        tell(f"{len(run.unreadable)} images could not be read, see {run.folder / 'unreadable.json'}")
+        print_status(f"{len(run.unreadable)} images could not be read, see {run.folder / 'unreadable.json'}")
     print(f"the report is {run.folder / 'report.html'}")
     use = f"vit finetune DATA --from {run.folder}" if masked else f"vit predict IMAGES --model {run.folder}"
     print(f"the model is in {run.folder}: {use}")

@@ -23,8 +23,8 @@ from vitruvian.data.transform import SampleTransform, seed_globally
 from vitruvian.data.workers import Workers
 from vitruvian.errors import ConfigError, DataError, ImageError, VitruvianError, argument
 from vitruvian.settings import Workers as WorkerCount
-from vitruvian.settings import check_range, typed
-from vitruvian.text import one_line, printable
+from vitruvian.settings import check_range, validate
+from vitruvian.text import describe_error, printable
 
 Unreadable = tuple[str, str]
 """A sample's key, and why it cannot be read."""
@@ -170,7 +170,7 @@ class Maker:
             raise
         except Exception as error:
             key = printable(source.key(index))
-            raise DataError(f"{key}: the transform failed: {type(error).__name__}: {one_line(error)}") from error
+            raise DataError(f"{key}: the transform failed: {type(error).__name__}: {describe_error(error)}") from error
 
 
 class Loader:
@@ -202,7 +202,7 @@ class Loader:
         them, cannot be read, DataError; until then, training takes the next readable one instead, and an evaluation
         leaves them out.
         """
-        typed("workers", WorkerCount, workers)
+        validate("workers", WorkerCount, workers)
         check_range("max_unreadable", max_unreadable, 0.0, 1.0)
         self.plan = Plan(
             source=source,

@@ -29,8 +29,8 @@ from typing import Any, Generic, TypeVar
 
 from vitruvian.errors import DataError, VitruvianError, argument
 from vitruvian.settings import Workers as WorkerCount
-from vitruvian.settings import typed
-from vitruvian.text import one_line
+from vitruvian.settings import validate
+from vitruvian.text import describe_error
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -49,7 +49,7 @@ class Failure:
         if not isinstance(error, VitruvianError):
             last = traceback.extract_tb(error.__traceback__)[-1]
             line = f"{last.filename}, line {last.lineno}"
-            error = DataError(f"{type(error).__name__} in a data worker: {one_line(error)} ({line})")
+            error = DataError(f"{type(error).__name__} in a data worker: {describe_error(error)} ({line})")
         self.error = error
 
 
@@ -118,7 +118,7 @@ class Workers(Generic[Item, Result]):
                 raise
             self.close()
             raise DataError(
-                f"a data worker died ({one_line(error)}); if memory or /dev/shm is short, use fewer workers"
+                f"a data worker died ({describe_error(error)}); if memory or /dev/shm is short, use fewer workers"
             ) from error
 
     def _started(self) -> Iterator[Any]:
@@ -128,7 +128,7 @@ class Workers(Generic[Item, Result]):
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             self.close()
             raise DataError(
-                f"the dataset or the transform cannot be sent to data workers ({one_line(error)}): define its "
+                f"the dataset or the transform cannot be sent to data workers ({describe_error(error)}): define its "
                 f"classes and functions at the top of a module, without lambdas, or use {argument('workers', 0)}"
             ) from error
 
@@ -198,7 +198,7 @@ def in_order(
 
     A worker handles `chunk` items before it hands over their results.
     """
-    if typed("workers", WorkerCount, workers) == 0:
+    if validate("workers", WorkerCount, workers) == 0:
         yield from map(function, items)
         return
     left = iter(items)

@@ -25,9 +25,9 @@ from vitruvian.engines.sessions import check_engine, installed
 from vitruvian.errors import ConfigError, VitruvianError, argument
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
-from vitruvian.progress import tell
+from vitruvian.progress import print_status
 from vitruvian.report.chart import Chart, Line
-from vitruvian.settings import BatchSize, typed
+from vitruvian.settings import BatchSize, validate
 from vitruvian.text import table
 
 MATRIX = 1024
@@ -116,13 +116,13 @@ def bench(
     if isinstance(model, Graph) and "torch" in names:
         raise ConfigError(f"{model.graph.path}: an exported graph runs in onnxruntime or openvino, not in torch")
     if model.cascade is not None:
-        tell("note: measured is the whole model, without the first pass of its cascade")
+        print_status("note: measured is the whole model, without the first pass of its cascade")
     model.eval()
     data = photo() if image is None else readable(image)
     limit, size, speeds = matmul_gflops(), model.preprocess.image_size, []
     count = computed(model, size)
     for batch in batches:
-        typed("batch", BatchSize, batch)
+        validate("batch", BatchSize, batch)
         pixels = torch.randn(batch, model.config.channels, *size, generator=torch.Generator().manual_seed(0))
         memory, forwards = opened(model, [usual_way(name, batch) for name in names], pixels, strict=bool(engines))
         for way, seconds in measure(forwards, pixels, rounds).items():
@@ -157,7 +157,7 @@ def opened(
         except VitruvianError as error:
             if strict:
                 raise
-            tell(f"note: {way.engine} is left out: {error}")
+            print_status(f"note: {way.engine} is left out: {error}")
     return memory, forwards
 
 

@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from vitruvian.errors import FileError
-from vitruvian.files import digest, read_object, stamp, write_json
-from vitruvian.progress import tell
+from vitruvian.files import digest, file_stamp, read_object, write_json
+from vitruvian.progress import print_status
 
 KEPT_GRAPHS = 8
 """Exported graphs that stay in the cache folder, the last used."""
@@ -27,7 +27,7 @@ def parts_of(graph: Path) -> list[Path]:
 def record(graph: Path) -> None:
     """Remember what was written."""
     parts = parts_of(graph)
-    found = {"stamps": [stamp(part) for part in parts], "sha256": [digest(part) for part in parts]}
+    found = {"stamps": [file_stamp(part) for part in parts], "sha256": [digest(part) for part in parts]}
     write_json(record_of(graph), found)
 
 
@@ -35,7 +35,7 @@ def is_whole(graph: Path) -> bool:
     """Whether a graph is what was written; a copy of the cache, whose times are others, is compared by its bytes."""
     with suppress(OSError, FileError):
         known, parts = read_object(record_of(graph)), parts_of(graph)
-        if known.get("stamps") == [stamp(part) for part in parts]:
+        if known.get("stamps") == [file_stamp(part) for part in parts]:
             return True
         if known.get("sha256") == [digest(part) for part in parts]:
             with suppress(FileError):
@@ -48,7 +48,7 @@ def forget(graph: Path) -> None:
     """Remove a graph and what was found out about it, but for the lock that is held."""
     folder = record_of(graph).parent
     if record_of(graph).exists():
-        tell(f"note: {graph}: is not what was written there; it is removed")
+        print_status(f"note: {graph}: is not what was written there; it is removed")
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

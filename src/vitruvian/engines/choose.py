@@ -19,10 +19,10 @@ from vitruvian.engines.cached import forget, forget_old, is_whole, record
 from vitruvian.engines.export import TOLERANCE, Forward, compare, evaluating, export, fits_onnx
 from vitruvian.engines.sessions import FORMATS, WholeImages, installed, open_session, versions
 from vitruvian.errors import ConversionError, FileError, VitruvianError, argument
-from vitruvian.files import cache_folder, locked, read_object, short_hash, write_json
+from vitruvian.files import cache_folder, file_lock, read_object, short_hash, write_json
 from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_cores
-from vitruvian.progress import tell
+from vitruvian.progress import print_status
 from vitruvian.weights.description import fingerprint
 from vitruvian.weights.store import tensors_digest
 
@@ -141,10 +141,10 @@ def cached_graph(model: Model, engine: str, size: tuple[int, int]) -> Path:
     graph = path if to == "onnx" else path / "model.xml"
     if not is_whole(graph):  # a whole one needs no lock, which a cache that is read only does not give
         try:
-            with locked(folder / "lock"):
+            with file_lock(folder / "lock"):
                 if not is_whole(graph):  # another process may have written it meanwhile
                     forget(graph)
-                    tell(f"note: exporting the model for {engine}, once ...")
+                    print_status(f"note: exporting the model for {engine}, once ...")
                     export(model, path, to=to, image_size=size)  # type: ignore[arg-type]
                     record(graph)
                     forget_old(folder.parent)
@@ -164,20 +164,20 @@ def fastest(model: Model, pixels: Tensor) -> Way:
         known = read_object(file)
         if known["engine"] in installed() and all(isinstance(known[name], bool) for name in ("split", "single")):
             return Way(known["engine"], known["split"], known["single"])
-    tell("note: measuring which engine is the fastest here, once for this model and batch ...")
+    print_status("note: measuring which engine is the fastest here, once for this model and batch ...")
     found, lasting = candidates(model, pixels)
     seconds = measure(found, pixels, ROUNDS, MOST_SECONDS)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     best = min(medians, key=medians.__getitem__)
     rates = [f"{each.engine} {len(pixels) / medians[each]:.3g}" for each in best_of(medians)]
-    tell(f"note: {best.engine} is used; images per second: {', '.join(rates)}")
+    print_status(f"note: {best.engine} is used; images per second: {', '.join(rates)}")
     if not lasting:
-        tell("note: the next start measures again, with the engines that are left out now")
+        print_status("note: the next start measures again, with the engines that are left out now")
         return best
     try:
         write_json(file, best._asdict())
     except FileError as error:
-        tell(f"note: the next start measures again: {error}")
+        print_status(f"note: the next start measures again: {error}")
     return best
 
 
@@ -206,7 +206,7 @@ def candidates(model: Model, pixels: Tensor) -> tuple[dict[Way, Forward], bool]:
             found |= {way: forward_of(model, way, size) for way in ways}
         except VitruvianError as error:
             lasting = lasting and not isinstance(error, FileError)
-            tell(f"note: {name} is left out: {error}")
+            print_status(f"note: {name} is left out: {error}")
     return found, lasting
 
 

@@ -22,10 +22,10 @@ from vitruvian.engines.layout import three_products
 from vitruvian.engines.runtimes import BATCH_AXIS
 from vitruvian.engines.sessions import open_session
 from vitruvian.errors import ConversionError, UnknownNameError, argument, require
-from vitruvian.files import check_writable, staged
+from vitruvian.files import atomic_path, check_writable
 from vitruvian.model.build import Model
 from vitruvian.model.positions import geometric_biases
-from vitruvian.settings import BatchSize, Size, as_size, typed
+from vitruvian.settings import BatchSize, Size, as_size, validate
 from vitruvian.weights.description import Description
 from vitruvian.weights.files import CARRIED
 from vitruvian.weights.load import check_finite, load
@@ -89,14 +89,14 @@ def export(
     check_destination(Path(path).expanduser(), to)
     if isinstance(model, str | Path):
         model = load(model, heads=heads, image_size=image_size)
-    typed("batch", BatchSize, 1 if batch is None else batch)
+    validate("batch", BatchSize, 1 if batch is None else batch)
     if image_size is None and not dynamic_size:
         model.preprocess.one_size(f"a graph without {argument('dynamic_size', True)}")
     size = as_size(model.config.image_size if image_size is None else image_size)
     view = model.preprocess if image_size is None and dynamic_size else model.preprocess.at(size)
     check_model(model, to, dynamic_size=dynamic_size)
     stride = model.config.stride if isinstance(model.config, ViTConfig) else 1
-    with staged(Path(path).expanduser()) as new, evaluating(model):
+    with atomic_path(Path(path).expanduser()) as new, evaluating(model):
         with nullcontext() if to == "torch" else three_products(model):
             program = trace(model, size, batch=batch, stride=stride if dynamic_size else 0)
         described = dataclasses.replace(Description.of(model), preprocess=view, cascade=None)

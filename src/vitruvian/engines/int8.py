@@ -25,7 +25,7 @@ from vitruvian.engines.smooth import channel_maxima, dense_layers, smoothed, wat
 from vitruvian.errors import ConfigError, argument
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
-from vitruvian.progress import Track, untracked
+from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import Size
 from vitruvian.weights.load import with_merging
 
@@ -84,7 +84,7 @@ def quick_layers(model: ViT, inputs: Mapping[str, Int8Input], bits: int = WEIGHT
 
 @torch.no_grad()
 def int8_layers(
-    model: ViT, inputs: Mapping[str, Int8Input], batches: Sequence[Tensor], *, bits: int, track: Track = untracked
+    model: ViT, inputs: Mapping[str, Int8Input], batches: Sequence[Tensor], *, bits: int, track: Track = no_tracking
 ) -> dict[str, Int8Layer]:
     """Every dense layer, with weights rounded by GPTQ; a block at a time, so that the moments of one are held."""
     layers, found = dense_layers(model), dict[str, Int8Layer]()
@@ -124,7 +124,7 @@ def simulated(model: ViT, chosen: Mapping[str, Int8Layer], run: Forward | None =
 
 
 def sensitivity(
-    model: ViT, found: Mapping[str, Int8Layer], pixels: Tensor, *, track: Track = untracked
+    model: ViT, found: Mapping[str, Int8Layer], pixels: Tensor, *, track: Track = no_tracking
 ) -> dict[str, float]:
     """How far each layer alone in int8 moves the answers: mean Kullback-Leibler divergence in nats, largest first.
 

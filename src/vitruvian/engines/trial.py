@@ -12,8 +12,8 @@ from vitruvian.engines.choose import processor_name
 from vitruvian.engines.runtimes import is_quantized
 from vitruvian.engines.sessions import versions
 from vitruvian.errors import ConversionError, FileError, argument
-from vitruvian.files import cache_folder, read_object, short_hash, stamp, write_json
-from vitruvian.progress import tell
+from vitruvian.files import cache_folder, file_stamp, read_object, short_hash, write_json
+from vitruvian.progress import print_status
 
 TRIAL = """
 import sys, torch
@@ -41,12 +41,12 @@ def check_alive(path: Path, engine: str) -> None:
     """Refuse a file in int8 that would end this process in OpenVINO; remembered for this file and machine."""
     if engine != "openvino" or not is_quantized(path):
         return
-    key = short_hash([str(path.resolve()), stamp(path), processor_name(), versions([engine])])
+    key = short_hash([str(path.resolve()), file_stamp(path), processor_name(), versions([engine])])
     file = cache_folder() / "engines" / f"{key}.tried.json"
     with suppress(FileError):
         if read_object(file).get("alive") is True:
             return
-    tell(f"note: trying int8 in {engine} in a process of its own, once for this file ...")
+    print_status(f"note: trying int8 in {engine} in a process of its own, once for this file ...")
     code, why = tried(path, engine)
     if code < 0:
         raise ConversionError(f"{path}: {engine} ended with {why} here; take {argument('engine', 'onnxruntime')}")

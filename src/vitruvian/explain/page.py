@@ -25,7 +25,7 @@ from vitruvian.report.html import (
     text,
 )
 from vitruvian.report.images import embedded
-from vitruvian.text import counted
+from vitruvian.text import plural
 
 TITLE = "What the model looks at"
 FIGURES_TITLE = "What the model has learned"
@@ -44,7 +44,7 @@ READING = (
 
 def explanation_page(about: str, parts: list[Html], *, images: int, unread: int) -> str:
     """The whole page; `parts` are of the first images, made by `image_section`."""
-    above = [heading(TITLE, f"{about}; {counted(images, 'image')}")]
+    above = [heading(TITLE, f"{about}; {plural(images, 'image')}")]
     if images > MOST_ON_PAGE:
         above.append(notice(f"The first {MOST_ON_PAGE} are on this page; the files beside it are of all {images:,}."))
     if unread:

@@ -24,11 +24,11 @@ from vitruvian.explain.explainer import Explained, Explainer
 from vitruvian.explain.figures import Figure, figures
 from vitruvian.explain.overlay import image_with_crop, overlay, seen_box
 from vitruvian.explain.page import MOST_ON_PAGE, explanation_page, figures_page, image_section
-from vitruvian.files import write_text, writing
+from vitruvian.files import atomic_open, write_text
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Encoder
-from vitruvian.progress import Track, untracked
+from vitruvian.progress import Track, no_tracking
 from vitruvian.report.html import Html
 from vitruvian.report.images import write_image
 
@@ -111,7 +111,7 @@ def draw_figures(
     *,
     count: int = DISTANCE_IMAGES,
     device: str = "cpu",
-    follow: Track = untracked,
+    follow: Track = no_tracking,
 ) -> Iterator[tuple[Figure, list[Path]]]:
     """The paper's Figure 7, each figure with the files it was written to; after the last one `figures.html`.
 
@@ -166,7 +166,7 @@ def batches(vit: ViT, images: Sequence[ImageInput], *, unread: list[str], follow
 
 def write_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> Path:
     """An npz file that loads without pickle."""
-    with writing(path) as file:
+    with atomic_open(path) as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     return path
 

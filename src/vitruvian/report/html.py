@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from vitruvian.files import json_bytes, staged
+from vitruvian.files import atomic_path, json_bytes
 from vitruvian.report.style import STYLE
 from vitruvian.text import printable
 
@@ -145,7 +145,7 @@ def percent_bar(percent: float) -> Html:
 
 def write_report(folder: Path, *, name: str, numbers: dict[str, Any], page: str) -> Path:
     """Write numbers as JSON, called `name`, and the page into a folder that appears whole; gives the page's path."""
-    with staged(folder) as draft:
+    with atomic_path(folder) as draft:
         draft.mkdir()
         (draft / name).write_bytes(json_bytes(numbers))
         (draft / PAGE).write_text(page, encoding="utf-8")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from vitruvian.files import writing
+from vitruvian.files import atomic_open
 from vitruvian.report.html import Html, joined, text
 
 THUMBNAIL_SIDE = 240
@@ -53,6 +53,6 @@ def gallery(figures: Iterable[tuple[Html, Html]]) -> Html:
 
 def write_image(path: Path, image: Image.Image) -> Path:
     """Write a PNG that is whole or not there."""
-    with writing(path) as file:
+    with atomic_open(path) as file:
         image.save(file, "PNG", optimize=True)
     return path

@@ -11,7 +11,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from vitruvian.serve.gate import HEADERS, write_access
 from vitruvian.serve.limits import Limits
 from vitruvian.serve.metrics import Metrics
-from vitruvian.text import size
+from vitruvian.text import format_bytes
 
 MAX_HEAD_BYTES = 65_536
 """Of a request's line and headers together, and of what is between two pieces of a body."""
@@ -66,7 +66,7 @@ def connection_class(limits: Limits, metrics: Metrics) -> type[HttpToolsProtocol
             self._refuse(400, "this is not a valid HTTP request")
 
         def _refuse_head(self) -> None:
-            self._refuse(431, f"the headers have more than {size(MAX_HEAD_BYTES)}")
+            self._refuse(431, f"the headers have more than {format_bytes(MAX_HEAD_BYTES)}")
 
         def _refuse(self, status: int, text: str) -> None:
             if self.transport.is_closing():

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vitruvian.serve.limits import Limits
 from vitruvian.serve.metrics import Metrics
 from vitruvian.serve.requests import Refused
-from vitruvian.text import size
+from vitruvian.text import format_bytes
 
 access = logging.getLogger("vitruvian.serve.access")
 
@@ -146,7 +146,7 @@ class Body:
             raise self.too_large()
 
     def too_large(self) -> Refused:
-        return Refused(413, f"the body has more than {size(self.limits.max_bytes)}")
+        return Refused(413, f"the body has more than {format_bytes(self.limits.max_bytes)}")
 
     async def receive(self) -> Message:
         if self.complete:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from vitruvian.cost import parameters
 from vitruvian.errors import ConfigError, TrainingError, argument
 from vitruvian.files import write_json
-from vitruvian.progress import tell
+from vitruvian.progress import print_status
 from vitruvian.study import STUDY_FILE
 from vitruvian.training.distributed import process_group
 from vitruvian.training.finetune import Series
@@ -148,7 +148,7 @@ def run_study(
     study: Study,
     *,
     listeners: Sequence[Listener] = (),
-    said: Callable[[str], None] = tell,
+    said: Callable[[str], None] = print_status,
     after: Callable[[Study], object],
     progress: bool = True,
 ) -> None:

@@ -10,7 +10,7 @@ from vitruvian.report.chart import Chart, Line
 from vitruvian.report.html import PAGE, Html, heading, page, section, table
 from vitruvian.report.images import write_image
 from vitruvian.study.growth import Cell, Study
-from vitruvian.text import duration
+from vitruvian.text import format_duration
 
 PLOT = "study.png"
 TITLES = {
@@ -48,7 +48,7 @@ def sections(title: str, study: Study) -> Iterator[Html]:
 def row(trained: Cell) -> list[object]:
     cell = trained.to_json()
     top1 = Html(f"{cell['top1']:.2f}&nbsp;%") if "top1" in cell else Html("–")
-    time = duration(cell["seconds"]) if "seconds" in cell else "–"
+    time = format_duration(cell["seconds"]) if "seconds" in cell else "–"
     work = Html(f"{cell['multiply_adds']:.3g}")
     counts = [cell["images"], cell["steps"], float(cell["epochs"]), cell["parameters"]]
     return [cell["recipe"], *counts, work, top1, time, cell["state"]]

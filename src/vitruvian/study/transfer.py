@@ -12,7 +12,7 @@ from typing import Any
 
 from vitruvian.errors import CheckpointError, DataError, Interrupted, TrainingError
 from vitruvian.files import write_json
-from vitruvian.progress import tell
+from vitruvian.progress import print_status
 from vitruvian.study import STUDY_FILE
 from vitruvian.study.published import VTAB_MEAN
 from vitruvian.tasks import SEEDS, VTAB_TASKS, Task, task_named
@@ -80,7 +80,7 @@ def transfer(
     *,
     setup: Setup,
     listeners: Sequence[Listener] = (),
-    said: Callable[[str], None] = tell,
+    said: Callable[[str], None] = print_status,
 ) -> list[Cell]:
     """Fine-tune every model on every task, each in a folder of its own in `out`; what is done is not repeated.
 

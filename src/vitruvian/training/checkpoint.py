@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 from vitruvian.errors import TrainingError
 from vitruvian.files import digest, read_object, sync, write_json
 from vitruvian.model.build import Model
-from vitruvian.text import one_line
+from vitruvian.text import describe_error
 from vitruvian.training.distributed import Processes, full_tensor
 from vitruvian.training.journal import EMPTY
 from vitruvian.training.optimizer import Average, local, moments, set_steps_taken, steps_taken
@@ -182,7 +182,8 @@ def read_position(checkpoint: Path) -> Position:
         return Position(**read_object(checkpoint / POSITION, raises=TrainingError))
     except TypeError as error:
         raise TrainingError(
-            f"the checkpoint was written by another version: {one_line(error)}; go on with that one, or start a new run"
+            f"the checkpoint was written by another version: {describe_error(error)}",
+            hint="go on with that one, or start a new run",
         ) from error
 
 
@@ -204,7 +205,7 @@ def cause(error: BaseException) -> str:
     if isinstance(error, CheckpointException):
         failures = list(error.failures.values())
         return cause(failures[0][0]) if failures else "a process failed"
-    return one_line(error)
+    return describe_error(error)
 
 
 def live_tensors(model: Model) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from vitruvian.config import ModelConfig, ViTConfig
 from vitruvian.cost import multiply_adds, parameters
 from vitruvian.data.sources import open_dataset
 from vitruvian.errors import ConfigError, UnknownNameError, argument
-from vitruvian.text import duration, size
+from vitruvian.text import format_bytes, format_duration
 from vitruvian.training.images import run_multiply_adds, stages_of
 from vitruvian.training.model import config_of
 from vitruvian.training.optimizer import OPTIMIZERS
@@ -195,17 +195,19 @@ def cluster_lines(plan: ClusterPlan) -> list[str]:
         "steps": f"{plan.steps:,} of {plan.batch_size:,} images, of {plan.images:,}",
         "multiply-adds": f"{plan.run_multiply_adds:.3g} for the whole training "
         f"({2 * plan.run_multiply_adds / 1e18:,.5g} exaFLOPs)",
-        "time": f"{duration(plan.seconds)} on {plan.devices} x {plan.accelerator}, {spent:,.3g} accelerator-days, "
-        f"at {UTILIZATION:.0%} of the peak of {device.flops / 1e12:,.0f} TFLOPS each (assumed)",
+        "time": f"{format_duration(plan.seconds)} on {plan.devices} x {plan.accelerator}, "
+        f"{spent:,.3g} accelerator-days, at {UTILIZATION:.0%} "
+        f"of the peak of {device.flops / 1e12:,.0f} TFLOPS each (assumed)",
     }
     for mode, held in plan.weight_bytes.items():
         fits = "" if held + plan.activation_bytes <= 0.9 * device.memory else ": too much without grad_checkpointing"
         fits = fits if held <= 0.9 * device.memory else ": too much"
         facts[f"memory, {mode}"] = (
-            f"{size(held)} and about {size(plan.activation_bytes)} of activations of {size(int(device.memory))}{fits}"
+            f"{format_bytes(held)} and about {format_bytes(plan.activation_bytes)} of activations of "
+            f"{format_bytes(int(device.memory))}{fits}"
         )
-    facts["read"] = f"{size(plan.read_bytes)} at {IMAGE_BYTES // 1000} kB an image, " + (
-        f"{size(round(plan.read_bytes / plan.seconds))} a second"
+    facts["read"] = f"{format_bytes(plan.read_bytes)} at {IMAGE_BYTES // 1000} kB an image, " + (
+        f"{format_bytes(round(plan.read_bytes / plan.seconds))} a second"
     )
     if plan.paper_days is not None:
         facts["the paper"] = (

@@ -21,7 +21,7 @@ from vitruvian.errors import ConfigError, DataError
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Encoder
-from vitruvian.progress import tell
+from vitruvian.progress import print_status
 from vitruvian.text import brief
 from vitruvian.training.distributed import Processes
 from vitruvian.training.features import shared_features
@@ -176,7 +176,9 @@ def shared_classes(teacher: Model, student: Model, name: str) -> Tensor | None:
     if teacher.labels == student.labels:
         return None
     if teacher.labels is None and teacher.config.classes == student.config.classes:
-        tell(f"note: teacher={name!r} states no labels: its {teacher.config.classes:,} classes are taken in data order")
+        print_status(
+            f"note: teacher={name!r} states no labels: its {teacher.config.classes:,} classes are taken in data order"
+        )
         return None
     places = {label: number for number, label in enumerate(teacher.labels or ())}
     missing = [label for label in student.labels or () if label not in places]

@@ -19,7 +19,7 @@ from vitruvian.errors import ConfigError, TrainingError, VitruvianError, argumen
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.settings import environment_number
-from vitruvian.text import brief, one_line
+from vitruvian.text import brief, describe_error
 
 if TYPE_CHECKING:
     from vitruvian.training.recipe import Recipe
@@ -143,8 +143,8 @@ def process_group(device: str) -> Iterator[Processes]:
     except (RuntimeError, ValueError) as error:
         place = ":".join(os.environ.get(name, f"${name}") for name in ("MASTER_ADDR", "MASTER_PORT"))
         raise TrainingError(
-            f"process {rank} of {world} cannot reach the others through {place}: {one_line(error)}; all of them must "
-            "be started, and that address must be reachable from every machine"
+            f"process {rank} of {world} cannot reach the others through {place}: {describe_error(error)}",
+            hint="all of them must be started, and that address must be reachable from every machine",
         ) from error
     try:
         _background = dist.new_group(backend="gloo", timeout=TIMEOUT)

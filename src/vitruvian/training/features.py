@@ -11,13 +11,13 @@ from vitruvian.evaluation.probes.features import FeatureSet, features_of
 from vitruvian.evaluation.probes.store import open_store
 from vitruvian.files import scratch_folder
 from vitruvian.predict import Encoder
-from vitruvian.progress import track, untracked
+from vitruvian.progress import no_tracking, track
 from vitruvian.training.distributed import Processes
 
 
 def shared_features(encoder: Encoder, source: Source, processes: Processes, *, label: str) -> FeatureSet:
     """The features of all images of a source. Machines that do not share a cache folder compute them all."""
-    follow = partial(track, label=label) if processes.is_main else untracked
+    follow = partial(track, label=label) if processes.is_main else no_tracking
     if processes.is_distributed:
         features_of(encoder, share(source, processes), open_store(encoder), track=follow)
         processes.barrier()

@@ -11,7 +11,7 @@ from pathlib import Path
 from vitruvian.data.sources import BUILT_IN
 from vitruvian.errors import ConfigError, Interrupted, TrainingError, argument
 from vitruvian.files import write_json
-from vitruvian.progress import tell
+from vitruvian.progress import print_status
 from vitruvian.tasks import SEEDS, Task, task_meant
 from vitruvian.training.distributed import Processes, process_group
 from vitruvian.training.given import NO_VIEWS, DataRef
@@ -80,7 +80,7 @@ def finetune(
     out: str | Path | None = None,
     *,
     listeners: Sequence[Listener] = (),
-    said: Callable[[str], None] = tell,
+    said: Callable[[str], None] = print_status,
     progress: bool = True,
 ) -> Sweep:
     """Carry the protocol out, or go on with it where an earlier call was cut off.

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from vitruvian.errors import MissingExtraError, TrainingError, require
 from vitruvian.files import parse_object
-from vitruvian.progress import Progress, on_terminal, tell
+from vitruvian.progress import Progress, on_terminal, print_status
 
 Line = dict[str, Any]
 
@@ -135,7 +135,7 @@ class TensorBoard(Listener):
     its last checkpoint. Without the package `tensorboard`, one line through `say`, also for many runs, which go on.
     """
 
-    def __init__(self, say: Callable[[str], None] = tell) -> None:
+    def __init__(self, say: Callable[[str], None] = print_status) -> None:
         self.say = say
         self._said = False
         self._writer: Any = None
@@ -189,7 +189,7 @@ class ShownProgress(Listener):
     def started(self, *, folder: Path, steps: int, done: int) -> None:
         self._progress = Progress("step", steps, done=done)
         if not on_terminal():
-            tell(f"{folder}: step {done} of {steps}")
+            print_status(f"{folder}: step {done} of {steps}")
 
     def stepped(self, step: int) -> None:
         if self._progress is not None:
@@ -197,12 +197,12 @@ class ShownProgress(Listener):
 
     def recorded(self, line: Line) -> None:
         if line["split"] != "train":
-            tell(f"step {line['step']}  {described(line)}")
+            print_status(f"step {line['step']}  {described(line)}")
         elif self._progress is not None:
             self._progress.detail = described(line)
 
     def said(self, text: str) -> None:
-        tell(f"note: {text}")
+        print_status(f"note: {text}")
 
     def finished(self) -> None:
         if self._progress is not None:

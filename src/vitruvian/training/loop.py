@@ -16,7 +16,7 @@ from torch import Tensor
 from vitruvian.data.loader import Batch, Loader
 from vitruvian.errors import Interrupted, NotFiniteError, TrainingError
 from vitruvian.model.build import empty
-from vitruvian.progress import tell
+from vitruvian.progress import print_status
 from vitruvian.text import brief
 from vitruvian.training.checkpoint import (
     Checkpoints,
@@ -275,7 +275,7 @@ class StopRequest:
     def number(self) -> int:
         """The signal that asked, or 0."""
         if self.agent is not None and not self.received and os.getppid() != self.agent:
-            tell("torchrun's agent has ended: stopping")
+            print_status("torchrun's agent has ended: stopping")
             self.received = signal.SIGTERM
         return self.received
 

@@ -16,7 +16,7 @@ from vitruvian.data.sources import Source
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import Model, build
 from vitruvian.model.vit import ViT
-from vitruvian.progress import tell
+from vitruvian.progress import print_status
 from vitruvian.settings import Size
 from vitruvian.training.distill import Distilled
 from vitruvian.training.distributed import Processes
@@ -106,7 +106,9 @@ def from_weights(recipe: Recipe, labels: Sequence[str]) -> Model:
         wanted = measured_size(recipe, found.config)
         if found.preprocess.fit == "naflex":
             shape = "x".join(map(str, wanted))
-            tell(f"note: {recipe.weights} keeps each image's shape (NaFlex); here all images are squashed to {shape}")
+            print_status(
+                f"note: {recipe.weights} keeps each image's shape (NaFlex); here all images are squashed to {shape}"
+            )
         size = None if wanted == found.config.image_size else wanted
         if found.labels == tuple(labels):
             return Changes(image_size=size)

@@ -23,7 +23,7 @@ from vitruvian.cost import multiply_adds, parameters
 from vitruvian.data.loader import Batch
 from vitruvian.errors import DataError
 from vitruvian.settings import Size
-from vitruvian.text import duration, size
+from vitruvian.text import format_bytes, format_duration
 from vitruvian.training.distributed import process_group
 from vitruvian.training.given import DataRef, chosen_recipe
 from vitruvian.training.images import (
@@ -174,10 +174,10 @@ def plan_lines(plan: Plan) -> list[str]:
         "steps": f"{plan.steps:,} of {plan.batch_size:,} images: {plan.epochs:,.4g} epochs",
         "evaluations": f"{plan.evaluations:,}",
         "multiply-adds": f"{plan.multiply_adds:.3g} an image, {plan.run_multiply_adds:.3g} for the whole training",
-        "memory": f"about {size(plan.memory_bytes)}: weights and optimizer {size(plan.weight_bytes)}, "
-        f"a step {size(plan.step_bytes)}",
-        "time": f"about {duration(plan.seconds)} on {plan.device}: {plan.step_seconds:.3g} s a step "
-        f"(measured on {plan.measured_steps}), evaluations {duration(plan.evaluation_seconds)}",
+        "memory": f"about {format_bytes(plan.memory_bytes)}: weights and optimizer {format_bytes(plan.weight_bytes)}, "
+        f"a step {format_bytes(plan.step_bytes)}",
+        "time": f"about {format_duration(plan.seconds)} on {plan.device}: {plan.step_seconds:.3g} s a step "
+        f"(measured on {plan.measured_steps}), evaluations {format_duration(plan.evaluation_seconds)}",
     }
     return fact_lines(facts)
 

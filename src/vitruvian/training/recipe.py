@@ -20,7 +20,7 @@ from vitruvian.settings import (
     Workers,
     check_choice,
     hints_of,
-    typed_field,
+    validate_field,
 )
 from vitruvian.training.distill import DISTILLATIONS
 from vitruvian.training.objective import LOSSES
@@ -273,7 +273,7 @@ def typed_change(owners: tuple[type[Settings], ...], key: str, value: Any, where
     """The value of a field of the first of these settings that has it."""
     for owner in owners:
         if key in hints_of(owner):
-            return typed_field(owner, key, value, where)
+            return validate_field(owner, key, value, where)
     raise UnknownNameError(
         "setting", f"{where}.{key}", [f"{where}.{name}" for owner in owners for name in hints_of(owner)]
     )

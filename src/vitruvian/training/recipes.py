@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from vitruvian.errors import ConfigError, FileError, UnknownNameError, argument, shown
+from vitruvian.errors import ConfigError, FileError, UnknownNameError, argument, short_repr
 from vitruvian.files import parse_toml, read_bytes
 from vitruvian.training.recipe import Recipe
 
@@ -108,7 +108,7 @@ def read_table(name: str | Path, above: tuple[str, ...] = ()) -> dict[str, Any]:
     if base is None:
         return table
     if not isinstance(base, str) or base in (*above, text):
-        raise ConfigError(f"{text}: base={shown(base)} is not another recipe")
+        raise ConfigError(f"{text}: base={short_repr(base)} is not another recipe")
     return merged(read_table(base, (*above, text)), table)
 
 

@@ -35,7 +35,7 @@ from vitruvian.report.html import (
     tiles,
 )
 from vitruvian.report.images import TINY_SIDE, embedded, gallery
-from vitruvian.text import counted, duration
+from vitruvian.text import format_duration, plural
 from vitruvian.training.journal import Line
 from vitruvian.training.masked import ColorMeasures, Example, corruption_of, cut, levels_of, shown_color
 from vitruvian.training.objective import Measured
@@ -99,7 +99,7 @@ def progress(outcome: Outcome, lines: list[Line]) -> str:
     if not lines:
         return f"{data}; no step is on record"
     epochs = lines[-1]["epoch"]
-    return f"{data}, {counted(lines[-1]['step'], 'step')}, {epochs:.4g} epoch{'' if epochs == 1 else 's'}"
+    return f"{data}, {plural(lines[-1]['step'], 'step')}, {epochs:.4g} epoch{'' if epochs == 1 else 's'}"
 
 
 def numbers(outcome: Outcome, lines: list[Line]) -> dict[str, str]:
@@ -109,7 +109,9 @@ def numbers(outcome: Outcome, lines: list[Line]) -> dict[str, str]:
     elif isinstance(outcome.measures, Measures):
         values = measure_tiles(outcome.measures)
         values["held-out images"] = values.pop("images")
-    return values | ({"training time": duration(lines[-1]["seconds"])} if lines and "seconds" in lines[-1] else {})
+    return values | (
+        {"training time": format_duration(lines[-1]["seconds"])} if lines and "seconds" in lines[-1] else {}
+    )
 
 
 def data_problems(train: Source, unreadable: dict[str, str], notes: Iterable[str]) -> Iterator[Html]:

@@ -27,7 +27,7 @@ from vitruvian.data.sources import BUILT_IN
 from vitruvian.errors import TrainingError, argument
 from vitruvian.files import Lock, digest, is_unfinished, read_object, write_json, write_text
 from vitruvian.model.build import Model
-from vitruvian.text import one_line
+from vitruvian.text import describe_error
 from vitruvian.training.journal import METRICS_FILE, Line, read_journal
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.recipes import read_recipe, to_toml
@@ -169,7 +169,7 @@ def changed_file(folder: Path, digests: dict[str, str]) -> str:
             if digest(folder / name) != was:
                 return f"{name} has changed"
         except OSError as error:
-            return f"{name}: {one_line(error)}"
+            return f"{name}: {describe_error(error)}"
     return ""
 
 

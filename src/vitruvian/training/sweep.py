@@ -14,7 +14,7 @@ from vitruvian.evaluation.measuring.metrics import MEASURE_NAMES
 from vitruvian.files import read_json, read_object, write_json, write_text
 from vitruvian.report.html import PAGE, Html, facts, heading, notice, page, section, table, text, tiles
 from vitruvian.tasks import SEEDS, Metric
-from vitruvian.text import duration
+from vitruvian.text import format_duration
 from vitruvian.training.recipe import DESCRIPTION, HARMLESS, Recipe
 from vitruvian.training.recipes import recipe_from
 from vitruvian.training.run import FAILED_FILE, Run, RunState
@@ -282,7 +282,7 @@ def row(sweep: Sweep, trial: Trial) -> list[object]:
     link = f'<a href="{text(trial.name)}/{PAGE}">{text(trial.name)}</a>'
     numbers = [Html(f"{measures[key]:.2f}&nbsp;%") if measures else Html("–") for key in METRICS]
     loss = Html(f"{measures['loss']:.4f}") if measures else Html("–")
-    seconds = duration(measures["seconds"]) if measures else "–"
+    seconds = format_duration(measures["seconds"]) if measures else "–"
     word = "chosen" if trial.kind == "dev" and trial.lr == sweep.chosen_lr else state
     name: object = Html(f"<span>{link}</span>") if state == "done" else trial.name
     return [name, Html(f"{trial.lr:g}"), trial.seed, *numbers, loss, seconds, word]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vitruvian.files import write_json
 from vitruvian.model.build import Model
-from vitruvian.text import one_line
+from vitruvian.text import describe_error
 from vitruvian.training.checkpoint import Checkpoints, Position, State
 from vitruvian.training.distributed import Processes, fully_shard, wrap_ddp
 from vitruvian.training.given import NO_VIEWS, Views
@@ -113,6 +113,6 @@ def finish(loop: Loop, images: Images) -> None:
             write_report(Run(loop.folder), outcome)
         except Exception as error:  # which costs nothing but the report
             again = f"`vit train --resume {loop.folder}` tries again"
-            tell_all(loop.listeners, f"the report could not be written: {one_line(error)}; {again}")
+            tell_all(loop.listeners, f"the report could not be written: {describe_error(error)}; {again}")
         Run(loop.folder).seal(loop.line("val", step) | measures.scalars())
     loop.processes.barrier()

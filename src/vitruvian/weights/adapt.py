@@ -12,7 +12,7 @@ from vitruvian.config import ModelConfig, ResNetConfig, ViTConfig
 from vitruvian.errors import CheckpointError, argument
 from vitruvian.model.embed import interpolate_factors, interpolate_positions, resize_patch_kernel
 from vitruvian.model.positions import resize_bias_table
-from vitruvian.settings import Size, as_size, typed_field
+from vitruvian.settings import Size, as_size, validate_field
 from vitruvian.weights.families.rules import Tensors
 
 Head = Literal["keep", "new"]
@@ -35,7 +35,7 @@ class Changes:
             raise CheckpointError(f"{argument('head', self.head)} is not 'keep' or 'new'")
         for name in ("patch_size", "classes"):
             if getattr(self, name) is not None:
-                typed_field(ViTConfig, name, getattr(self, name))
+                validate_field(ViTConfig, name, getattr(self, name))
 
     @property
     def size(self) -> Size | None:

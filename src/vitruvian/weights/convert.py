@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitruvian.errors import ConversionError, argument
-from vitruvian.files import json_bytes, staged, write_json
+from vitruvian.files import atomic_path, json_bytes, write_json
 from vitruvian.model.build import Model
-from vitruvian.settings import Seed, Size, typed
-from vitruvian.text import counted
+from vitruvian.settings import Seed, Size, validate
+from vitruvian.text import plural
 from vitruvian.weights.adapt import Changes
 from vitruvian.weights.families.registry import check_writer, writer
 from vitruvian.weights.families.text_writing import TextWeights, text_obstacles, tokenizer_files
@@ -106,7 +106,7 @@ def convert(
     left behind, and what was at `destination` stays. `progress` is told each step.
     """
     check_writer(to)
-    typed("seed", Seed, seed)
+    validate("seed", Seed, seed)
     tell = progress or (lambda step: None)
     target, path = Path(destination).expanduser(), locate(source)
     check_other(target, path)
@@ -118,13 +118,13 @@ def convert(
     if labels is not None:
         from vitruvian.weights.words import with_words
 
-        tell(f"embedding {counted(len(labels), 'word')}")
+        tell(f"embedding {plural(len(labels), 'word')}")
         model = with_words(model, labels, template)
     elif template is not None:
         raise ConversionError(f"{argument('template')} is for {argument('labels')}, which are missing")
     check_finite(model, path, raises=ConversionError)
     source_sha256 = digests(path)
-    with staged(check_destination(target, to)) as new:
+    with atomic_path(check_destination(target, to)) as new:
         tell(f"writing {to} weights")
         text, left_out = text_to_write(model, new, to)
         notes = [*write(model, new, to, half=half, text=text), *left_out]

@@ -23,7 +23,7 @@ from vitruvian.config import (
 )
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.model.build import Model
-from vitruvian.settings import Range, Settings, Share, check_choice, typed
+from vitruvian.settings import Range, Settings, Share, check_choice, validate
 from vitruvian.weights.files import Checkpoint
 
 S = TypeVar("S", bound=Settings)
@@ -107,8 +107,8 @@ class Description:
             check_choice("score_function", score_function, get_args(ScoreFunction))
             threshold_on = data.get("threshold_on", "probability")
             check_choice("threshold_on", threshold_on, get_args(ThresholdOn))
-            threshold = typed("threshold", THRESHOLDS[threshold_on], data.get("threshold", 0.0))
-            cascade = typed("cascade", CascadeConfig | None, data.get("cascade"))
+            threshold = validate("threshold", THRESHOLDS[threshold_on], data.get("threshold", 0.0))
+            cascade = validate("cascade", CascadeConfig | None, data.get("cascade"))
         except ConfigError as error:
             raise error.replace(CheckpointError, where=where) from error
         except (TypeError, ValueError, AttributeError) as error:

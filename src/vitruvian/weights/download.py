@@ -21,9 +21,9 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from vitruvian.errors import FileError, HubError
-from vitruvian.files import digest, locked, read_object, sync, write_json
+from vitruvian.files import digest, file_lock, read_object, sync, write_json
 from vitruvian.progress import Progress
-from vitruvian.text import one_line
+from vitruvian.text import describe_error
 
 TIMEOUT_SECONDS = 30.0
 RETRY_SECONDS = (1.0, 4.0)
@@ -61,12 +61,12 @@ def fetch(url: str, path: Path, *, sha256_prefix: str = "", offline: bool = Fals
         if offline:
             damage = ", and the copy there is damaged" if path.exists() else ""
             raise HubError(_instead(url, path, f"working offline{damage}"))
-        with locked(path.with_name(f"{path.name}.lock")):
+        with file_lock(path.with_name(f"{path.name}.lock")):
             if not _is_intact(path, url, sha256_prefix, verify):
                 _download(url, path, sha256_prefix)
     except (OSError, FileError) as error:
         raise HubError(
-            f"{path}: cannot be read or written ({one_line(error)}); "
+            f"{path}: cannot be read or written ({describe_error(error)}); "
             f"set VITRUVIAN_CACHE to a folder where that is possible"
         ) from error
     return path

@@ -22,9 +22,9 @@ from vitruvian.errors import (
     require,
 )
 from vitruvian.files import cache_folder, read_object
-from vitruvian.progress import tell, waiting
+from vitruvian.progress import print_status, waiting
 from vitruvian.published import REPOSITORY_SCHEME, find, names, of_variant, web_address
-from vitruvian.text import one_line
+from vitruvian.text import describe_error
 from vitruvian.weights.download import SUFFIXES, cached_path, fetch
 from vitruvian.weights.files import GRAPH_ENDINGS, SETTING_FILES
 from vitruvian.weights.tokenizer import TOKENIZER_FILES
@@ -71,9 +71,9 @@ def _default(unnamed: str, instead: str, *, give: str) -> str:
         rows, columns = box["preprocess"]["image_size"]
         said = instead.format(labels=", ".join(box["labels"]), rows=rows, columns=columns)
         why = f" ({error})" if isinstance(error, MissingExtraError) else ""
-        tell(f"{unnamed} and none could be downloaded{why}: {said}")
+        print_status(f"{unnamed} and none could be downloaded{why}: {said}")
         return str(BOX)
-    tell(f"{unnamed}: using {DEFAULT}")
+    print_status(f"{unnamed}: using {DEFAULT}")
     return DEFAULT
 
 
@@ -180,7 +180,9 @@ class Repository:
             for file in [name for name in VIEWS if name in present] or VIEWS[:1]:
                 self.hub.hf_hub_download(self.name, file, cache_dir=self.cache, revision=folder.name)
         except Exception as error:  # the library's transport decides what a broken network raises
-            tell(f"note: {self.name}: {file} could not be downloaded ({type(error).__name__}: {one_line(error)})")
+            print_status(
+                f"note: {self.name}: {file} could not be downloaded ({type(error).__name__}: {describe_error(error)})"
+            )
 
     def _files(self) -> list[str]:
         with waiting(f"waiting for Hugging Face to describe {self.name} ..."):

@@ -11,9 +11,9 @@ from vitruvian.config import ModelConfig, Preprocess, ViTConfig
 from vitruvian.errors import CheckpointError, ConfigError, DamagedFileError, argument
 from vitruvian.files import read_object
 from vitruvian.model.build import Model, empty
-from vitruvian.progress import tell
+from vitruvian.progress import print_status
 from vitruvian.settings import Size
-from vitruvian.text import counted
+from vitruvian.text import plural
 from vitruvian.weights import files
 from vitruvian.weights.adapt import Changes, Head, adapt
 from vitruvian.weights.description import Description
@@ -159,7 +159,7 @@ def best_trial(sweep: Path) -> Path:
     if not done:
         raise CheckpointError("no trial of this fine-tuning has finished; the same `vit finetune` goes on", where=sweep)
     best = max(done, key=done.__getitem__)
-    tell(f"note: {sweep} has {counted(len(done), 'finished trial')}; this is {best}, {done[best]:.2f}% right")
+    print_status(f"note: {sweep} has {plural(len(done), 'finished trial')}; this is {best}, {done[best]:.2f}% right")
     return sweep / Path(best).name
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from vitruvian.config import ModelConfig, Preprocess, ResNetConfig, ViTConfig
 from vitruvian.errors import ConversionError, argument
-from vitruvian.files import json_bytes, staged
+from vitruvian.files import atomic_path, json_bytes
 from vitruvian.model.build import Model
 from vitruvian.weights.description import Description, fingerprint
 from vitruvian.weights.families.family import Family
@@ -32,7 +32,7 @@ def save(model: Model, path: str | Path, family: str = "native", *, half: bool =
     check_writer(family)
     destination = Path(path).expanduser()
     beside = text_beside(model) if text else None
-    with staged(check_destination(destination, family)) as new:
+    with atomic_path(check_destination(destination, family)) as new:
         write(model, new, family, half=half, text=beside)
 
 

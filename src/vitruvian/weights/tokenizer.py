@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitruvian.errors import CheckpointError, ConfigError, require
 from vitruvian.files import read_object
-from vitruvian.settings import check_choice, typed
+from vitruvian.settings import check_choice, validate
 from vitruvian.text import printable
 
 # B texts, N tokens
@@ -107,7 +107,7 @@ class Tokenizer:
         self.clean = CLEANING[rules.clean]
         self.tokenizer = read_tokenizer(folder, lowercase=rules.clean != "whitespace")
         names = settings.get("model_input_names") or ["attention_mask"] if settings else []
-        self.masks = rules.masks and "attention_mask" in typed("model_input_names", tuple[str, ...], names)
+        self.masks = rules.masks and "attention_mask" in validate("model_input_names", tuple[str, ...], names)
         add_marks(self.tokenizer, settings)
         if rules.lowercase:
             normalizers = require("tokenizers", "text").normalizers

@@ -16,13 +16,13 @@ from vitruvian.data.doctor.sketch import Floats
 from vitruvian.data.sources import open_dataset
 from vitruvian.data.sources.base import Dataset
 from vitruvian.errors import DataError
-from vitruvian.progress import Track, untracked
+from vitruvian.progress import Track, no_tracking
 
 __all__ = ["Diagnosis", "Example", "Finding", "ImageRef", "diagnose"]
 
 
 def diagnose(
-    data: str | Path | Dataset, *, vectors: Floats | None = None, workers: int = 0, track: Track = untracked
+    data: str | Path | Dataset, *, vectors: Floats | None = None, workers: int = 0, track: Track = no_tracking
 ) -> Diagnosis:
     """Everything the doctor finds in a dataset; the same for any number of worker processes.
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from vitruvian.data.doctor.findings import EXAMPLES, REVIEWED, Example, Finding, Level, image
 from vitruvian.data.doctor.scan import Scan
 from vitruvian.data.doctor.sketch import Bytes, Floats, Places, features, mapped, pieces, unit
-from vitruvian.text import counted
+from vitruvian.text import plural
 
 FEWEST = 5
 """Images of a class below which training would suffer."""
@@ -63,7 +63,7 @@ def small_classes(counts: Counts, classes: Sequence[str], split: str) -> Iterato
         found = np.flatnonzero((counts >= low) & (counts < high))
         if len(found):
             level: Level = "look" if check == "small-class" else "hurts"
-            text = f"{counted(len(found), 'class', 'has|have')} {what} in {split}"
+            text = f"{plural(len(found), 'class', 'has|have')} {what} in {split}"
             yield Finding(check, level, text, len(found), advice, listed(found, counts, classes))
 
 
@@ -93,19 +93,19 @@ def one_sided_classes(
     train, other = names
     unlearned, unmeasured = (np.flatnonzero((a == 0) & (b > 0)) for a, b in ((trained, held), (held, trained)))
     if len(unlearned):
-        text = f"{counted(len(unlearned), 'class', 'is|are')} in {other} but not in {train}"
+        text = f"{plural(len(unlearned), 'class', 'is|are')} in {other} but not in {train}"
         advice = f"add them to {train}: what is not learned is always answered wrongly"
         shown = listed(unlearned, held, classes)
         yield Finding("unlearned-class", "hurts", text, len(unlearned), advice, shown)
     if len(unmeasured):
-        text = f"{counted(len(unmeasured), 'class', 'is|are')} in {train} but not in {other}"
+        text = f"{plural(len(unmeasured), 'class', 'is|are')} in {train} but not in {other}"
         advice = f"move some images to {other}: the accuracy of these classes is not measured"
         shown = listed(unmeasured, trained, classes)
         yield Finding("unmeasured-class", "look", text, len(unmeasured), advice, shown)
 
 
 def listed(found: Iterable[int], counts: Counts, classes: Sequence[str]) -> tuple[Example, ...]:
-    return tuple(Example(f"{classes[c]}: {counted(int(counts[c]), 'image')}") for c, _ in zip(found, range(EXAMPLES)))
+    return tuple(Example(f"{classes[c]}: {plural(int(counts[c]), 'image')}") for c, _ in zip(found, range(EXAMPLES)))
 
 
 Labels = NDArray[np.int32]
@@ -147,7 +147,7 @@ def check_labels(scan: Scan, classes: int, vectors: Floats | None = None) -> Ite
     checked, doubts = contradicted(looks, scan.records["label"], np.flatnonzero(known))
     apart = f"{what} tell {'all' if checked == classes else f'{checked} of'} {classes} classes apart"
     if doubts:
-        text = f"{counted(len(doubts), 'image', 'looks|look')} like another class ({apart})"
+        text = f"{plural(len(doubts), 'image', 'looks|look')} like another class ({apart})"
         advice = "no proof, but look: the label or the image may be wrong"
         examples = tuple(example(scan, doubt) for doubt in doubts[:REVIEWED])
         yield Finding("label", "look", text, len(doubts), advice, examples)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from vitruvian.data.doctor.findings import EXACT, EXAMPLES, NEAR, REVIEWED, Example, Finding, Level, image
 from vitruvian.data.doctor.scan import Scan
 from vitruvian.data.doctor.sketch import BANDS, Bytes, Floats, Places, hashes, mapped, pieces, same_image, unit
-from vitruvian.text import counted
+from vitruvian.text import plural
 
 Pair = tuple[int, int]
 
@@ -65,10 +65,10 @@ def conflicts(scan: Scan, groups: Sequence[Places]) -> Iterator[Finding]:
                 near.append((int(group[others[0]]), int(group[place])))
     advice = "keep the right label, or delete both"
     if exact:
-        text = f"{counted(len(exact), 'image', 'occurs|occur')} twice with different labels"
+        text = f"{plural(len(exact), 'image', 'occurs|occur')} twice with different labels"
         yield finding("conflict", "hurts", text, advice, scan, exact)
     if near:
-        text = f"{counted(len(near), 'image', 'is|are')} nearly the same as one with another label"
+        text = f"{plural(len(near), 'image', 'is|are')} nearly the same as one with another label"
         yield finding("near-conflict", "look", text, advice, scan, near)
 
 
@@ -85,7 +85,7 @@ def repeats(scan: Scan, groups: Sequence[Places]) -> Iterator[Finding]:
     if pairs:
         exact = sum(equal(scan, pair) for pair in pairs)
         text = (
-            f"{counted(len(pairs), 'image', 'repeats|repeat')} another of the same split and class: "
+            f"{plural(len(pairs), 'image', 'repeats|repeat')} another of the same split and class: "
             f"{exact:,} exactly, {len(pairs) - exact:,} nearly"
         )
         yield finding("duplicate", "look", text, "they count double; delete all but one", scan, pairs)
@@ -124,7 +124,7 @@ def check_alike(scan: Scan, groups: Sequence[Places], vectors: Floats) -> Iterat
     apart = sum(bool(split[one] != split[two]) for _, one, two in pairs)
     named = sum(bool(label[one] != label[two]) for _, one, two in pairs)
     text = (
-        f"{counted(len(pairs), 'more pair', 'has|have')} vectors with a cosine of {ALIKE} or more: {apart:,} in two "
+        f"{plural(len(pairs), 'more pair', 'has|have')} vectors with a cosine of {ALIKE} or more: {apart:,} in two "
         f"splits, {named:,} with two labels"
     )
     examples = (

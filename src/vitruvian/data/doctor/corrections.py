@@ -13,7 +13,7 @@ from vitruvian.data.sources import open_dataset
 from vitruvian.data.sources.base import Dataset
 from vitruvian.data.sources.formats.folder import FolderSource
 from vitruvian.errors import DataError, FileError
-from vitruvian.files import read_object, staged
+from vitruvian.files import atomic_path, read_object
 from vitruvian.text import printable
 
 FORMAT = 1
@@ -42,7 +42,7 @@ def apply_corrections(data: str | Path, corrections: Path, out: Path) -> Applied
     opened = open_dataset(data)
     decided = read_corrections(corrections, opened)
     check_out(out, Path(data).expanduser())
-    with staged(out) as new, open(new, "w", encoding="utf-8", newline="") as text:
+    with atomic_path(out) as new, open(new, "w", encoding="utf-8", newline="") as text:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(("path", "label", "split", "weight"))
         count = 0

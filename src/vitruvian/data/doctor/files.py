@@ -9,7 +9,7 @@ import numpy as np
 from vitruvian.data.doctor.findings import Finding, about
 from vitruvian.data.doctor.scan import Oddity, Problem, Scan
 from vitruvian.data.doctor.sketch import is_blank, is_gray, mapped
-from vitruvian.text import counted
+from vitruvian.text import plural
 
 TINY_SIDE = 32
 """Shorter side, in pixels, below which an image is tiny, where the usual one is at least twice as large."""
@@ -47,7 +47,7 @@ def check_files(scan: Scan) -> Iterator[Finding]:
     for problem, (name, verb, rest) in PROBLEMS.items():
         places = np.flatnonzero(scan.records["problem"] == problem)
         if len(places):
-            text = f"{counted(len(places), 'file', verb)} {rest}"
+            text = f"{plural(len(places), 'file', verb)} {rest}"
             yield about(scan, places, name, "hurts", text, "fetch them again or delete them; training skips them")
     if scan.readable.all():
         yield Finding("readable", "fine", f"all {len(scan.records):,} images can be read")
@@ -70,15 +70,15 @@ def check_kinds(scan: Scan) -> Iterator[Finding]:
     for oddity, (name, verb, rest, advice) in ODDITIES.items():
         places = np.flatnonzero(usable & (scan.records["oddity"] & oddity > 0))
         if len(places):
-            found.append(about(scan, places, name, "look", f"{counted(len(places), 'image', verb)} {rest}", advice))
+            found.append(about(scan, places, name, "look", f"{plural(len(places), 'image', verb)} {rest}", advice))
     blank = np.flatnonzero(usable & mapped(is_blank, scan.sketches, everywhere))
     if len(blank):
-        text = f"{counted(len(blank), 'image', 'shows|show')} one color and nothing else"
+        text = f"{plural(len(blank), 'image', 'shows|show')} one color and nothing else"
         found.append(about(scan, blank, "blank", "look", text, "delete them, unless that is a class of its own"))
     yield from found
     gray = np.setdiff1d(np.flatnonzero(usable & mapped(is_gray, scan.sketches, everywhere)), blank)
     if 0 < len(gray) <= FEW_SHARE * usable.sum():
-        text = f"{counted(len(gray), 'image', 'is|are')} gray among colored ones"
+        text = f"{plural(len(gray), 'image', 'is|are')} gray among colored ones"
         yield about(scan, gray, "gray", "look", text, "read as RGB: see that this does not mark a class")
     if not found:
         yield Finding("kinds", "fine", "no transparency, CMYK, 16 bits, animation, EXIF turns or blanks")
@@ -94,11 +94,11 @@ def check_sizes(scan: Scan) -> Iterator[Finding]:
     usual = int(np.median(short[usable]))
     tiny = np.flatnonzero(usable & (short < min(TINY_SIDE, usual / 2)))
     if len(tiny):
-        text = f"{counted(len(tiny), 'image', 'is|are')} tiny: under {TINY_SIDE} pixels, where {usual} is usual"
+        text = f"{plural(len(tiny), 'image', 'is|are')} tiny: under {TINY_SIDE} pixels, where {usual} is usual"
         yield about(scan, tiny, "tiny", "look", text, "likely icons or thumbnails: replace or delete them")
     stretched = np.flatnonzero(usable & (long >= LONG_RATIO * np.maximum(short, 1)))
     if len(stretched):
-        text = f"{counted(len(stretched), 'image', 'is|are')} {LONG_RATIO:g} or more times as long as wide"
+        text = f"{plural(len(stretched), 'image', 'is|are')} {LONG_RATIO:g} or more times as long as wide"
         yield about(scan, stretched, "long", "look", text, "a square view shows little of them: crop them first")
     if not len(tiny) and not len(stretched):
         low, high = int(short[usable].min()), int(short[usable].max())

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from vitruvian.data.doctor.scan import Scan
 from vitruvian.data.doctor.sketch import Places
-from vitruvian.text import counted, printable
+from vitruvian.text import plural, printable
 
 Level = Literal["hurts", "look", "fine"]
 """Training would suffer; worth a look; nothing to do."""
@@ -119,9 +119,9 @@ def report(diagnosis: Diagnosis) -> Iterator[tuple[Level | None, str]]:
 
 def heading(diagnosis: Diagnosis) -> str:
     splits = ", ".join(f"{name} {size:,}" for name, size in diagnosis.splits.items())
-    images = counted(sum(diagnosis.splits.values()), "image")
+    images = plural(sum(diagnosis.splits.values()), "image")
     return printable(
-        f"{diagnosis.data}: {images} ({splits}), {counted(diagnosis.classes, 'class')}, "
+        f"{diagnosis.data}: {images} ({splits}), {plural(diagnosis.classes, 'class')}, "
         f"{diagnosis.bytes / 1e6:,.1f} MB, examined in {diagnosis.seconds:.1f} s"
     )
 
@@ -152,7 +152,7 @@ def example_line(example: Example) -> str:
 def verdict(diagnosis: Diagnosis) -> str:
     hurting, looking = len(diagnosis.at("hurts")), len(diagnosis.at("look"))
     if hurting:
-        return f"Training would suffer: {counted(hurting, 'problem')}, and {counted(looking, 'thing')} worth a look."
+        return f"Training would suffer: {plural(hurting, 'problem')}, and {plural(looking, 'thing')} worth a look."
     if looking:
-        return f"Ready for training; {counted(looking, 'thing')} worth a look."
+        return f"Ready for training; {plural(looking, 'thing')} worth a look."
     return "Ready for training."

@@ -26,7 +26,7 @@ from vitruvian.data.sources.remote.stream import SIZES_FILE
 from vitruvian.data.workers import in_order
 from vitruvian.errors import DataError, FileError
 from vitruvian.files import write_json
-from vitruvian.progress import Track, untracked
+from vitruvian.progress import Track, no_tracking
 
 __all__ = ["PackFormat", "PackSettings", "PackState", "Shard", "Skipped", "SplitState", "pack"]
 
@@ -40,7 +40,7 @@ def pack(
     settings: PackSettings | None = None,
     *,
     workers: int = 0,
-    track: Track = untracked,
+    track: Track = no_tracking,
 ) -> PackState:
     """Pack all splits of a dataset into `folder`, or go on where an earlier call was stopped.
 

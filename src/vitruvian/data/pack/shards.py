@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from vitruvian.data.pack.encode import Packed, PackSettings
 from vitruvian.data.sources.base import Dataset, Source
 from vitruvian.errors import DataError
-from vitruvian.files import read_object, remove_unfinished, write_json, writing
+from vitruvian.files import atomic_open, read_object, remove_unfinished, write_json
 
 FILE = "pack.json"
 VERSION = 1
@@ -183,7 +183,7 @@ def write_shard(
     """
     rows, skipped, stop = [], [], 0
     folder.mkdir(exist_ok=True)
-    with writing(folder / file_name) as file:
+    with atomic_open(folder / file_name) as file:
         for packed in samples:
             stop = packed.index + 1
             if packed.reason:
@@ -196,7 +196,7 @@ def write_shard(
         if not rows:
             raise DataError(f"{folder.name}: none of its {stop} images can be read; `vit doctor` tells why")
         file.write(END)
-        with writing((folder / file_name).with_suffix(".jsonl")) as index:
+        with atomic_open((folder / file_name).with_suffix(".jsonl")) as index:
             index.write("".join(rows).encode())
         size = file.tell()
     return Shard(file_name, len(rows), size, stop), skipped

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from vitruvian.data.sources.base import LeftOut, Source
 from vitruvian.data.sources.names import class_name, natural
 from vitruvian.errors import DataError, FileError
-from vitruvian.files import cache_folder, read_json, scratch_folder, short_hash, staged
+from vitruvian.files import atomic_path, cache_folder, read_json, scratch_folder, short_hash
 
 FORMAT = 2
 """Raised when the layout of what is stored changes, so that older files are not read."""
@@ -211,7 +211,7 @@ def derived(kind: str, files: Sequence[Path], build: Callable[[Path], None]) -> 
     if target.is_dir():
         return target
     try:
-        with staged(target) as new:
+        with atomic_path(target) as new:
             new.mkdir()
             build(new)
     except FileError:

@@ -20,7 +20,7 @@ from vitruvian.data.sources.names import is_pattern, matching, split_name
 from vitruvian.data.sources.releases import open_task
 from vitruvian.data.sources.remote.stream import open_stream
 from vitruvian.errors import DataError, nearest
-from vitruvian.progress import tell
+from vitruvian.progress import print_status
 from vitruvian.tasks import TASKS, find_task
 
 BUILT_IN = {"digits": open_digits}
@@ -79,7 +79,7 @@ def open_images(data: object, *, split: str | None = None) -> Mapping[str, Sourc
     try:
         found = open_dataset(data, split=split)
         for note in found.notes:
-            tell(f"note: {note}")
+            print_status(f"note: {note}")
         return found.splits
     except DataError:
         folder = Path(data).expanduser() if isinstance(data, str | os.PathLike) else None

@@ -23,7 +23,7 @@ from vitruvian.evaluation.measuring.label_spaces import LabelSpace
 from vitruvian.files import scratch_folder
 from vitruvian.model.build import Model
 from vitruvian.predict import Classifier, probabilities_of
-from vitruvian.progress import Track, tell, track
+from vitruvian.progress import Track, print_status, track
 
 # n images, K outputs
 
@@ -141,7 +141,7 @@ def read_sample(classifier: Classifier, data: object, *, images: int, training: 
         done += numbers
     check_readable(source, unreadable, len(order))
     if unreadable:
-        tell(f"note: {len(unreadable):,} images of {source.name} cannot be read and are not used")
+        print_status(f"note: {len(unreadable):,} images of {source.name} cannot be read and are not used")
     if len(done) < FEWEST:
         raise DataError(f"{source.name}: has {len(done)} images, and at least {FEWEST} are needed to measure a loss")
     known = np.full(len(done), -1) if space is None else space.labels[np.asarray(source.labels())[done]]
@@ -159,5 +159,7 @@ def opened(data: object, model: Model, *, training: bool) -> tuple[Source, Label
     try:
         return dataset.splits[name], space_for(dataset.classes, model, ids=None, mappings=None)
     except DataError:
-        tell(f"note: the model does not have the classes of {dataset.name}; its own answers are what is compared")
+        print_status(
+            f"note: the model does not have the classes of {dataset.name}; its own answers are what is compared"
+        )
         return dataset.splits[name], None

@@ -10,7 +10,7 @@ from vitruvian.config import INNER_POSITIONS, ViTConfig
 from vitruvian.cost import multiply_adds
 from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_cores
-from vitruvian.progress import tell, track
+from vitruvian.progress import print_status, track
 from vitruvian.weights.load import with_merging
 
 Counts = tuple[int, ...]
@@ -50,7 +50,7 @@ def ladder(model: Model, pixels: Tensor) -> list[Counts]:
     for place in track(places, len(places), "where tokens merge"):
         moved[place] = cost_of(model, counts_at(place, depth, patches, TRIED_SHARE), pixels, wanted)
     best = min(moved, key=moved.__getitem__)
-    tell(f"tokens merge in blocks {', '.join(map(str, best))}, where the answers change the least")
+    print_status(f"tokens merge in blocks {', '.join(map(str, best))}, where the answers change the least")
     return list(dict.fromkeys(counts_at(best, depth, patches, share) for share in SHARES))
 
 

@@ -17,12 +17,12 @@ from vitruvian.evaluation.fast.merging import merging
 from vitruvian.evaluation.fast.page import frontier_page
 from vitruvian.evaluation.fast.quantize import CALIBRATION, EVALUATION, Timer, median_seconds, workplace
 from vitruvian.evaluation.fast.search import Candidate, Limits, Search
-from vitruvian.files import check_writable, json_bytes, staged
+from vitruvian.files import atomic_path, check_writable, json_bytes
 from vitruvian.model.build import Model
 from vitruvian.predict import Classifier
-from vitruvian.progress import tell
+from vitruvian.progress import print_status
 from vitruvian.report.html import PAGE
-from vitruvian.settings import BatchSize, check_range, typed
+from vitruvian.settings import BatchSize, check_range, validate
 from vitruvian.text import table
 from vitruvian.weights.save import save
 
@@ -100,7 +100,7 @@ def optimize(
     check_range("max_loss", max_loss, 0, 100)
     check_range("images", images, FEWEST)
     check_range("minutes", minutes, 0)
-    typed("batch", BatchSize, batch)
+    validate("batch", BatchSize, batch)
     check_engine("onnxruntime")  # what int8 is written with
     check_writable(out)
     classifier = Classifier(model, heads=heads)
@@ -111,7 +111,7 @@ def optimize(
         search = Search(classifier.model, fitted, sample, folder, limits=limits, timer=timer, batch=batch)
         candidates = search.candidates()
         forwards = {each.name: search.forward(each) for each in candidates}
-        tell(f"measuring {len(forwards)} ways to run the model, in turn ...")
+        print_status(f"measuring {len(forwards)} ways to run the model, in turn ...")
         seconds = timer(forwards, search.some())
         timed = [dataclasses.replace(each, seconds=seconds[each.name]) for each in candidates]
         timed += search.cascades(timed)
@@ -125,7 +125,7 @@ def optimize(
             baseline=timed[0],
             candidates=tuple(ordered),
         )
-        with staged(out) as place:
+        with atomic_path(out) as place:
             write(search, found.chosen, place)
             numbers = found.to_json()
             (place / "optimize.json").write_bytes(json_bytes(numbers))

@@ -32,12 +32,12 @@ from vitruvian.engines.smooth import dense_layers
 from vitruvian.engines.trial import check_runs
 from vitruvian.errors import ConversionError, UnknownNameError, argument
 from vitruvian.evaluation.fast.loss import BATCH, Loss, Sample, loss_of, read_sample
-from vitruvian.files import check_writable, scratch_folder, staged
+from vitruvian.files import atomic_path, check_writable, scratch_folder
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Classifier
-from vitruvian.progress import tell, track
-from vitruvian.settings import BatchSize, check_range, typed
+from vitruvian.progress import print_status, track
+from vitruvian.settings import BatchSize, check_range, validate
 from vitruvian.weights.load import without_cascade
 
 CALIBRATION = 64
@@ -127,7 +127,7 @@ def quantize(
     sample = read_sample(classifier, evaluate, images=EVALUATION, training=False)
     before = sample.logits(Classifier(without_cascade(classifier.model)).logits, "float")
     with workplace() as folder:
-        tell("finding ranges and moving scales into the weights ...")
+        print_status("finding ranges and moving scales into the weights ...")
         ready, inputs = prepared(classifier.model.eval(), calibration.batches(), weight_bits)
         export(ready, folder / "float.onnx")
         plan = plan_of(ready, inputs, calibration, bits=weight_bits)
@@ -161,7 +161,7 @@ def quantize(
                 f"{path}: not written, int8 is not faster here: {speedup:.2f} times the speed of float in {engine} "
                 f"at batch {batch}"
             )
-        with staged(out) as place:
+        with atomic_path(out) as place:
             place.write_bytes(new.read_bytes())
         return Quantized(
             path=str(path),
@@ -187,7 +187,7 @@ def check_request(path: str | Path, max_loss: float, engine: str, batch: int, we
     if out.exists():
         raise ConversionError(f"{out}: exists already; give another name or remove it")
     check_range("max_loss", max_loss, 0, 100)
-    typed("batch", BatchSize, batch)
+    validate("batch", BatchSize, batch)
     check_bits(weight_bits)
     if engine not in FORMATS:
         raise UnknownNameError("engine", engine, FORMATS, see=f"({', '.join(FORMATS)})")

@@ -32,8 +32,8 @@ from vitruvian.evaluation.measuring.fewer import certainty_and_losses, fitted_th
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.predict import probabilities_of
-from vitruvian.progress import tell
-from vitruvian.text import duration
+from vitruvian.progress import print_status
+from vitruvian.text import format_duration
 
 INT8_SHARE = 0.5
 """Of the loss that int8 alone may take where tokens can merge, too."""
@@ -109,7 +109,7 @@ class Search:
     def candidates(self) -> list[Candidate]:
         """The model itself first."""
         if isinstance(self.model, ViT):
-            tell("finding ranges and moving scales into the weights ...")
+            print_status("finding ranges and moving scales into the weights ...")
             self.ready, self.inputs = prepared(self.model, self.fitted.batches())
         self.try_float(())
         steps = ladder(self.model, self.fitted.tensor(slice(None))) if self.has_time() else []
@@ -118,7 +118,7 @@ class Search:
         if steps and steps[-1] not in self.answers and self.has_time():
             self.try_float(steps[-1])  # a cascade's first pass may lose more
         if not self.has_time():
-            tell("note: the time was over before all was tried; --minutes N (minutes=) allows more")
+            print_status("note: the time was over before all was tried; --minutes N (minutes=) allows more")
         return self.found
 
     def has_time(self) -> bool:
@@ -134,7 +134,7 @@ class Search:
                 path = str(self.exported(counts))
                 self.found.append(Candidate(engine=engine, counts=counts, int8_layers=0, loss=loss, path=path))
             except VitruvianError as error:
-                tell(f"note: {engine} is left out: {error}")
+                print_status(f"note: {engine} is left out: {error}")
         return loss.points <= self.max_loss
 
     def try_int8(self, within: float) -> int | None:
@@ -190,8 +190,8 @@ class Search:
 
     def add(self, candidate: Candidate) -> None:
         self.found.append(candidate)
-        spent = f"{duration(time.monotonic() - self.begun)} of at most {duration(self.seconds)}"
-        tell(f"{candidate.name}: {candidate.loss.points:.2f} points lost at most ({spent})")
+        spent = f"{format_duration(time.monotonic() - self.begun)} of at most {format_duration(self.seconds)}"
+        print_status(f"{candidate.name}: {candidate.loss.points:.2f} points lost at most ({spent})")
 
     def cascades(self, timed: list[Candidate]) -> list[Candidate]:
         """First passes that alone lose too much and the whole model, in the same engine, as often as the loss allows.
@@ -227,11 +227,13 @@ class Search:
         try:
             write_int8(paths["float"], paths["int8"], ready, quick_layers(ready, self.inputs))
         except ConversionError as error:
-            tell(f"note: int8 is left out: {error}")
+            print_status(f"note: int8 is left out: {error}")
             return False
         seconds = self.timer({name: OpenGraph(path, "onnxruntime") for name, path in paths.items()}, self.some())
         ratio = seconds["float"] / seconds["int8"]
-        tell(f"int8 in every layer: {ratio:.2f} times the speed of float" + ("" if ratio > 1 else "; it is left out"))
+        print_status(
+            f"int8 in every layer: {ratio:.2f} times the speed of float" + ("" if ratio > 1 else "; it is left out")
+        )
         return ratio > 1
 
     def loss_of(self, after: Tensor) -> Loss:
@@ -241,7 +243,7 @@ class Search:
         """The graph that every runtime reads."""
         path = self.folder / f"float{'_'.join(map(str, counts))}.onnx"
         if not path.is_file():
-            tell(f"exporting the graph{' with ' * bool(counts)}{words_of(counts) if counts else ''} ...")
+            print_status(f"exporting the graph{' with ' * bool(counts)}{words_of(counts) if counts else ''} ...")
             export(merging(self.ready, counts), path)
         return path
 

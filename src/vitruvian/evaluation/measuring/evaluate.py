@@ -36,8 +36,8 @@ from vitruvian.evaluation.measuring.label_spaces import LabelSpace, label_space
 from vitruvian.evaluation.measuring.metrics import SHOWN_MISTAKES, Counts, Measures, Tally, ranks
 from vitruvian.model.build import Model
 from vitruvian.predict import Classifier, Encoder
-from vitruvian.progress import Track, untracked
-from vitruvian.settings import Seed, typed
+from vitruvian.progress import Track, no_tracking
+from vitruvian.settings import Seed, validate
 from vitruvian.tasks import file_beside
 from vitruvian.weights.load import locate, run_facts
 from vitruvian.weights.save import save
@@ -121,7 +121,7 @@ def evaluate(
     mappings: str | Path | None = None,
     seed: int = 0,
     batch: int = BATCH,
-    track: Track = untracked,
+    track: Track = no_tracking,
 ) -> Evaluation:
     """How good a model is on one split of a dataset, the same numbers as `vit evaluate` prints.
 
@@ -133,7 +133,7 @@ def evaluate(
     `real` is a file of ReaL labels, `wordnet_ids` one with the WordNet id of each output, `mappings` ObjectNet's
     folder; what a task brings is found by itself. The seed is of the calibration.
     """
-    typed("seed", Seed, seed)
+    validate("seed", Seed, seed)
     opened = open_dataset(data)
     place = fspath(data) if isinstance(data, str | PathLike) else ""
     classifier = with_view(classifier_of(model, opened.classes, template, flip=flip), data, view)

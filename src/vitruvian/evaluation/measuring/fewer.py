@@ -26,7 +26,7 @@ from vitruvian.model.build import Model
 from vitruvian.model.merge import fit_thresholds
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Classifier, Encoder, first_of, probabilities_of, reduced
-from vitruvian.progress import Track, untracked
+from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import Size, as_size, check_range
 from vitruvian.weights.load import load, with_merging, without_cascade
 
@@ -69,7 +69,7 @@ def fit_cascade(
     max_loss: float = 0.5,
     split: str | None = None,
     batch: int = BATCH,
-    track: Track = untracked,
+    track: Track = no_tracking,
 ) -> FittedCascade:
     """The cascade whose first pass sees smaller images, or merges tokens, and answers as often as `max_loss` allows.
 

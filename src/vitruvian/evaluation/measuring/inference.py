@@ -24,8 +24,8 @@ from vitruvian.evaluation.measuring.label_spaces import LabelSpace
 from vitruvian.files import scratch_folder
 from vitruvian.model.cores import map_over_shapes
 from vitruvian.predict import Classifier, Encoder
-from vitruvian.progress import Track, untracked
-from vitruvian.settings import BatchSize, typed
+from vitruvian.progress import Track, no_tracking
+from vitruvian.settings import BatchSize, validate
 from vitruvian.tasks import view_for
 from vitruvian.text import printable
 
@@ -105,7 +105,7 @@ def vectors(
 
     numbers: list[int] = []
     views: list[Tensor] = []
-    typed("batch", BatchSize, batch)
+    validate("batch", BatchSize, batch)
     for _, seen in encoder.views(encoded(), ahead=2 * batch):
         number = waiting.popleft()
         if isinstance(seen, ImageError):
@@ -151,7 +151,7 @@ class Answers:
 
 
 def answers_of(
-    classifier: Classifier, source: Source, space: LabelSpace, *, batch: int = BATCH, track: Track = untracked
+    classifier: Classifier, source: Source, space: LabelSpace, *, batch: int = BATCH, track: Track = no_tracking
 ) -> Answers:
     truth = space.labels[np.asarray(source.labels())]
     wanted = np.flatnonzero(truth >= 0)

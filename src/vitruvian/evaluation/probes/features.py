@@ -17,7 +17,7 @@ from vitruvian.evaluation.measuring.inference import Unreadable, check_readable,
 from vitruvian.evaluation.probes.fewshot import shuffled_classes
 from vitruvian.evaluation.probes.store import Features, FeatureStore, image_key
 from vitruvian.predict import Encoder
-from vitruvian.progress import Track, untracked
+from vitruvian.progress import Track, no_tracking
 
 # n images that can be read, F features
 
@@ -52,7 +52,7 @@ class FeatureSet:
 
 
 def features_of(
-    encoder: Encoder, source: Source, store: FeatureStore, *, batch: int = BATCH, track: Track = untracked
+    encoder: Encoder, source: Source, store: FeatureStore, *, batch: int = BATCH, track: Track = no_tracking
 ) -> FeatureSet:
     """The features of all images of a source; new ones are in the store afterwards, and every so often before."""
     values = np.zeros((len(source), encoder.model.config.feature_width), np.float32)

@@ -22,9 +22,9 @@ from vitruvian.evaluation.probes.neighbors import chosen_neighbors, neighbor_pre
 from vitruvian.evaluation.probes.store import open_store
 from vitruvian.model.build import Model
 from vitruvian.predict import Encoder
-from vitruvian.progress import Track, untracked
+from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import check_range
-from vitruvian.text import counted
+from vitruvian.text import plural
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +142,7 @@ def probe(
     neighbors: int | None = None,
     view: Preprocess | Transform | None = None,
     batch: int = BATCH,
-    track: Track = untracked,
+    track: Track = no_tracking,
 ) -> ProbeReport:
     """Probe a frozen model on a dataset, the same numbers as `vit probe` prints.
 
@@ -162,7 +162,7 @@ def probe(
     found = [features_of(encoder, source, store, batch=batch, track=track) for source in parts.sources]
     feature_seconds = time.monotonic() - started
     if store.damaged:
-        notes.append(f"{counted(store.damaged, 'feature', 'was|were')} damaged in the cache and computed anew")
+        notes.append(f"{plural(store.damaged, 'feature', 'was|were')} damaged in the cache and computed anew")
     return report_of(
         found,
         wanted,

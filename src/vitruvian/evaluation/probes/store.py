@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from vitruvian.config import REGULARIZERS, Preprocess
 from vitruvian.data.decode import RawImage
 from vitruvian.errors import ConfigError, FileError
-from vitruvian.files import cache_folder, short_hash, writing
+from vitruvian.files import atomic_open, cache_folder, short_hash
 from vitruvian.predict import Encoder
 from vitruvian.settings import Settings
 from vitruvian.weights.store import tensors_digest
@@ -116,7 +116,7 @@ class FeatureStore:
             rows["features"] = [features for _, features in self._new]
             name = hashlib.sha256(rows["key"].tobytes()).hexdigest()[:24]
             try:
-                with writing(self.folder / f"{name}.npy") as file:
+                with atomic_open(self.folder / f"{name}.npy") as file:
                     np.save(file, rows)
             except FileError:  # a full disk: go on without
                 self.folder = None

@@ -26,7 +26,7 @@ from vitruvian.data.sources.index import derived
 from vitruvian.data.sources.names import parse_classes
 from vitruvian.errors import DataError
 from vitruvian.files import read_text
-from vitruvian.text import one_line
+from vitruvian.text import describe_error
 
 PIXELS = 3 * 32 * 32
 MAX_ARCHIVE_BYTES = 2**29
@@ -148,7 +148,7 @@ def archive_members(path: Path) -> Iterator[Member]:
                 if file is not None:
                     yield member.name.rpartition("/")[2], file  # type: ignore[misc]
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, ValueError, MemoryError) as error:
-        raise DataError(f"{path}: a broken archive ({one_line(error)}); get it again") from error
+        raise DataError(f"{path}: a broken archive ({describe_error(error)}); get it again") from error
 
 
 def folder_members(files: list[Path]) -> Iterator[Member]:
@@ -227,4 +227,4 @@ def plain_pickle(data: bytes, where: str) -> Any:
     try:
         return PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
     except Exception as error:  # broken bytes lead the unpickler to nearly any error
-        raise DataError(f"{where}: not a pickle of plain data ({one_line(error)})") from error
+        raise DataError(f"{where}: not a pickle of plain data ({describe_error(error)})") from error

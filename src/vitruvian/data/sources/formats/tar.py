@@ -21,7 +21,7 @@ from vitruvian.data.sources.index import Entry, IndexedSource, OpenFile, indexed
 from vitruvian.data.sources.names import listed_classes, natural, split_of_file
 from vitruvian.errors import DataError, FileError, ImageError
 from vitruvian.files import parse_json
-from vitruvian.text import one_line
+from vitruvian.text import describe_error
 
 IMAGES = EXTENSIONS | {".npy"}
 """Endings of members that hold the image; `.npy` holds its pixels."""
@@ -138,7 +138,7 @@ def read_member(file: OpenFile, offset: int, size: int, key: str) -> RawImage:
     try:
         return pixels_of(data)
     except Exception as error:  # NumPy's reader of headers raises whatever broken bytes lead it to
-        raise ImageError(f"broken array ({one_line(error)})", where=key) from error
+        raise ImageError(f"broken array ({describe_error(error)})", where=key) from error
 
 
 def pixels_of(data: bytes) -> NDArray[np.uint8]:

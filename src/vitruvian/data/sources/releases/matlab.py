@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vitruvian.errors import DataError
-from vitruvian.text import one_line
+from vitruvian.text import describe_error
 
 HEADER_BYTES = 128
 MAX_BYTES = 2**28
@@ -53,7 +53,7 @@ def read_matlab(path: Path) -> dict[str, Any]:
             name, value = matrix(body, order)
             variables[name] = value
     except (struct.error, zlib.error, ValueError, IndexError, OverflowError, RuntimeError, StopIteration) as error:
-        reason = "it ends too soon" if isinstance(error, StopIteration) else one_line(error)
+        reason = "it ends too soon" if isinstance(error, StopIteration) else describe_error(error)
         raise DataError(f"{path}: a broken MATLAB file ({reason}); get it again") from error
     return {name: value for name, value in variables.items() if name}
 

@@ -23,8 +23,8 @@ from vitruvian.data.sources.formats.tar import read_member, samples
 from vitruvian.data.sources.index import OpenFile, class_numbers
 from vitruvian.data.sources.names import expanded
 from vitruvian.errors import DataError, FileError, MissingExtraError, VitruvianError, require
-from vitruvian.files import MAX_TEXT_BYTES, decoded, locked, short_hash, staged, writing
-from vitruvian.text import one_line
+from vitruvian.files import MAX_TEXT_BYTES, atomic_open, atomic_path, decode_utf8, file_lock, short_hash
+from vitruvian.text import describe_error
 
 Result = TypeVar("Result")
 
@@ -81,7 +81,7 @@ def attempted(
         except Exception as error:  # each file system has its own errors
             if status := refusal(error):
                 raise DataError(
-                    f"access denied ({status}): {one_line(error)}; check the credentials, and that they may "
+                    f"access denied ({status}): {describe_error(error)}; check the credentials, and that they may "
                     "list and read there",
                     where=what,
                 ) from error
@@ -129,7 +129,7 @@ def remote_text(url: str) -> str | None:
     size = remote_size(url)
     if size is not None and size > MAX_TEXT_BYTES:
         raise DataError(f"{size >> 20} MiB exceeds the limit of {MAX_TEXT_BYTES >> 20} MiB for a list", where=url)
-    return decoded(attempted(url, lambda: bytes(system.cat_file(path))), url, raises=DataError)
+    return decode_utf8(attempted(url, lambda: bytes(system.cat_file(path))), url, raises=DataError)
 
 
 def remote_size(url: str) -> int | None:
@@ -153,7 +153,7 @@ def download(url: str, target: Path) -> None:
                 except OSError as error:  # of this disk: another attempt does not help
                     raise FileError(f"cannot be written: {error.strerror}", where=target) from error
 
-    with writing(target) as here:
+    with atomic_open(target) as here:
         attempted(url, partial(copy, here))
         wanted, found = remote_size(url), here.tell()
         if wanted is not None and wanted != found:
@@ -254,12 +254,12 @@ class ShardCache:
         try:
             return self._copied(url, target)
         except (OSError, FileError) as error:  # it must not pass for an image that cannot be read
-            raise DataError(f"no copy of it in {self.folder}: {one_line(error)}", where=url) from error
+            raise DataError(f"no copy of it in {self.folder}: {describe_error(error)}", where=url) from error
 
     def _copied(self, url: str, target: Path) -> LocalShard:
-        with locked(target.with_suffix(".lock")):  # other processes wait for this copy instead of making their own
+        with file_lock(target.with_suffix(".lock")):  # other processes wait for this copy instead of making their own
             if not target.is_dir():
-                with staged(target) as new:
+                with atomic_path(target) as new:
                     new.mkdir()
                     download(url, new / "shard.tar")
                     write_table(new, url.rpartition("/")[2], self.classes)
@@ -269,13 +269,13 @@ class ShardCache:
 
     def _evict(self, newest: Path) -> None:
         """Remove the shards that were opened longest ago until the rest fits."""
-        with locked(self.folder / "eviction.lock"):
+        with file_lock(self.folder / "eviction.lock"):
             folders = [path.parent for path in self.folder.glob("[!.]*/shard.tar")]
             sizes = {folder: (folder / "shard.tar").stat().st_size for folder in folders}
             excess = sum(sizes.values()) - self.bytes_kept
             for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime):
                 if excess > 0 and folder != newest:
-                    with locked(folder.with_suffix(".lock"), wait=False) as free:
+                    with file_lock(folder.with_suffix(".lock"), wait=False) as free:
                         if free:  # no process is about to open it
                             shutil.rmtree(folder, ignore_errors=True)
                             excess -= sizes[folder]
