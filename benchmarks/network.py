@@ -130,7 +130,7 @@ def step_seconds(url: str, shard_bytes: int, workers: int) -> tuple[float, float
     """The mean time of a step, and the time until the first has ended."""
     import os
 
-    from vitruvian.data.sources.remote import stream
+    from vitruvian.data import remote as stream
     from vitruvian.training import Listener, train
 
     stream.BYTES_KEPT = 4 * LANES * shard_bytes

@@ -52,8 +52,8 @@ def torchvision_folder(folder: Path) -> tuple[int, Read]:
 def ours(data: Path) -> tuple[int, Read]:
     """A dataset read and viewed as our loader does it."""
     from vitruvian.data.augment import Augment, train_transform
+    from vitruvian.data.formats import open_dataset
     from vitruvian.data.order import generator_for
-    from vitruvian.data.sources import open_dataset
 
     view = train_transform(Augment(image_size=(SIDE, SIDE), crop="resized", scale=(0.08, 1.0)))
     source = open_dataset(data).train

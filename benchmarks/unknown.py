@@ -24,8 +24,9 @@ from torch import Tensor
 import vitruvian as vt
 from outliers import outliers
 from vitruvian.data.decode import ImageInput
-from vitruvian.data.sources import Source, open_dataset
-from vitruvian.data.sources.formats.folder import find_images
+from vitruvian.data.folder import find_images
+from vitruvian.data.formats import open_dataset
+from vitruvian.data.sources import Source
 from vitruvian.evaluation.measuring.energy import shift_energy
 from vitruvian.predict import Classifier
 from vitruvian.training.images import images_for

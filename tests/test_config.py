@@ -8,7 +8,7 @@ import pytest
 
 from vitruvian.config import Numerics, Preprocess, ResNetConfig, StemConfig, ViTConfig
 from vitruvian.data.augment import Augment
-from vitruvian.data.pack.encode import PackSettings
+from vitruvian.data.pack import PackSettings
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.serve.limits import Limits
 from vitruvian.training.recipe import Recipe

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from vitruvian import Classifier, create_model
 from vitruvian.config import Preprocess, ViTConfig
 from vitruvian.data.doctor import diagnose
-from vitruvian.data.pack import pack
-from vitruvian.data.pack.shards import read_state
-from vitruvian.data.sources import open_dataset
-from vitruvian.data.sources.names import listed_classes
+from vitruvian.data.formats import open_dataset
+from vitruvian.data.names import listed_classes
+from vitruvian.data.pack import pack, read_state
 from vitruvian.errors import ConfigError, VitruvianError
 from vitruvian.files import parse_json, parse_toml
 from vitruvian.training.checkpoint import read_position

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import vitruvian.bulk.run  # noqa: F401, so that no copy of this process imports it
-import vitruvian.data.sources.remote as remote
 from forked import Forked
 from vitruvian.bulk import embed, merge
+from vitruvian.data import remote
 from vitruvian.errors import DataError, FileError
 from vitruvian.weights.save import save
 

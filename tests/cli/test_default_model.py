@@ -10,7 +10,7 @@ from PIL import Image
 import vitruvian as vt
 from vitruvian.config import ViTConfig
 from vitruvian.cost import parameters
-from vitruvian.data.sources import open_dataset
+from vitruvian.data.formats import open_dataset
 from vitruvian.errors import CheckpointError, HubError
 from vitruvian.model.build import build
 from vitruvian.training.given import chosen_recipe

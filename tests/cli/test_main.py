@@ -161,7 +161,7 @@ def test_a_surprise_is_one_line_that_tells_how_to_see_more(vit, monkeypatch):
     def surprise(paths: object) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("vitruvian.data.sources.formats.folder.find_images", surprise)
+    monkeypatch.setattr("vitruvian.data.folder.find_images", surprise)
     code, _, err = vit("predict", "a.jpg", "--model", "m")
     assert code == 1
     assert err == "internal error: RuntimeError: two lines (set VIT_TRACEBACK=1 to see the traceback)\n"
@@ -174,7 +174,7 @@ def test_a_stopped_run_is_its_own_line_and_128_more_than_the_signal(vit, monkeyp
     def stopped(paths: object) -> None:
         raise Interrupted("stopped after step 3 of 9", signal.SIGINT)
 
-    monkeypatch.setattr("vitruvian.data.sources.formats.folder.find_images", stopped)
+    monkeypatch.setattr("vitruvian.data.folder.find_images", stopped)
     assert vit("predict", "a.jpg", "--model", "m") == (130, "", "stopped after step 3 of 9\n")
 
 
@@ -224,7 +224,7 @@ def test_a_full_disk_is_one_line(vit, monkeypatch):
     def full(paths: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("vitruvian.data.sources.formats.folder.find_images", full)
+    monkeypatch.setattr("vitruvian.data.folder.find_images", full)
     assert vit("predict", "a.jpg", "--model", "m") == (1, "", "error: output: no space left on device\n")
 
 
@@ -232,7 +232,7 @@ def test_ctrl_c_exits_with_130_and_nothing_more(vit, monkeypatch):
     def interrupted(paths: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vitruvian.data.sources.formats.folder.find_images", interrupted)
+    monkeypatch.setattr("vitruvian.data.folder.find_images", interrupted)
     assert vit("predict", "a.jpg", "--model", "m") == (130, "", "")
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from vitruvian.config import Preprocess
 from vitruvian.data.augment import Augment, normalize, train_transform
-from vitruvian.data.augment.geometry import inception_box, resized_box
+from vitruvian.data.augment_ops import inception_box, resized_box
 from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.errors import ConfigError, ImageError, MissingExtraError, UnknownNameError
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from vitruvian.data.augment import color, geometry
-from vitruvian.data.augment.ops import OPS, RAND_AUGMENT, rand_augment
+from vitruvian.data import augment_ops as ops
+from vitruvian.data.augment_ops import OPS, RAND_AUGMENT, rand_augment
 
 
 def sample(mode="RGB"):
@@ -20,22 +20,22 @@ def difference(ours, pillow):
 
 
 EXACT = {
-    "invert": (color.inverted, ImageOps.invert),
-    "autocontrast": (color.autocontrast, ImageOps.autocontrast),
-    "equalize": (color.equalized, ImageOps.equalize),
-    "posterize to 1 bit": (lambda x: color.posterized(x, 1), lambda p: ImageOps.posterize(p, 1)),
-    "posterize to 4 bits": (lambda x: color.posterized(x, 4), lambda p: ImageOps.posterize(p, 4)),
-    "solarize from 0": (lambda x: color.solarized(x, 0), lambda p: ImageOps.solarize(p, 0)),
-    "solarize from 100": (lambda x: color.solarized(x, 100), lambda p: ImageOps.solarize(p, 100)),
-    "solarize from 256": (lambda x: color.solarized(x, 256), lambda p: p),
+    "invert": (ops.inverted, ImageOps.invert),
+    "autocontrast": (ops.autocontrast, ImageOps.autocontrast),
+    "equalize": (ops.equalized, ImageOps.equalize),
+    "posterize to 1 bit": (lambda x: ops.posterized(x, 1), lambda p: ImageOps.posterize(p, 1)),
+    "posterize to 4 bits": (lambda x: ops.posterized(x, 4), lambda p: ImageOps.posterize(p, 4)),
+    "solarize from 0": (lambda x: ops.solarized(x, 0), lambda p: ImageOps.solarize(p, 0)),
+    "solarize from 100": (lambda x: ops.solarized(x, 100), lambda p: ImageOps.solarize(p, 100)),
+    "solarize from 256": (lambda x: ops.solarized(x, 256), lambda p: p),
     "solarize add": (
-        lambda x: color.solarized_add(x, 110),
+        lambda x: ops.solarized_add(x, 110),
         lambda p: p.point(lambda v: min(v + 110, 255) if v < 128 else v),
     ),
-    "darker": (lambda x: color.brightness(x, 0.37), lambda p: ImageEnhance.Brightness(p).enhance(0.37)),
-    "brighter": (lambda x: color.brightness(x, 1.9), lambda p: ImageEnhance.Brightness(p).enhance(1.9)),
-    "less contrast": (lambda x: color.contrast(x, 0.1), lambda p: ImageEnhance.Contrast(p).enhance(0.1)),
-    "more contrast": (lambda x: color.contrast(x, 1.9), lambda p: ImageEnhance.Contrast(p).enhance(1.9)),
+    "darker": (lambda x: ops.brightness(x, 0.37), lambda p: ImageEnhance.Brightness(p).enhance(0.37)),
+    "brighter": (lambda x: ops.brightness(x, 1.9), lambda p: ImageEnhance.Brightness(p).enhance(1.9)),
+    "less contrast": (lambda x: ops.contrast(x, 0.1), lambda p: ImageEnhance.Contrast(p).enhance(0.1)),
+    "more contrast": (lambda x: ops.contrast(x, 1.9), lambda p: ImageEnhance.Contrast(p).enhance(1.9)),
 }
 
 
@@ -50,8 +50,8 @@ def test_operations_on_single_values_equal_pillow(name, mode):
 @pytest.mark.parametrize("value", [0, 77, 255])
 def test_a_image_of_one_color_has_no_contrast_to_stretch(value):
     flat = np.full((5, 6, 3), value, np.uint8)
-    assert np.array_equal(color.autocontrast(flat), flat)
-    assert np.array_equal(color.equalized(flat), flat)
+    assert np.array_equal(ops.autocontrast(flat), flat)
+    assert np.array_equal(ops.equalized(flat), flat)
 
 
 @pytest.mark.parametrize("factor", [0.1, 0.7, 1.0, 1.9])
@@ -59,8 +59,8 @@ def test_blends_equal_pillow_but_for_rounding(factor):
     image = sample()
     levels = np.asarray(image)
     # Pillow cuts off where OpenCV rounds; its luma differs by 1 now and then, which the factor 1.9 can double.
-    assert abs(difference(color.saturation(levels, factor), ImageEnhance.Color(image).enhance(factor))).max() <= 2
-    assert abs(difference(color.sharpness(levels, factor), ImageEnhance.Sharpness(image).enhance(factor))).max() <= 1
+    assert abs(difference(ops.saturation(levels, factor), ImageEnhance.Color(image).enhance(factor))).max() <= 2
+    assert abs(difference(ops.sharpness(levels, factor), ImageEnhance.Sharpness(image).enhance(factor))).max() <= 1
 
 
 @pytest.mark.parametrize("turn", [0.0, 0.1, -0.3, 0.5])
@@ -69,7 +69,7 @@ def test_hue_turns_as_in_pillow(turn):
     turned = Image.fromarray(np.asarray(hue) + np.uint8(round(turn * 255) % 256))
     expected = Image.merge("HSV", (turned, *rest)).convert("RGB")
     # Both go through 8-bit hue, but round on other steps: up to 2 of 256 hues, at most 12 levels.
-    found = difference(color.hue(np.asarray(sample()), turn), expected)
+    found = difference(ops.hue(np.asarray(sample()), turn), expected)
     assert abs(found).max() <= 12
     assert abs(found).mean() < 1
 
@@ -83,14 +83,14 @@ def test_moved_pixels_equal_pillow(matrix, mode):
     image = sample(mode)
     gray = (128,) * len(mode)
     expected = image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST, fillcolor=gray)
-    assert not difference(geometry.moved(np.asarray(image), matrix), expected).any()
+    assert not difference(ops.moved(np.asarray(image), matrix), expected).any()
 
 
 @pytest.mark.parametrize("degrees", [30, -13])
 def test_rotation_equals_pillow(degrees):
     expected = sample().rotate(degrees, fillcolor=(128, 128, 128))
     # A source exactly between two pixels may be rounded the other way.
-    assert (difference(geometry.rotated(np.asarray(sample()), degrees), expected) != 0).mean() < 0.005
+    assert (difference(ops.rotated(np.asarray(sample()), degrees), expected) != 0).mean() < 0.005
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
@@ -98,7 +98,7 @@ def test_enlarging_equals_pillow_but_for_rounding(interpolation):
     filters = Image.Resampling
     smooth = sample().resize((16, 12), filters.BOX)
     expected = smooth.resize((40, 30), getattr(filters, interpolation.upper()))
-    ours = geometry.scaled(np.asarray(smooth), (30, 40), interpolation)
+    ours = ops.scaled(np.asarray(smooth), (30, 40), interpolation)
     # bicubic: Pillow's kernel has a = -0.5, OpenCV's -0.75; lanczos: three lobes against four
     allowed = {"nearest": 0, "bilinear": 1, "bicubic": 8, "lanczos": 8}[interpolation]
     assert abs(difference(ours, expected)).max() <= allowed
@@ -106,9 +106,9 @@ def test_enlarging_equals_pillow_but_for_rounding(interpolation):
 
 def test_jitter_of_nothing_changes_nothing_and_stays_within_its_strength():
     levels = np.asarray(sample())
-    assert np.array_equal(color.color_jitter(levels, (0, 0, 0, 0), np.random.default_rng(0)), levels)
+    assert np.array_equal(ops.color_jitter(levels, (0, 0, 0, 0), np.random.default_rng(0)), levels)
     means = [
-        color.color_jitter(levels, (0.2, 0, 0, 0), np.random.default_rng(i)).mean() / levels.mean() for i in range(200)
+        ops.color_jitter(levels, (0.2, 0, 0, 0), np.random.default_rng(i)).mean() / levels.mean() for i in range(200)
     ]
     assert 0.79 < min(means) < 0.82
     assert 1.18 < max(means) < 1.21

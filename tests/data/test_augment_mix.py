@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitruvian.data.augment import Augment, mix
-from vitruvian.data.augment.mix import neighbors, pasted_box
+from vitruvian.data.augment import Augment, mix, neighbors, pasted_box
 from vitruvian.errors import ConfigError
 
 MIXUP, CUTMIX = Augment(mixup_alpha=0.4), Augment(cutmix_alpha=1.0)

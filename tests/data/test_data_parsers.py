@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 from making import add_member, idx_bytes, make_cifar_binary, png, python2_pickle
 from photos import encoded, photo
 
+from vitruvian.data.columns import OpenFile
 from vitruvian.data.decode import decode
+from vitruvian.data.formats import open_dataset
 from vitruvian.data.jpeg import Box, decode_box, read_header
-from vitruvian.data.sources import open_dataset
-from vitruvian.data.sources.formats.cifar import plain_pickle
-from vitruvian.data.sources.formats.manifest import csv_rows, entry
-from vitruvian.data.sources.formats.pixels import read_labels
-from vitruvian.data.sources.formats.tar import read_member, samples
-from vitruvian.data.sources.index import OpenFile
-from vitruvian.data.sources.names import parse_classes
-from vitruvian.data.sources.releases.matlab import read_matlab
+from vitruvian.data.matlab import read_matlab
+from vitruvian.data.names import parse_classes
+from vitruvian.data.pixels import plain_pickle, read_idx_labels
+from vitruvian.data.shards import read_member, samples
+from vitruvian.data.tables import csv_rows, entry
 from vitruvian.errors import DataError, ImageError
 
 QUICK = settings(
@@ -111,7 +110,7 @@ def test_idx_files_of_any_bytes(tmp_path_factory, images, labels):
     folder.mkdir(exist_ok=True)
     (folder / "train-images-idx3-ubyte").write_bytes(images)
     (folder / "train-labels-idx1-ubyte").write_bytes(labels)
-    ends_well(read_labels, folder / "train-labels-idx1-ubyte")
+    ends_well(read_idx_labels, folder / "train-labels-idx1-ubyte")
     data = ends_well(open_dataset, folder)
     if data is not None:
         ends_well(data.train.read, 0)

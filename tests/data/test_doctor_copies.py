@@ -10,8 +10,7 @@ from PIL import Image, ImageEnhance
 from vitruvian.data.decode import decode
 from vitruvian.data.doctor import diagnose
 from vitruvian.data.doctor.copies import candidates, same_groups
-from vitruvian.data.doctor.scan import Problem, look_at
-from vitruvian.data.doctor.sketch import hashes, same_image, sketch
+from vitruvian.data.doctor.scan import Problem, hashes, look_at, same_image, sketch
 from vitruvian.errors import ImageError
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from vitruvian.data.doctor import diagnose
-from vitruvian.data.doctor.classes import REFERENCES, commonest, neighbors, sketch_looks
-from vitruvian.data.doctor.sketch import SKETCH_BYTES
-from vitruvian.data.sources import open_dataset
-from vitruvian.data.sources.base import Dataset, Source
+from vitruvian.data.doctor.checks import REFERENCES, commonest, neighbors, sketch_looks
+from vitruvian.data.doctor.scan import SKETCH_BYTES
+from vitruvian.data.formats import open_dataset
+from vitruvian.data.sources import Dataset, Source
 
 
 class Relabeled(Source):
@@ -79,7 +79,7 @@ def test_no_image_is_its_own_neighbor(monkeypatch):
     sketches = rng.integers(0, 256, (60, SKETCH_BYTES), dtype=np.uint8)
     among = np.arange(5, 55)
     for references in (REFERENCES, 30):  # all of them, and some
-        monkeypatch.setattr("vitruvian.data.doctor.classes.REFERENCES", references)
+        monkeypatch.setattr("vitruvian.data.doctor.checks.REFERENCES", references)
         near = neighbors(partial(sketch_looks, sketches), among)
         assert not (near == among[:, None]).any()
         assert np.isin(near, among).all()

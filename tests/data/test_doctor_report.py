@@ -12,7 +12,7 @@ from vitruvian.cli.doctor import doctor
 from vitruvian.data.doctor import diagnose
 from vitruvian.data.doctor.findings import report
 from vitruvian.data.doctor.page import page
-from vitruvian.data.sources import open_dataset
+from vitruvian.data.formats import open_dataset
 
 app = typer.Typer()
 app.command()(doctor)

@@ -15,7 +15,7 @@ from vitruvian.cli import main
 from vitruvian.data.doctor import diagnose
 from vitruvian.data.doctor.corrections import apply_corrections
 from vitruvian.data.doctor.review import doubtful, review
-from vitruvian.data.sources import open_dataset
+from vitruvian.data.formats import open_dataset
 from vitruvian.errors import DataError, FileError
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from making import make_folder
 
-from vitruvian.data.augment import Augment, ops, train_transform
-from vitruvian.data.sources import base, open_dataset
-from vitruvian.data.sources import open as opening
-from vitruvian.data.sources.formats import folder
+from vitruvian.data import augment_ops, folder, formats, sources
+from vitruvian.data.augment import Augment, train_transform
+from vitruvian.data.formats import open_dataset
 from vitruvian.errors import DataError
 
 TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
@@ -25,7 +24,7 @@ def run(name, table, monkeypatch, *modules):
 
 
 def test_an_augmentation_is_a_function_and_a_row(monkeypatch):
-    run("vignette", ops.OPS, monkeypatch, ops)
+    run("vignette", augment_ops.OPS, monkeypatch, augment_ops)
     white = np.full((8, 8, 3), 255, np.uint8)
     view = train_transform(Augment(image_size=(8, 8), crop="none", ops=(("vignette", 1.0, 1.0),)))
     seen = view(white, np.random.default_rng(0))
@@ -33,7 +32,7 @@ def test_an_augmentation_is_a_function_and_a_row(monkeypatch):
 
 
 def test_a_format_is_a_function_and_a_row(tmp_path, monkeypatch):
-    run("jsonl", opening.FORMATS, monkeypatch, base, folder, opening)
+    run("jsonl", formats.FORMATS, monkeypatch, sources, folder, formats)
     make_folder(tmp_path)
     rows = [{"path": f"{name}/{index}.png", "label": name} for name in ("cat", "dog") for index in range(3)]
     (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))

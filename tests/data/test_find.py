@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vitruvian.data.sources.formats.folder import find_images
+from vitruvian.data.folder import find_images
 from vitruvian.errors import DataError
 
 

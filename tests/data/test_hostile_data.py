@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from making import add_member, idx_bytes, make_folder, make_idx, make_shard, png
 
-from vitruvian.data.augment import Augment, train_transform
-from vitruvian.data.augment.geometry import visible_part
+from vitruvian.data import pixels, sources
+from vitruvian.data.augment import Augment, train_transform, visible_part
 from vitruvian.data.decode import decode
 from vitruvian.data.doctor import diagnose
-from vitruvian.data.sources import base, open_dataset
-from vitruvian.data.sources.formats import cifar, pixels
-from vitruvian.data.sources.formats.folder import find_images, open_lists
+from vitruvian.data.folder import find_images, open_lists
+from vitruvian.data.formats import open_dataset
 from vitruvian.errors import DataError, ImageError
 
 
@@ -72,7 +71,7 @@ def test_a_gzip_bomb_is_not_unpacked(tmp_path, monkeypatch):
 
 
 def test_an_archive_bomb_is_not_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar, "MAX_ARCHIVE_BYTES", 2**20)
+    monkeypatch.setattr(pixels, "MAX_ARCHIVE_BYTES", 2**20)
     with tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as archive:
         add_member(archive, "x", bytes(2**20))
         add_member(archive, "batches.meta", b"")
@@ -81,7 +80,7 @@ def test_an_archive_bomb_is_not_unpacked(tmp_path, monkeypatch):
 
 
 def test_a_member_too_large_for_an_image_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(base, "MAX_IMAGE_BYTES", 50)
+    monkeypatch.setattr(sources, "MAX_IMAGE_BYTES", 50)
     make_shard(tmp_path / "train.tar", range(4))
     with pytest.raises(ImageError, match=r"0000\.png: 0 MB is too much for an image"):
         open_dataset(tmp_path).train.read(0)
@@ -115,7 +114,7 @@ def test_pipes_sockets_and_devices_by_name_are_refused_at_once(tmp_path):
         with pytest.raises(ImageError, match="this is a pipe, a device or a socket, not an image"):
             decode(path)
         with pytest.raises(ImageError, match="not a regular file"):
-            base.read_file(path)
+            sources.read_file(path)
 
 
 @pytest.mark.parametrize("ending", ["tar", "parquet", "csv"])

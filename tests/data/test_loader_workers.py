@@ -13,8 +13,9 @@ import torch
 from making import Numbers, decoded_transform, failing_transform, make_folder, make_shards, noisy_transform
 
 from forked import Forked
+from vitruvian.data.formats import open_dataset
 from vitruvian.data.loader import Loader
-from vitruvian.data.sources import hold_out, open_dataset
+from vitruvian.data.sources import hold_out
 from vitruvian.errors import DataError
 
 

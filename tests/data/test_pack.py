@@ -13,11 +13,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from vitruvian.cli.pack import pack as pack_command
+from vitruvian.data import pack as packing
 from vitruvian.data.decode import decode
+from vitruvian.data.formats import open_dataset
 from vitruvian.data.jpeg import read_header
-from vitruvian.data.pack import PackSettings, encode, pack
-from vitruvian.data.pack.shards import label_texts, sample_name
-from vitruvian.data.sources import open_dataset
+from vitruvian.data.pack import PackSettings, label_texts, pack, sample_name
 from vitruvian.errors import ConfigError, DataError
 
 JPEG = PackSettings(format="jpeg")
@@ -108,11 +108,11 @@ def test_small_images_are_kept_exactly(tmp_path):
 
 def test_pixels_are_chosen_while_they_fit_in_memory(tmp_path, monkeypatch):
     data = open_dataset(make_photos(tmp_path / "photos", each=3))
-    assert encode.pixel_bytes(data, 256) == 6 * 96 * 72 * 3
-    assert encode.pixel_bytes(data, 36) == 6 * 48 * 36 * 3
-    assert encode.chosen(data, PackSettings()) == PIXELS
-    monkeypatch.setattr(encode, "MOST_PIXEL_BYTES", 6 * 96 * 72 * 3 - 1)
-    assert encode.chosen(data, PackSettings()) == JPEG
+    assert packing.pixel_bytes(data, 256) == 6 * 96 * 72 * 3
+    assert packing.pixel_bytes(data, 36) == 6 * 48 * 36 * 3
+    assert packing.chosen(data, PackSettings()) == PIXELS
+    monkeypatch.setattr(packing, "MOST_PIXEL_BYTES", 6 * 96 * 72 * 3 - 1)
+    assert packing.chosen(data, PackSettings()) == JPEG
 
 
 def test_what_cannot_be_read_is_left_out_and_listed(tmp_path):

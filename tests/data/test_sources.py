@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from making import Numbers, make_folder, make_shard, png
 
-from vitruvian.data.sources import hold_out, open_dataset
-from vitruvian.data.sources.names import expanded, parse_classes
+from vitruvian.data.formats import open_dataset
+from vitruvian.data.names import expanded, parse_classes
+from vitruvian.data.sources import hold_out
 from vitruvian.errors import ConfigError, DataError
 from vitruvian.files import file_lock, remove_abandoned
 
@@ -135,8 +136,8 @@ def test_what_is_held_out_depends_on_the_seed_alone():
 
 def test_a_long_source_is_divided_like_a_short_one(monkeypatch):
     before = hold_out(Numbers(1000), 0.1, 0)[1].labels().tolist()
-    for module in ("subset", "index"):
-        monkeypatch.setattr(f"vitruvian.data.sources.{module}.CHUNK", 64)
+    for module in ("sources", "columns"):
+        monkeypatch.setattr(f"vitruvian.data.{module}.CHUNK", 64)
     assert hold_out(Numbers(1000), 0.1, 0)[1].labels().tolist() == before
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from making import level_of, make_folder, png
 
-from vitruvian.data.sources import open_dataset
+from vitruvian.data.formats import open_dataset
 from vitruvian.errors import DataError
 
 

@@ -5,7 +5,8 @@ import os
 import pytest
 from making import level_of, png
 
-from vitruvian.data.sources import index, open_dataset
+from vitruvian.data import index
+from vitruvian.data.formats import open_dataset
 from vitruvian.errors import DataError
 
 

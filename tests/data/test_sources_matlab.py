@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.io
 
-from vitruvian.data.sources.releases.matlab import read_matlab
+from vitruvian.data.matlab import read_matlab
 from vitruvian.errors import DataError
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from making import level_of, png
 
+from vitruvian.data.formats import open_dataset
 from vitruvian.data.order import ordered
-from vitruvian.data.sources import hold_out, open_dataset
+from vitruvian.data.sources import hold_out
 from vitruvian.errors import DataError
 
 pyarrow = pytest.importorskip("pyarrow")

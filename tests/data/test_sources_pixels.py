@@ -16,7 +16,7 @@ from making import (
     python3_pickle,
 )
 
-from vitruvian.data.sources import open_dataset
+from vitruvian.data.formats import open_dataset
 from vitruvian.errors import DataError
 
 

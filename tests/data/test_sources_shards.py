@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from making import add_member, level_of, make_shard, make_shards, png
 
-from vitruvian.data.sources import open_dataset
-from vitruvian.data.sources.formats.tar import pixels_of, read_member
-from vitruvian.data.sources.index import OpenFile
+from vitruvian.data.columns import OpenFile
+from vitruvian.data.formats import open_dataset
+from vitruvian.data.shards import pixels_of, read_member
 from vitruvian.errors import DataError, ImageError
 
 

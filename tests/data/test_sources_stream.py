@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from making import decoded_transform, level_of, make_shard, make_shards
 
+from vitruvian.data import remote
+from vitruvian.data.formats import open_dataset
 from vitruvian.data.loader import Loader, Maker
+from vitruvian.data.remote import StreamSource
 from vitruvian.data.sampling import Plan
-from vitruvian.data.sources import hold_out, open_dataset, remote
-from vitruvian.data.sources.remote import stream
-from vitruvian.data.sources.remote.stream import StreamSource
+from vitruvian.data.sources import hold_out
 from vitruvian.errors import DataError, MissingExtraError
 
 fsspec = pytest.importorskip("fsspec")
@@ -80,7 +81,7 @@ def test_a_shard_is_fetched_once_for_all_readers(shards, monkeypatch):
     url, _ = shards
     fetched = []
     original = remote.download
-    monkeypatch.setattr("vitruvian.data.sources.remote.download", lambda u, t: (fetched.append(u), original(u, t)))
+    monkeypatch.setattr("vitruvian.data.remote.download", lambda u, t: (fetched.append(u), original(u, t)))
     train = open_dataset(url).train
     copy = pickle.loads(pickle.dumps(train))
     assert train.read(0) == copy.read(0)
@@ -92,7 +93,7 @@ def test_shards_are_announced_a_round_before_they_are_read_also_from_one_epoch_t
         make_shard(tmp_path / f"train-{number}.tar", range(40))
     (tmp_path / "classes.txt").write_text("even\nodd\n")
     (tmp_path / "sizes.json").write_text(json.dumps({f"train-{number}.tar": 40 for number in range(8)}))
-    monkeypatch.setattr(stream, "MAX_LANES", 4)
+    monkeypatch.setattr(remote, "MAX_LANES", 4)
     train = open_dataset(f"file://{tmp_path}").train
     plan = Plan(source=train, batch_size=4, seed=0, training=True, drop_last=True)
     maker, announced = Maker(plan, decoded_transform), []
@@ -135,7 +136,7 @@ def test_a_full_disk_is_not_taken_for_a_broken_image(tmp_path, cache):
 
 def test_only_so_many_bytes_stay_on_the_disk(shards, monkeypatch, cache):
     url, _ = shards
-    monkeypatch.setattr(stream, "BYTES_KEPT", 25_000)  # a shard has 10240 bytes
+    monkeypatch.setattr(remote, "BYTES_KEPT", 25_000)  # a shard has 10240 bytes
     train = open_dataset(url).train
     assert train.blocks.lanes == 1
     assert [level_of(train.read(i)) for i in (0, 4, 19, 30, 0)] == [0, 50, 200, 300, 0]
@@ -152,7 +153,7 @@ def test_labels_of_large_data_come_from_the_lists_beside_the_shards(shards, monk
         system.pipe(path.replace(".tar", ".jsonl"), b"".join(b'{"label": %d}\n' % (n % 2) for n in range(count)))
     small = open_dataset(url).train.labels().tolist()
     shutil.rmtree(cache / "shards")
-    monkeypatch.setattr(stream, "BYTES_KEPT", 25_000)
+    monkeypatch.setattr(remote, "BYTES_KEPT", 25_000)
     train = open_dataset(url).train
     assert train.labels().tolist() == small
     assert len(hold_out(train, 0.25, 0)[1]) > 0
@@ -181,7 +182,7 @@ def test_small_data_without_sizes_is_copied_here(tmp_path, bucket):
 
 def test_large_data_without_sizes_is_an_error(tmp_path, monkeypatch):
     make_shards(tmp_path, shards=3, sizes=False)
-    monkeypatch.setattr(stream, "BYTES_KEPT", 20_000)
+    monkeypatch.setattr(remote, "BYTES_KEPT", 20_000)
     with pytest.raises(DataError, match=r"3 shards, about 0 GB, without sizes.json beside them; write"):
         open_dataset(f"file://{tmp_path}")
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from vitruvian.data.formats import open_dataset
 from vitruvian.data.order import IndexArray
-from vitruvian.data.sources import Source, open_dataset
-from vitruvian.data.sources.subset import class_sizes, equal_shares, first_of_each
+from vitruvian.data.sources import Source, class_sizes, equal_shares, first_of_each
 from vitruvian.errors import ConfigError
 
 

@@ -21,8 +21,8 @@ from layouts import (
 )
 from making import level_of, make_folder, python3_pickle
 
-from vitruvian.data.sources import open_dataset
-from vitruvian.data.sources.releases import opened
+from vitruvian.data.formats import open_dataset
+from vitruvian.data.releases import open_release
 from vitruvian.errors import DataError
 from vitruvian.labels import imagenet_ids
 from vitruvian.tasks import TASKS
@@ -56,7 +56,7 @@ def test_a_task_without_its_data_says_what_to_download_and_where(root, name):
 def test_every_layout_has_an_opener(tmp_path, layout):
     task = next(task for task in TASKS.values() if task.layout == layout)
     with pytest.raises((DataError, OSError)):
-        opened(task, tmp_path / "nothing", tmp_path, folders=lambda folder: open_dataset(folder))
+        open_release(task, tmp_path / "nothing", tmp_path, folders=lambda folder: open_dataset(folder))
 
 
 def test_flowers_are_read_from_the_release(root):

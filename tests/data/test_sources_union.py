@@ -5,7 +5,7 @@ import pytest
 from making import Numbers
 
 from vitruvian.data.order import Blocks, ordered
-from vitruvian.data.sources.subset import Concat
+from vitruvian.data.sources import Concat
 from vitruvian.errors import DataError
 
 

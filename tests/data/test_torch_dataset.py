@@ -9,8 +9,9 @@ from making import png
 from PIL import Image
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
+from vitruvian.data.formats import open_dataset
 from vitruvian.data.loader import Loader
-from vitruvian.data.sources import hold_out, open_dataset
+from vitruvian.data.sources import hold_out
 from vitruvian.data.transform import as_transform
 from vitruvian.errors import ConfigError, DataError
 

@@ -127,8 +127,8 @@ def transform(image: object, rng: np.random.Generator) -> torch.Tensor:
 
 def names(root: Path, page: str) -> dict[str, object]:
     """What code on a page may use that an earlier page, or its reader, has made."""
+    from vitruvian.data.formats import open_dataset
     from vitruvian.data.loader import Loader
-    from vitruvian.data.sources import open_dataset
 
     one = page == "explain.md"  # it names a class for one image
     model = tiny(**MODELS.get(page, {"labels": ("cat", "dog")}))

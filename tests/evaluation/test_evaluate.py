@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 import vitruvian
 from vitruvian.cli.evaluate import evaluate as command
 from vitruvian.config import Preprocess
+from vitruvian.data.formats import open_dataset
 from vitruvian.data.preprocess import preprocess_image
-from vitruvian.data.sources import open_dataset
-from vitruvian.data.sources.subset import Subset
+from vitruvian.data.sources import Subset
 from vitruvian.errors import ConfigError, DataError, VitruvianError
 from vitruvian.evaluation.measuring.calibration import Calibration
 from vitruvian.evaluation.measuring.evaluate import evaluate, save_calibrated

@@ -12,8 +12,8 @@ from colors import make_colors, tiny_model
 
 from vitruvian.config import ViTConfig
 from vitruvian.data.decode import decode
+from vitruvian.data.formats import open_dataset
 from vitruvian.data.preprocess import apply_preprocess
-from vitruvian.data.sources import open_dataset
 from vitruvian.errors import ConfigError, DataError, VitruvianError
 from vitruvian.evaluation.probes import store as store_module
 from vitruvian.evaluation.probes.features import features_of

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import vitruvian
 from vitruvian.cli.probe import probe as command
-from vitruvian.data.sources import open_dataset
+from vitruvian.data.formats import open_dataset
 from vitruvian.errors import ConfigError, DataError, UnknownNameError, VitruvianError
 from vitruvian.evaluation.pages.probe import write_probe
 from vitruvian.evaluation.probes.features import held_numbers, parts_of
@@ -177,7 +177,7 @@ def test_data_that_is_not_there_is_an_error(weights):
 @pytest.mark.slow
 def test_a_frozen_vit_ti_tells_most_pets_after_five_images_of_each(shared):
     """Whole numbers are in docs/probe.md; here a part of the images, the same each time."""
-    from vitruvian.data.sources.subset import hold_out
+    from vitruvian.data.sources import hold_out
     from vitruvian.evaluation.probes.features import features_of
     from vitruvian.evaluation.probes.fewshot import fewshot_predictions
     from vitruvian.evaluation.probes.store import open_store

@@ -10,7 +10,7 @@ from making_weights import TINY_RECIPE, tiny_weights
 from runs import TINY
 
 from forked import Forked, ranks, vit
-from vitruvian.data.sources import open_dataset
+from vitruvian.data.formats import open_dataset
 from vitruvian.errors import ConfigError, TrainingError
 from vitruvian.tasks import task_named
 from vitruvian.training import Interrupted, Listener, read_recipe

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from vitruvian.config import Preprocess, ViTConfig
-from vitruvian.data.sources import open_dataset
+from vitruvian.data.formats import open_dataset
 from vitruvian.errors import ConfigError
 from vitruvian.evaluation.probes.features import FeatureSet
 from vitruvian.evaluation.probes.linear import fit

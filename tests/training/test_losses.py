@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitruvian.data.sources import open_dataset
+from vitruvian.data.formats import open_dataset
 from vitruvian.training.objective import LOSSES, balanced_weights, image_weights, right
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.0, 3.0, 1.0]])

@@ -10,7 +10,7 @@ import torch
 
 from vitruvian.catalog import resolve
 from vitruvian.config import Preprocess
-from vitruvian.data.sources.base import Source
+from vitruvian.data.sources import Source
 from vitruvian.errors import FileError, ImageError, TrainingError
 from vitruvian.evaluation.measuring.metrics import Tally
 from vitruvian.training.journal import FOLDER, TensorBoard

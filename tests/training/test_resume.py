@@ -16,7 +16,7 @@ from runs import TINY, changes, identical, lines, weights
 from safetensors.torch import load_file
 
 from forked import Forked
-from vitruvian.data.sources import open_dataset
+from vitruvian.data.formats import open_dataset
 from vitruvian.errors import TrainingError
 from vitruvian.training import Interrupted, Listener, Run, checkpoint, resume, train
 from vitruvian.training.checkpoint import Checkpoints

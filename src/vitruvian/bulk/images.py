@@ -17,7 +17,7 @@ from torch import Tensor
 from vitruvian.config import Preprocess
 from vitruvian.data.decode import RawImage, decode, reason
 from vitruvian.data.preprocess import normalize_levels, resize_and_crop
-from vitruvian.data.sources.base import Source
+from vitruvian.data.sources import Source
 from vitruvian.data.workers import in_order, in_threads
 from vitruvian.errors import ImageError
 from vitruvian.predict import DECODERS

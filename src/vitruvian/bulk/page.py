@@ -9,7 +9,7 @@ from vitruvian.bulk.merge import Result
 from vitruvian.bulk.similar import Neighbor
 from vitruvian.data.decode import decode
 from vitruvian.data.doctor.page import thumbnail_of
-from vitruvian.data.sources.open import open_images
+from vitruvian.data.formats import open_images
 from vitruvian.errors import DataError
 from vitruvian.files import write_text
 from vitruvian.report.html import Html, heading, page, paragraph, section, text

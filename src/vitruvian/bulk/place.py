@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vitruvian.data.sources.remote import attempted, file_system
+from vitruvian.data.remote import attempted, file_system
 from vitruvian.errors import DataError, FileError
 from vitruvian.files import file_stamp, read_bytes, write_bytes
 

@@ -11,7 +11,7 @@ from vitruvian.bulk.images import Images
 from vitruvian.bulk.job import MAX_PIECE, Job, Task
 from vitruvian.bulk.place import Place
 from vitruvian.config import BATCH
-from vitruvian.data.sources.open import open_images
+from vitruvian.data.formats import open_images
 from vitruvian.errors import ConfigError, argument, require
 from vitruvian.evaluation.measuring.inference import MAX_UNREADABLE
 from vitruvian.model.build import Model

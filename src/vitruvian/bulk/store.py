@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from vitruvian.bulk.images import Images
 from vitruvian.bulk.merge import Result, open_result
 from vitruvian.data.decode import RawImage
-from vitruvian.data.sources.base import Dataset, PartSource, Source, make_dataset
-from vitruvian.data.sources.names import natural
-from vitruvian.data.sources.open import open_images
+from vitruvian.data.formats import open_images
+from vitruvian.data.names import natural
+from vitruvian.data.sources import Dataset, PartSource, Source, make_dataset
 from vitruvian.errors import DataError, ImageError
 from vitruvian.evaluation.probes.features import FeatureSet, parts_of
 from vitruvian.evaluation.probes.probe import ProbeReport, Wanted, report_of

@@ -87,7 +87,7 @@ def read_digits(run: Run) -> tuple[list[NDArray[np.uint8]], list[Answer]]:
     """The first held-out image of some digits, and what the model says to each."""
     import numpy as np
 
-    from vitruvian.data.sources import open_dataset
+    from vitruvian.data.formats import open_dataset
     from vitruvian.predict import Classifier
 
     held = open_dataset("digits").splits["test"]

@@ -43,7 +43,7 @@ def doctor(
     from vitruvian.data.doctor import diagnose
     from vitruvian.data.doctor.findings import report
     from vitruvian.data.doctor.page import page
-    from vitruvian.data.sources import open_dataset
+    from vitruvian.data.formats import open_dataset
     from vitruvian.files import write_text
 
     if apply is not None:

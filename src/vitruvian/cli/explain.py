@@ -115,7 +115,7 @@ def explain(
         show_reconstructions(model, paths or [], out, share=reconstruct, as_json=as_json)
         return
     with quick_imports():
-        from vitruvian.data.sources.formats.folder import find_images
+        from vitruvian.data.folder import find_images
         from vitruvian.explain import MapSettings
         from vitruvian.explain.explainer import METHODS
         from vitruvian.weights.hub import default_source
@@ -140,7 +140,7 @@ def show_reconstructions(model: str | None, paths: list[str], out: Path, *, shar
     if model is None:
         raise typer.BadParameter("name the weights: --model facebook/vit-mae-base", param_hint="--reconstruct")
     with quick_imports():
-        from vitruvian.data.sources.formats.folder import find_images
+        from vitruvian.data.folder import find_images
         from vitruvian.explain.reconstruct import reconstruct_images
         from vitruvian.weights.mae import load_autoencoder
 

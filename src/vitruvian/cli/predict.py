@@ -77,7 +77,7 @@ def predict(
     if out is not None and engine != EngineChoice.TORCH:
         raise typer.BadParameter("--engine is not for --out, whose parts are the same on every machine")
     with quick_imports():
-        from vitruvian.data.sources.formats.folder import find_images
+        from vitruvian.data.folder import find_images
         from vitruvian.predict import Classifier
         from vitruvian.weights.hub import default_source
         from vitruvian.weights.words import read_words

@@ -18,7 +18,7 @@ from torch import Tensor
 from vitruvian.data.decode import reason
 from vitruvian.data.order import IndexArray, digest, generator_for
 from vitruvian.data.sampling import Plan, Sampling
-from vitruvian.data.sources.base import Source
+from vitruvian.data.sources import Source
 from vitruvian.data.transform import SampleTransform, seed_globally
 from vitruvian.data.workers import Workers
 from vitruvian.errors import ConfigError, DataError, ImageError, VitruvianError, argument

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from vitruvian.config import Preprocess
 from vitruvian.data.decode import ImageInput, decode
+from vitruvian.data.pixels import DigitsSource
 from vitruvian.data.preprocess import apply_preprocess
-from vitruvian.data.sources.formats.pixels import DigitsSource
 from vitruvian.errors import ImageError
 from vitruvian.explain.attention import require_vit
 from vitruvian.explain.explainer import Explained, Explainer

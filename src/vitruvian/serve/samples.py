@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from PIL import Image
 from starlette.responses import Response
 
-from vitruvian.data.sources import open_dataset
+from vitruvian.data.formats import open_dataset
 from vitruvian.serve.requests import Refused
 
 PHOTOS = ("cat", "coffee", "rocket")

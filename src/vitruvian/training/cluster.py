@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vitruvian.config import ModelConfig, ViTConfig
 from vitruvian.cost import multiply_adds, parameters
-from vitruvian.data.sources import open_dataset
+from vitruvian.data.formats import open_dataset
 from vitruvian.errors import ConfigError, UnknownNameError, argument
 from vitruvian.text import format_bytes, format_duration
 from vitruvian.training.images import run_multiply_adds, stages_of

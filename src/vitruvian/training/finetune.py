@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from vitruvian.data.sources import BUILT_IN
+from vitruvian.data.formats import BUILT_IN
 from vitruvian.errors import ConfigError, Interrupted, TrainingError, argument
 from vitruvian.files import write_json
 from vitruvian.progress import print_status

@@ -11,7 +11,8 @@ from typing import Any
 from vitruvian.catalog import resolve
 from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.data.augment import require_packages
-from vitruvian.data.sources import Dataset, open_dataset
+from vitruvian.data.formats import open_dataset
+from vitruvian.data.sources import Dataset
 from vitruvian.data.transform import Transform
 from vitruvian.data.workers import unguarded_script
 from vitruvian.errors import TrainingError

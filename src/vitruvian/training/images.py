@@ -12,10 +12,9 @@ import numpy as np
 from vitruvian.config import ModelConfig, Preprocess, ViTConfig
 from vitruvian.cost import TRAINING_PASSES, multiply_adds
 from vitruvian.data.augment import Augment, train_transform
+from vitruvian.data.columns import CHUNK, piece
 from vitruvian.data.loader import Batch, Loader
-from vitruvian.data.sources import Dataset, Source, hold_out
-from vitruvian.data.sources.index import CHUNK, piece
-from vitruvian.data.sources.subset import Concat, first_of_each
+from vitruvian.data.sources import Concat, Dataset, Source, first_of_each, hold_out
 from vitruvian.data.transform import Transform, as_transform
 from vitruvian.errors import ConfigError
 from vitruvian.settings import Size

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitruvian.data.loader import Batch
-from vitruvian.data.sources import Source
-from vitruvian.data.sources.subset import class_sizes
+from vitruvian.data.sources import Source, class_sizes
 from vitruvian.evaluation.measuring.metrics import SHOWN_MISTAKES, Measures, measure
 
 if TYPE_CHECKING:

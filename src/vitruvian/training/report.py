@@ -13,9 +13,8 @@ from PIL import Image
 
 from vitruvian.catalog import title_of
 from vitruvian.config import Preprocess, ViTConfig
-from vitruvian.data.doctor.classes import small_classes, uneven_classes
-from vitruvian.data.sources.base import Source
-from vitruvian.data.sources.subset import class_sizes
+from vitruvian.data.doctor.checks import small_classes, uneven_classes
+from vitruvian.data.sources import Source, class_sizes
 from vitruvian.evaluation.measuring.metrics import Measures
 from vitruvian.evaluation.pages.sections import measure_sections, measure_tiles, unreadable_parts
 from vitruvian.files import write_text

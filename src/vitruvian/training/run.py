@@ -23,7 +23,7 @@ import PIL
 import torch
 
 from vitruvian import __version__
-from vitruvian.data.sources import BUILT_IN
+from vitruvian.data.formats import BUILT_IN
 from vitruvian.errors import TrainingError, argument
 from vitruvian.files import Lock, digest, is_unfinished, read_object, write_json, write_text
 from vitruvian.model.build import Model

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from vitruvian.data.doctor.classes import check_classes, check_labels
+from vitruvian.data.doctor.checks import check_classes, check_files, check_kinds, check_labels, check_notes, check_sizes
 from vitruvian.data.doctor.copies import check_alike, check_copies, same_groups
-from vitruvian.data.doctor.files import check_files, check_kinds, check_notes, check_sizes
 from vitruvian.data.doctor.findings import Diagnosis, Example, Finding, ImageRef
-from vitruvian.data.doctor.scan import scan
-from vitruvian.data.doctor.sketch import Floats
-from vitruvian.data.sources import open_dataset
-from vitruvian.data.sources.base import Dataset
+from vitruvian.data.doctor.scan import Floats, scan
+from vitruvian.data.formats import open_dataset
+from vitruvian.data.sources import Dataset
 from vitruvian.errors import DataError
 from vitruvian.progress import Track, no_tracking
 

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.data.doctor.findings import EXACT, EXAMPLES, NEAR, REVIEWED, Example, Finding, Level, image
-from vitruvian.data.doctor.scan import Scan
-from vitruvian.data.doctor.sketch import BANDS, Bytes, Floats, Places, hashes, mapped, pieces, same_image, unit
+from vitruvian.data.doctor.scan import BANDS, Bytes, Floats, Places, Scan, hashes, mapped, pieces, same_image, unit
 from vitruvian.text import plural
 
 Pair = tuple[int, int]

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitruvian.data.sources import open_dataset
-from vitruvian.data.sources.base import Dataset
-from vitruvian.data.sources.formats.folder import FolderSource
+from vitruvian.data.folder import FolderSource
+from vitruvian.data.formats import open_dataset
+from vitruvian.data.sources import Dataset
 from vitruvian.errors import DataError, FileError
 from vitruvian.files import atomic_path, read_object
 from vitruvian.text import printable

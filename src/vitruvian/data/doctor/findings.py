@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vitruvian.data.doctor.scan import Scan
-from vitruvian.data.doctor.sketch import Places
+from vitruvian.data.doctor.scan import Places, Scan
 from vitruvian.text import plural, printable
 
 Level = Literal["hurts", "look", "fine"]

@@ -16,7 +16,7 @@ from vitruvian.data.doctor.findings import (
     heading,
     verdict,
 )
-from vitruvian.data.sources.base import Dataset, Source
+from vitruvian.data.sources import Dataset, Source
 from vitruvian.errors import VitruvianError
 from vitruvian.report import html
 from vitruvian.report.html import Html, joined, remark, text

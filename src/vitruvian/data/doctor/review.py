@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from vitruvian.data.doctor.findings import REVIEWED, Diagnosis, ImageRef
 from vitruvian.data.doctor.page import image_html, thumbnail_of
-from vitruvian.data.sources.base import Dataset
+from vitruvian.data.sources import Dataset
 from vitruvian.report import html
 from vitruvian.report.html import Html, joined, text
 

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitruvian.data.sources import Source, open_dataset
-from vitruvian.data.sources.open import open_images
+from vitruvian.data.formats import open_dataset, open_images
+from vitruvian.data.sources import Source
 from vitruvian.engines.export import Forward
 from vitruvian.errors import DataError
 from vitruvian.evaluation.measuring.evaluate import chosen_split, space_for

@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from vitruvian.config import BATCH, Preprocess
-from vitruvian.data.sources import Dataset, Source, open_dataset
+from vitruvian.data.formats import open_dataset
+from vitruvian.data.sources import Dataset, Source
 from vitruvian.data.transform import Transform
 from vitruvian.errors import ConfigError, DataError, argument
 from vitruvian.evaluation.measuring.calibration import (

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from vitruvian.config import BATCH, CascadeConfig, ViTConfig
 from vitruvian.cost import multiply_adds
+from vitruvian.data.formats import open_images
 from vitruvian.data.sources import Source
-from vitruvian.data.sources.open import open_images
 from vitruvian.errors import ConfigError, DataError, argument
 from vitruvian.evaluation.measuring.evaluate import usual_split
 from vitruvian.evaluation.measuring.inference import Unreadable, check_readable, images_of, vectors

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitruvian.config import BATCH, Preprocess
 from vitruvian.data.decode import RawImage, reason
-from vitruvian.data.sources.base import Source
+from vitruvian.data.sources import Source
 from vitruvian.data.transform import Transform
 from vitruvian.errors import DataError, ImageError, VitruvianError
 from vitruvian.evaluation.measuring.label_spaces import LabelSpace

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageColor
 
 from vitruvian.data.doctor.page import thumbnail_of
-from vitruvian.data.sources.base import Source
+from vitruvian.data.sources import Source
 from vitruvian.evaluation.measuring.metrics import MEASURE_NAMES, Counts, Measures, Mistake
 from vitruvian.report.color import COLORS
 from vitruvian.report.html import Html, columns, paragraph, percent_bar, section, table, text

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vitruvian.config import BATCH, Preprocess
-from vitruvian.data.sources import open_dataset
+from vitruvian.data.formats import open_dataset
 from vitruvian.data.transform import Transform
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.evaluation.measuring.inference import with_view

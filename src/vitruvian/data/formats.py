@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitruvian.data.decode import EXTENSIONS
-from vitruvian.data.sources.base import Dataset, Source, make_dataset
-from vitruvian.data.sources.formats.cifar import cifar_folders, open_cifar
-from vitruvian.data.sources.formats.folder import open_folder, open_unlabeled
-from vitruvian.data.sources.formats.manifest import open_manifest
-from vitruvian.data.sources.formats.parquet import holds_images, open_parquet
-from vitruvian.data.sources.formats.pixels import idx_files, open_digits, open_idx
-from vitruvian.data.sources.formats.tar import open_tar
-from vitruvian.data.sources.names import is_pattern, matching, split_name
-from vitruvian.data.sources.releases import open_task
-from vitruvian.data.sources.remote.stream import open_stream
+from vitruvian.data.folder import open_folder, open_unlabeled
+from vitruvian.data.names import is_pattern, matching, split_name
+from vitruvian.data.pixels import cifar_folders, idx_files, open_cifar, open_digits, open_idx
+from vitruvian.data.releases import open_task
+from vitruvian.data.remote import open_stream
+from vitruvian.data.shards import open_tar
+from vitruvian.data.sources import Dataset, Source, make_dataset
+from vitruvian.data.tables import holds_images, open_manifest, open_parquet
 from vitruvian.errors import DataError, nearest
 from vitruvian.progress import print_status
 from vitruvian.tasks import TASKS, find_task
@@ -45,7 +43,7 @@ class Format(NamedTuple):
     endings: tuple[str, ...] = ()
     """Of single files."""
     accepts: Callable[[list[Path]], bool] = bool
-    """Whether files of these endings are of the format, where endings alone do not tell."""
+    """Whether files of these endings are of the format, where endings alone do not print_status."""
     several: bool = False
     """A pattern may stand for several files that are one dataset."""
 
@@ -100,7 +98,7 @@ def opened(data: object) -> Dataset:
         return make_dataset(data.name, {"train": data})
     if isinstance(data, str | os.PathLike):
         return open_text(os.fspath(data))
-    from vitruvian.data.sources.formats.torch_dataset import open_datasets
+    from vitruvian.data.torch_dataset import open_datasets
 
     return open_datasets(data)
 

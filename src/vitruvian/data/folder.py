@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from vitruvian.data.decode import EXTENSIONS, RawImage
-from vitruvian.data.sources.base import Dataset, LeftOut, inside, make_dataset, read_file
-from vitruvian.data.sources.index import Entry, IndexedSource, indexed
-from vitruvian.data.sources.names import class_name, natural, split_name
+from vitruvian.data.index import Entry, IndexedSource, indexed
+from vitruvian.data.names import class_name, natural, split_name
+from vitruvian.data.sources import Dataset, LeftOut, inside, make_dataset, read_file
 from vitruvian.errors import DataError
 from vitruvian.text import printable
 

@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitruvian.data.decode import RawImage, decode
-from vitruvian.data.sources.base import Dataset, Source, make_dataset, read_file
-from vitruvian.data.sources.names import split_name
+from vitruvian.data.names import split_name
+from vitruvian.data.sources import Dataset, Source, make_dataset, read_file
 from vitruvian.errors import DataError
 
 IMAGE_KEYS = ("image", "img", "jpg", "png", "pixel_values")
+
 LABEL_KEYS = ("label", "labels", "fine_label", "cls", "class", "target")
+
 LABEL_LISTS = ("targets", "labels", "_labels")
 """Where the datasets of torchvision and others keep all labels."""
 

@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from vitruvian.data.columns import OpenFile
 from vitruvian.data.decode import EXTENSIONS, RawImage
-from vitruvian.data.sources.base import Dataset, LeftOut, check_image_bytes, make_dataset
-from vitruvian.data.sources.index import Entry, IndexedSource, OpenFile, indexed
-from vitruvian.data.sources.names import listed_classes, natural, split_of_file
+from vitruvian.data.index import Entry, IndexedSource, indexed
+from vitruvian.data.names import listed_classes, natural, split_of_file
+from vitruvian.data.sources import Dataset, LeftOut, check_image_bytes, make_dataset
 from vitruvian.errors import DataError, FileError, ImageError
 from vitruvian.files import parse_json
 from vitruvian.text import describe_error

@@ -17,14 +17,17 @@ from vitruvian.errors import DataError
 from vitruvian.text import describe_error
 
 HEADER_BYTES = 128
+
 MAX_BYTES = 2**28
 """Of a file, and of all that is packed in it."""
 
 MATRIX, COMPRESSED = 14, 15
+
 NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8", 16: "u1"}
 """Types of stored numbers; 16 is text in UTF-8."""
 
 CELL, STRUCTURE, TEXT = 1, 2, 4
+
 NUMERIC = range(6, 16)
 
 Element = tuple[int, bytes]

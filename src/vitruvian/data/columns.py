@@ -1,0 +1,71 @@
+"""Columns of numbers on disk, read by position without keeping them in memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+CHUNK = 1 << 14
+"""Entries handled at a time where all are gone through."""
+
+SMALL_BYTES = 2**18
+"""Of a column that is kept in memory, which is faster."""
+
+
+class OpenFile:
+    """A file read by position; a copy in another process opens it anew."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+
+    def read(self, offset: int, size: int) -> bytes:
+        if self._descriptor is None:
+            self._descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        if hasattr(os, "pread"):
+            return os.pread(self._descriptor, size, offset)
+        os.lseek(self._descriptor, offset, os.SEEK_SET)  # Windows
+        return os.read(self._descriptor, size)
+
+    def __reduce__(self) -> tuple[type[OpenFile], tuple[Path]]:
+        return OpenFile, (self.path,)
+
+    def __del__(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+
+class Column:
+    """One number an entry, in a file; only a short one is kept in memory."""
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        self.path = path
+        self.dtype = np.dtype(dtype)
+        self.length = path.stat().st_size // self.dtype.itemsize
+        self._file = OpenFile(path)
+        self._whole: NDArray[Any] | None = None
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < self.length:
+            raise IndexError(f"entry {index} of {self.length} in {self.path}")
+        if self._whole is None and self.length * self.dtype.itemsize <= SMALL_BYTES:
+            self._whole = np.fromfile(self.path, self.dtype)
+        if self._whole is not None:
+            return self._whole.item(index)
+        return np.frombuffer(self._file.read(index * self.dtype.itemsize, self.dtype.itemsize), self.dtype).item()
+
+    def array(self) -> NDArray[Any]:
+        """All numbers, mapped from the file."""
+        return np.memmap(self.path, self.dtype, "r") if self.length else np.empty(0, self.dtype)
+
+
+def piece(values: NDArray[Any], start: int) -> NDArray[Any]:
+    """A copy of CHUNK values from `start` on; not through the mapping, whose pages would stay, if they are mapped."""
+    stop = min(start + CHUNK, len(values))
+    if isinstance(values, np.memmap) and values.filename is not None:
+        return np.fromfile(values.filename, values.dtype, stop - start, offset=values.offset + start * values.itemsize)
+    return values[start:stop].copy()

@@ -1,1 +1,0 @@
-"""The formats that datasets come in."""
