@@ -49,11 +49,11 @@ def row_of(name: str, made: Callable[..., nn.Module]) -> dict[str, Any]:
     usual = ViTConfig().to_json()
     settings = {key: value for key, value in config.to_json().items() if value != usual[key]}
     pieces = [piece for piece, mark in PIECES.items() if any(re.fullmatch(mark, key) for key in model.state_dict())]
-    if ratios[0].mlp_width * 2 == 3 * config.width:
+    if ratios[0].mlp_dim * 2 == 3 * config.width:
         pieces.append("halved")  # mlp_ratio is of gate and value together
-    if ratios[1].mlp_width - ratios[0].mlp_width > 2 and "branches" not in pieces:
+    if ratios[1].mlp_dim - ratios[0].mlp_dim > 2 and "branches" not in pieces:
         pieces.append("aligned")
-    if config.registers and config.positions == "learned" and position_rows(model, config) > config.class_token:
+    if config.reg_tokens and config.pos_embed == "learned" and position_rows(model, config) > config.cls_token:
         pieces.append("register_rows")
     return {"class": type(model).__name__, "settings": settings, "pieces": pieces}
 

@@ -72,7 +72,11 @@ def settings_of(model: nn.Module) -> dict[str, Any]:
         positions = "factorized"
     if getattr(attention, "relative_position_bias_table", None) is not None:
         positions = "relative_bias"
-    settings = {"heads": (attention or block).num_heads, "block": ORDERS[type(block).__name__], "positions": positions}
+    settings = {
+        "num_heads": (attention or block).num_heads,
+        "block": ORDERS[type(block).__name__],
+        "pos_embed": positions,
+    }
     settings |= norms_of(model) | activation_of(model, block, mlp) | pool_of(model) | rope_of(model, attention)
     if getattr(block, "gamma_1", None) is not None and block.gamma_2 is None:
         settings["mlp_scale"] = False
@@ -174,7 +178,7 @@ def pool_of(model: nn.Module) -> dict[str, Any]:
         raise OtherPartError("attention pooling of another shape")
     if not isinstance(pool.q_norm, nn.Identity) or isinstance(pool.q, nn.Identity):
         raise OtherPartError("attention pooling of another shape")
-    return settings | {"pool_heads": pool.num_heads}
+    return settings | {"pool_num_heads": pool.num_heads}
 
 
 def rope_of(model: nn.Module, attention: nn.Module | None) -> dict[str, Any]:
@@ -215,7 +219,7 @@ def made(name: str, **options: Any) -> nn.Module:
 
 def shared_keys(name: str, options: dict[str, Any]) -> dict[str, Any]:
     """Heads of keys and values in two blocks, the second with half of them, where the architecture has such."""
-    heads = options.get("num_heads") or architectures()[name]["heads"]
+    heads = options.get("num_heads") or architectures()[name]["num_heads"]
     return {"num_kv_heads": (heads, heads // 2)}
 
 
@@ -259,7 +263,7 @@ def one_of_each_kind() -> list[str]:
     """A name of each kind, and all that the table has not."""
     kinds: dict[str, str] = {}
     for name in names():
-        settings = {key: value for key, value in architectures().get(name, {"new": name}).items() if key != "heads"}
+        settings = {key: value for key, value in architectures().get(name, {"new": name}).items() if key != "num_heads"}
         kinds.setdefault(json.dumps(settings) + next((part for part in ("_mci_", "resnet") if part in name), ""), name)
     return list(kinds.values())
 
@@ -268,7 +272,7 @@ def tiny(name: str) -> dict[str, Any]:
     """Settings of a small version: its own heads, of 8 channels; 4x4 patches of 8x8 pixels where nothing is before."""
     if "_mci_" in name:  # the stem gives the width
         return {"img_size": 64}
-    options = {"embed_dim": 8 * architectures()[name]["heads"]}
+    options = {"embed_dim": 8 * architectures()[name]["num_heads"]}
     if re.search(r"resnet\d|_r\d*_s", name):
         return options | {"img_size": 64}
     return options | ({} if "naflex" in name else {"img_size": 32, "patch_size": 8})

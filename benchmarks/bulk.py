@@ -70,7 +70,7 @@ def make_data(folder: Path, sheet: Path, entries: int) -> None:
         file.write("path,label\n")
         file.writelines(names[number % 10_000] for number in range(entries))
     torch.manual_seed(0)
-    shape = ViTConfig(image_size=32, patch_size=16, width=32, layers=1, heads=1, classes=10)
+    shape = ViTConfig(image_size=32, patch_size=16, width=32, depth=1, num_heads=1, num_classes=10)
     vt.save(vt.build(shape), folder / "tiny")
 
 

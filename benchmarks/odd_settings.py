@@ -101,7 +101,7 @@ def verdict(model: nn.Module, options: dict[str, Any], folder: Path) -> str:
         ours = vt.load(folder)
     except vt.VitruvianError as error:
         return "refused" if "\n" not in str(error) else f"REFUSED IN SEVERAL LINES: {error}"
-    pixels = torch.randn(2, ours.config.channels, *ours.config.image_size)
+    pixels = torch.randn(2, ours.config.in_channels, *ours.config.image_size)
     try:
         wanted = model(pixels)
     except Exception:  # some models cannot take images of their own size

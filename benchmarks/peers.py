@@ -79,7 +79,7 @@ def torchvision_model(ours: vt.ViT, folder: Path) -> nn.Module:
 
     config = ours.config
     vt.save(ours, folder / "torchvision.pth", family="torchvision")
-    model = torchvision.models.VisionTransformer(224, 16, config.layers, config.heads, config.width, config.mlp_width)
+    model = torchvision.models.VisionTransformer(224, 16, config.depth, config.num_heads, config.width, config.mlp_dim)
     model.load_state_dict(torch.load(folder / "torchvision.pth", weights_only=True))
     return model
 
@@ -100,12 +100,12 @@ def vit_pytorch_model(ours: vt.ViT) -> nn.Module:
     return vit_pytorch.ViT(
         image_size=224,
         patch_size=16,
-        num_classes=config.classes,
+        num_classes=config.num_classes,
         dim=config.width,
-        depth=config.layers,
-        heads=config.heads,
-        mlp_dim=config.mlp_width,
-        dim_head=config.width // config.heads,
+        depth=config.depth,
+        heads=config.num_heads,
+        mlp_dim=config.mlp_dim,
+        dim_head=config.width // config.num_heads,
     )
 
 

@@ -55,7 +55,7 @@ def work(rounds: int, plot: Path | None) -> None:
     cases += [("batch", 224, batch, 12) for batch in (1, 2, 4, 8, 16)]
     cases += [("depth", 224, 1, layers) for layers in (2, 4, 8, 12)]
     for what, side, batch, layers in cases:
-        config = model.config.replace(layers=layers)
+        config = model.config.replace(depth=layers)
         shallow = model if layers == 12 else vt.build(config).eval()
         pixels = torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(0))
         forward = {"ours": vt.Classifier(shallow).logits}

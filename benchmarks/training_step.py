@@ -57,11 +57,11 @@ def vitruvian(shape: Shape, *, checkpointed: bool = False) -> tuple[nn.Module, F
     config = resolve("ViT-Ti/16").replace(
         image_size=shape.image,
         patch_size=shape.patch,
-        layers=shape.layers,
+        depth=shape.layers,
         width=shape.width,
-        mlp_width=4 * shape.width,
-        heads=shape.heads,
-        classes=shape.classes,
+        mlp_dim=4 * shape.width,
+        num_heads=shape.heads,
+        num_classes=shape.classes,
     )
     model = build(config)
     assert isinstance(model, vt.ViT)

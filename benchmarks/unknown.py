@@ -5,7 +5,7 @@
 For each score, the threshold is the one that answers 93% of the images that the recipe holds out; unknown images are
 the built-in digits, drawn text and textures, ImageNet's other classes, and the folders given, such as the faces of
 scikit-image's `lfw_subset` or Fashion-MNIST. With `--shift` the head
-is first fitted to generated outliers, as `box.py` does for the model in the package.
+is first fitted to generated outliers, as `bundled.py` does for the model in the package.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from vitruvian.training.recipe import Recipe
     "settings",
     [
         ViTConfig(image_size=(256, 192), patch_size=4, stem=StemConfig(stages=(2, 2)), numerics=Numerics(gelu="erf")),
-        ViTConfig(image_size=64, patch_size=8, pool="map", class_token=False, positions="sincos"),
+        ViTConfig(image_size=64, patch_size=8, pool="map", cls_token=False, pos_embed="sincos"),
         ResNetConfig(stages=(1, 2), width=32),
         Preprocess(fit="crop", scaled_size=(256, 256), mean=(0.1,), std=(0.2,)),
     ],
@@ -36,17 +36,17 @@ def test_an_unknown_setting_is_answered_with_the_nearest():
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"width": 100, "heads": 12}, "width=100 is not divisible by heads=12"),
+        ({"width": 100, "num_heads": 12}, "width=100 is not divisible by num_heads=12"),
         ({"image_size": 225}, "image of 225x225 pixels is not divisible by the patch of 16"),
         ({"image_size": (224, 8)}, "image of 224x8 pixels is not divisible"),
         ({"image_size": (1, 2, 3)}, "is not a positive number or"),
         ({"pool": "max"}, "pool='max' is not one of token, mean, map, token_mean"),
-        ({"positions": "sin"}, "positions='sin' is not one of"),
-        ({"class_token": False}, "pool='token' needs class_token=True"),
+        ({"pos_embed": "sin"}, "pos_embed='sin' is not one of"),
+        ({"cls_token": False}, "pool='token' needs cls_token=True"),
         ({"distillation": True, "pool": "mean"}, "distillation=True needs"),
         ({"dropout": 1.0}, "dropout=1.0 is not between 0.0 and 0.99"),
-        ({"classes": -1}, "classes=-1 is not between 0 and 1000000"),
-        ({"positions": "sincos", "width": 6, "heads": 2}, "sin-cos positions need a width divisible by 4"),
+        ({"num_classes": -1}, "num_classes=-1 is not between 0 and 1000000"),
+        ({"pos_embed": "sincos", "width": 6, "num_heads": 2}, "sin-cos positions need a width divisible by 4"),
         ({"width": 10**9}, "width=1000000000 is not between 1 and 65536"),
         ({"image_size": 10**5}, "image_size=100000 is larger than 16384 a side"),
         ({"pool": "token_mean", "norm_after_pool": True}, "norm_after_pool=True has no meaning with pool='token_mean'"),
@@ -90,7 +90,7 @@ def test_impossible_views_are_refused(changes, text):
         ({"lr": 10**400}, r"lr=10\*\*400 is too large a number"),
         ({"compile": 1}, "compile=1 is not true or false"),
         ({"betas": (0.9,)}, r"betas=\[0.9\] does not have 2 values"),
-        ({"architecture": {"layers": 10**9}}, "architecture.layers=1000000000 is not between 1 and 1024"),
+        ({"architecture": {"depth": 10**9}}, "architecture.depth=1000000000 is not between 1 and 1024"),
         (
             {"architecture": {"witdh": 8}},
             r"unknown setting 'architecture.witdh'; did you mean architecture.width or .*\?",
@@ -113,7 +113,7 @@ def test_numbers_of_other_libraries_become_pythons_own():
     assert type(made.image_size[0]) is int
     assert json.dumps(made.to_json())
     assert Recipe(epochs=3, weights=Path("a")).weights == "a"
-    assert ViTConfig(heads=12.0).heads == 12
+    assert ViTConfig(num_heads=12.0).num_heads == 12
 
 
 def test_every_number_of_every_setting_has_limits():

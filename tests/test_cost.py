@@ -47,20 +47,20 @@ def test_counted_parameters_are_those_of_the_module(name):
     assert parameters(VARIANTS[name]) == sum(p.numel() for p in empty(VARIANTS[name]).parameters())
 
 
-TINY = ViTConfig(image_size=(16, 24), patch_size=8, layers=2, width=32, mlp_width=48, heads=4, classes=5)
+TINY = ViTConfig(image_size=(16, 24), patch_size=8, depth=2, width=32, mlp_dim=48, num_heads=4, num_classes=5)
 ODD_ONES = {
-    "wide attention": {"attention_width": 48, "heads": 6, "attention_norm": True},
-    "map": {"pool": "map", "class_token": False},
-    "two-dimensional positions": {"positions": "learned_2d"},
-    "relative positions": {"positions": "relative"},
-    "sin-cos positions": {"positions": "sincos"},
-    "no positions": {"positions": "none"},
-    "gated": {"mlp": "swiglu", "qkv_bias": False, "registers": 2},
-    "distilled": {"distillation": True, "layer_scale": True, "class_position": False},
+    "wide attention": {"attn_dim": 48, "num_heads": 6, "attn_norm": True},
+    "map": {"pool": "map", "cls_token": False},
+    "two-dimensional positions": {"pos_embed": "learned_2d"},
+    "relative positions": {"pos_embed": "relative"},
+    "sin-cos positions": {"pos_embed": "sincos"},
+    "no positions": {"pos_embed": "none"},
+    "gated": {"mlp": "swiglu", "qkv_bias": False, "reg_tokens": 2},
+    "distilled": {"distillation": True, "layer_scale": True, "cls_pos_embed": False},
     "pre-logits": {"representation_size": 7, "pool": "token_mean"},
-    "headless": {"classes": 0},
-    "mixed rotary": {"rope": RopeConfig(kind="mixed"), "qk_norm": True, "attention_norm": True, "mlp_norm": True},
-    "relative bias": {"positions": "relative_bias", "norm": "rms", "dense_bias": False},
+    "headless": {"num_classes": 0},
+    "mixed rotary": {"rope": RopeConfig(kind="mixed"), "qk_norm": True, "attn_norm": True, "mlp_norm": True},
+    "relative bias": {"pos_embed": "relative_bias", "norm": "rms", "dense_bias": False},
     "parallel": {
         "block": "parallel",
         "layer_scale": True,
@@ -69,11 +69,11 @@ ODD_ONES = {
         "patch_bias": False,
         "final_norm": False,
     },
-    "map beside a class token": {"pool": "map", "pool_heads": 2, "pool_mlp_width": 8, "norm": "rms"},
+    "map beside a class token": {"pool": "map", "pool_num_heads": 2, "pool_mlp_dim": 8, "norm": "rms"},
     "projection": {"representation_size": 7, "projection": True},
-    "gray": {"channels": 1},
+    "gray": {"in_channels": 1},
     "differential": {"attention": "differential", "qk_norm": True},
-    "factorized positions": {"positions": "factorized"},
+    "factorized positions": {"pos_embed": "factorized"},
     "ResNet-D": {"stem": StemConfig(style="resnet_d", stages=(1, 2), width=8), "patch_size": 1},
     "stem of MobileCLIP": {"stem": StemConfig(style="mobile_clip", stages=(), width=8), "patch_size": 1},
     "plain stem": {"stem": StemConfig(style="conv", stages=(1, 2), width=8), "patch_size": 2},
@@ -90,7 +90,7 @@ def test_counted_parameters_follow_every_option(changes):
 @pytest.mark.parametrize("name", ["plain", *ODD_ONES, "R26+ViT-S/32", "BiT-R50x1"])
 def test_multiply_adds_are_what_torch_counts(name):
     config = VARIANTS.get(name) or TINY.replace(**ODD_ONES.get(name, {}))
-    pixels = torch.zeros(1, config.channels, *config.image_size)
+    pixels = torch.zeros(1, config.in_channels, *config.image_size)
     model = build(config).eval()
     # torch does not count its fused attention on a CPU; the plain products are the same work
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:

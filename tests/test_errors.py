@@ -27,21 +27,21 @@ def test_a_newline_in_a_path_keeps_the_text_in_one_line():
 
 
 def test_arguments_are_spelled_in_python_unless_the_error_has_another_spelling():
-    error = ConfigError(f"{argument('heads', 3)} does not divide 40", hint=f"pass {argument('heads')}")
-    assert error.parameter == "heads"
-    assert str(error) == "heads=3 does not divide 40; pass heads="
+    error = ConfigError(f"{argument('num_heads', 3)} does not divide 40", hint=f"pass {argument('num_heads')}")
+    assert error.parameter == "num_heads"
+    assert str(error) == "num_heads=3 does not divide 40; pass num_heads="
     error.spell = lambda name, value: f"--{name} {value}".strip()
-    assert str(error) == "--heads 3 does not divide 40; pass --heads"
-    assert error.reason == "--heads 3 does not divide 40"
+    assert str(error) == "--num_heads 3 does not divide 40; pass --num_heads"
+    assert error.reason == "--num_heads 3 does not divide 40"
 
 
 def test_replace_adds_where_and_hint_and_keeps_the_rest():
-    inner = ConfigError(f"{argument('heads', 0)} is not at least 1", where="architecture")
+    inner = ConfigError(f"{argument('num_heads', 0)} is not at least 1", where="architecture")
     outer = inner.replace(CheckpointError, where="config.json", hint="write it again")
     assert type(outer) is CheckpointError
-    assert str(outer) == "config.json: architecture: heads=0 is not at least 1; write it again"
-    assert outer.parameter == "heads"
-    assert str(inner) == "architecture: heads=0 is not at least 1"
+    assert str(outer) == "config.json: architecture: num_heads=0 is not at least 1; write it again"
+    assert outer.parameter == "num_heads"
+    assert str(inner) == "architecture: num_heads=0 is not at least 1"
     assert type(inner.replace(where="x")) is ConfigError
 
 
@@ -55,7 +55,7 @@ def test_an_unknown_name_has_fields_and_suggestions():
 @pytest.mark.parametrize(
     "error",
     [
-        ConfigError("reason", where="here", hint=f"pass {argument('heads', 2)}"),
+        ConfigError("reason", where="here", hint=f"pass {argument('num_heads', 2)}"),
         UnknownNameError("model", "a", ["ab"]),
         Interrupted("stopped", 15),
         MissingExtraError("install it", where="s3://x"),

@@ -91,7 +91,7 @@ def test_images_and_features_are_those_of_transformers(theirs, wanted, photos):
 
 
 def test_answers_in_batches_are_those_of_each_image_alone(theirs, photos):
-    model = vt.load(theirs[0], classes=3)
+    model = vt.load(theirs[0], num_classes=3)
     torch.nn.init.normal_(model.head.weight)
     classifier = vt.Classifier(model)
     together = classifier.predict([*photos], top=3, batch=5)
@@ -123,7 +123,7 @@ def test_a_size_for_all_images_is_a_squash_to_it(theirs):
 
 def test_what_needs_one_size_says_so(theirs, photos, tmp_path):
     text = "needs images of one size, and this model keeps each image's shape"
-    model = vt.load(theirs[0], classes=3)
+    model = vt.load(theirs[0], num_classes=3)
     with pytest.raises(ConfigError, match=f"engine='onnxruntime' {text}"):
         vt.Classifier(model, engine="onnxruntime")
     with pytest.raises(ConfigError, match=f"a graph without dynamic_size=True {text}"):
@@ -135,7 +135,7 @@ def test_what_needs_one_size_says_so(theirs, photos, tmp_path):
 @pytest.mark.slow
 def test_a_graph_of_any_size_keeps_the_shape_of_images(theirs, wanted, photos, tmp_path):
     pytest.importorskip("onnxruntime")
-    model = vt.load(theirs[0], classes=3)
+    model = vt.load(theirs[0], num_classes=3)
     torch.nn.init.normal_(model.head.weight)
     vt.export(model, tmp_path / "model.onnx", dynamic_size=True)
     found = vt.Classifier(tmp_path / "model.onnx").predict([*photos])
@@ -181,7 +181,7 @@ def test_commands_follow_it_or_say_what_they_do(command, theirs, photos, tmp_pat
             folder = data / split / "ab"[number % 2]
             folder.mkdir(parents=True, exist_ok=True)
             (folder / photo.name).write_bytes(photo.read_bytes())
-    model = vt.load(theirs[0], classes=2, labels=["a", "b"])
+    model = vt.load(theirs[0], num_classes=2, labels=["a", "b"])
     vt.save(model, tmp_path / "model")
     words = {
         "predict": ["predict", str(photos[0]), str(photos[2])],

@@ -22,7 +22,7 @@ from vitruvian.model.vit import ViT
 from vitruvian.predict import Classifier, Prediction, features
 from vitruvian.weights.save import save
 
-TINY = ViTConfig(image_size=(16, 16), patch_size=8, layers=1, width=16, mlp_width=32, heads=2, classes=5)
+TINY = ViTConfig(image_size=(16, 16), patch_size=8, depth=1, width=16, mlp_dim=32, num_heads=2, num_classes=5)
 
 
 def tiny_model(**changes: object) -> ViT:
@@ -54,7 +54,7 @@ def test_labels_are_the_models_own_or_numbers():
     assert Classifier(model).labels == ("0", "1", "2", "3", "4")
     model.labels = ("a", "b", "c", "d", "e")
     assert Classifier(model).labels == model.labels
-    assert Classifier(tiny_model(classes=1000)).labels[999] == "999"  # nobody said that these are ImageNet's
+    assert Classifier(tiny_model(num_classes=1000)).labels[999] == "999"  # nobody said that these are ImageNet's
 
 
 def test_more_answers_than_classes_are_all_of_them():
@@ -66,7 +66,7 @@ def test_more_answers_than_classes_are_all_of_them():
 def test_equal_answers_stand_in_the_order_of_classes():
     logits = torch.zeros(1, 1000)
     logits[0, [700, 30]] = 1.0
-    (ranked,) = Classifier(tiny_model(classes=1000)).ranked(logits, 1000)
+    (ranked,) = Classifier(tiny_model(num_classes=1000)).ranked(logits, 1000)
     others = [index for index in range(1000) if index not in (30, 700)]
     assert [answer.index for answer in ranked] == [30, 700, *others]
 
@@ -164,7 +164,7 @@ def test_a_model_with_broken_weights_gives_an_error_and_not_nan():
 
 
 def test_a_gray_model_sees_gray_images():
-    model = tiny_model(channels=1)
+    model = tiny_model(in_channels=1)
     with pytest.raises(ConfigError, match="the model takes 1 channels, its preprocessing gives 3"):
         Classifier(model)
     model.preprocess = Preprocess(image_size=(16, 16), mean=(0.5,), std=(0.5,))
@@ -172,8 +172,8 @@ def test_a_gray_model_sees_gray_images():
 
 
 def test_a_model_without_head_is_refused():
-    with pytest.raises(ConfigError, match=r"no head, so it gives features but no answers; load it with classes=N"):
-        Classifier(tiny_model(classes=0))
+    with pytest.raises(ConfigError, match=r"no head, so it gives features but no answers; load it with num_classes=N"):
+        Classifier(tiny_model(num_classes=0))
 
 
 def test_labels_that_do_not_fit_are_refused():
@@ -199,7 +199,7 @@ def test_wrong_arguments_are_refused():
         classifier.predict("a.jpg")
     with pytest.raises(ConfigError, match="top=0 is not at least 1"):
         classifier.stream([], top=0)
-    with pytest.raises(ConfigError, match="heads and image_size are for loading weights"):
+    with pytest.raises(ConfigError, match="num_heads and image_size are for loading weights"):
         Classifier(tiny_model(), image_size=32)
     with pytest.raises(ConfigError, match="device='abacus' cannot be used: "):
         Classifier(tiny_model(), device="abacus")
@@ -212,7 +212,7 @@ def test_a_device_without_values_is_refused():
 
 @torch.no_grad()
 def test_features_of_layers_are_maps_of_patches_or_all_tokens():
-    model = tiny_model(layers=3, registers=2, image_size=(16, 24)).eval()
+    model = tiny_model(depth=3, reg_tokens=2, image_size=(16, 24)).eval()
     pixels = torch.randn(2, 3, 16, 24)
     first, last = features(model, pixels, layers=[0, -1])
     assert first.shape == last.shape == (2, 16, 2, 3)

@@ -33,7 +33,7 @@ def tiny(tmp_path, monkeypatch):
     def load(source, **options):
         if source != "google/vit-base-patch16-224-in21k":
             return real_load(source, **options)
-        config = ViTConfig(image_size=32, patch_size=16, layers=2, width=16, mlp_width=32, heads=2, **options)
+        config = ViTConfig(image_size=32, patch_size=16, depth=2, width=16, mlp_dim=32, num_heads=2, **options)
         model = build(config, seed=0)
         model.preprocess = Preprocess(image_size=32)
         return model

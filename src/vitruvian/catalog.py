@@ -1,19 +1,8 @@
-"""Models by name: the table of variants, the weights that others published, and the classes of ImageNet.
-
-The rows of `published.csv` come from the checkpoint lists of google-research/vision_transformer, big_transfer and
-big_vision, the configurations inside timm 1.0.30 and torchvision, and the model cards on Hugging Face. A repository or
-URL that is not in the table works too (see `vitruvian.weights.hub`); the table is what can be listed and suggested.
-"""
+"""The models by name: one table of variants, and the names other projects give them."""
 
 from __future__ import annotations
 
-import csv
-import json
 import re
-from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
-from typing import Any, Literal
 
 from vitruvian.config import (
     CLIP_NUMERICS,
@@ -84,7 +73,7 @@ RESNETS: dict[str, tuple[tuple[int, ...], int]] = {
 def shape(size: str, patch_size: int) -> ViTConfig:
     """The plain ViT of this size, as the paper's release configures it."""
     _, layers, width, mlp_width, heads = (SIZES | OTHER_SIZES)[size]
-    return ViTConfig(layers=layers, width=width, mlp_width=mlp_width, heads=heads, patch_size=patch_size)
+    return ViTConfig(depth=layers, width=width, mlp_dim=mlp_width, num_heads=heads, patch_size=patch_size)
 
 
 def _variants() -> dict[str, ModelConfig]:
@@ -101,34 +90,34 @@ def _variants() -> dict[str, ModelConfig]:
         table[f"DeiT-{size}/16"] = plain
         table[f"DeiT-{size}/16-distilled"] = plain.replace(distillation=True)
     for size, patch in (("S", 16), ("M", 16), ("B", 16), ("L", 16), ("H", 14)):
-        changes = {"layer_scale": True, "class_position": False, "numerics": TIMM_NUMERICS}
+        changes = {"layer_scale": True, "cls_pos_embed": False, "numerics": TIMM_NUMERICS}
         table[f"DeiT-III-{size}/{patch}"] = shape(size, patch).replace(**changes)
     for size, patch in (("S", 8), ("S", 16), ("B", 8), ("B", 16)):
-        table[f"DINO-{size}/{patch}"] = shape(size, patch).replace(classes=0, numerics=DINO_NUMERICS)
+        table[f"DINO-{size}/{patch}"] = shape(size, patch).replace(num_classes=0, numerics=DINO_NUMERICS)
     for size in ("S", "B", "L"):
-        changes = {"classes": 0, "layer_scale": True, "image_size": (518, 518), "numerics": DINO_NUMERICS}
+        changes = {"num_classes": 0, "layer_scale": True, "image_size": (518, 518), "numerics": DINO_NUMERICS}
         table[f"DINOv2-{size}/14"] = shape(size, 14).replace(**changes)
     for size, patch in (("B", 32), ("B", 16), ("L", 14), ("H", 14)):
-        changes = {"classes": 0, "pre_norm": True, "patch_bias": False, "numerics": CLIP_NUMERICS}
+        changes = {"num_classes": 0, "pre_norm": True, "patch_bias": False, "numerics": CLIP_NUMERICS}
         table[f"CLIP-{size}/{patch}"] = shape(size, patch).replace(**changes)
     siglip = (("B", 16), ("B", 32), ("L", 16), ("So400m", 14), ("So400m", 16), ("g-opt", 16))
     for size, patch in siglip:
-        changes = {"classes": 0, "pool": "map", "class_token": False, "numerics": SIGLIP_NUMERICS}
+        changes = {"num_classes": 0, "pool": "map", "cls_token": False, "numerics": SIGLIP_NUMERICS}
         table[f"SigLIP-{size}/{patch}"] = shape(size, patch).replace(**changes, trim=patch == 14)
     for size, patch in (("H", 14), ("H", 16), ("g", 16)):
-        changes = {"classes": 0, "pool": "mean", "class_token": False, "numerics": HUGGINGFACE_NUMERICS}
+        changes = {"num_classes": 0, "pool": "mean", "cls_token": False, "numerics": HUGGINGFACE_NUMERICS}
         table[f"I-JEPA-{size}/{patch}"] = shape(size, patch).replace(**changes)
     for size in ("B", "L"):
-        relative = {"positions": "relative_bias", "pool": "mean", "norm_after_pool": True, "layer_scale": True}
+        relative = {"pos_embed": "relative_bias", "pool": "mean", "norm_after_pool": True, "layer_scale": True}
         table[f"BEiT-{size}/16"] = shape(size, 16).replace(**relative, numerics=HUGGINGFACE_NUMERICS)
     for size in ("S", "S+", "B", "L", "H+", "7B"):
         rope = RopeConfig(kind="normalized", temperature=100.0, half=True)
-        changes = {"classes": 0, "layer_scale": True, "registers": 4, "positions": "none", "rope": rope}
+        changes = {"num_classes": 0, "layer_scale": True, "reg_tokens": 4, "pos_embed": "none", "rope": rope}
         changes |= {"mlp": "gelu" if size in ("S", "B", "L") else "swiglu", "qkv_bias": size != "7B"}
         table[f"DINOv3-{size}/16"] = shape(size, 16).replace(**changes, numerics=DINOV3_NUMERICS)
     table |= _eva02()
-    giant = shape("B", 14).replace(layers=40, width=1536, mlp_width=4096, heads=24, mlp="swiglu")
-    table["DINOv2-g/14"] = giant.replace(classes=0, layer_scale=True, image_size=(518, 518), numerics=DINO_NUMERICS)
+    giant = shape("B", 14).replace(depth=40, width=1536, mlp_dim=4096, num_heads=24, mlp="swiglu")
+    table["DINOv2-g/14"] = giant.replace(num_classes=0, layer_scale=True, image_size=(518, 518), numerics=DINO_NUMERICS)
     return table
 
 
@@ -138,7 +127,7 @@ def _eva02() -> dict[str, ModelConfig]:
     table: dict[str, ModelConfig] = {}
     for size, mlp_width in (("Ti", 512), ("S", 1024), ("B", 2048), ("L", 2730)):
         parts = {"rope": rope, "mlp": "swiglu", "mlp_norm": size in ("B", "L"), "pool": "mean", "norm_after_pool": True}
-        table[f"EVA-02-{size}/14"] = shape(size, 14).replace(**parts, mlp_width=mlp_width, numerics=TIMM_NUMERICS)
+        table[f"EVA-02-{size}/14"] = shape(size, 14).replace(**parts, mlp_dim=mlp_width, numerics=TIMM_NUMERICS)
     return table
 
 
@@ -237,7 +226,7 @@ def title_of(config: ModelConfig) -> str:
     if isinstance(config, ResNetConfig):
         return f"ResNet of {sum(config.stages)} units, width {config.width}"
     kind = "ViT" if config.stem is None else "hybrid ViT"
-    return f"{kind} of depth {config.layers}, width {config.width}, patch {config.stride}"
+    return f"{kind} of depth {config.depth}, width {config.width}, patch {config.stride}"
 
 
 def _shape_of(config: ModelConfig) -> tuple[object, ...]:
@@ -245,92 +234,5 @@ def _shape_of(config: ModelConfig) -> tuple[object, ...]:
     if isinstance(config, ResNetConfig):
         return config.stages, config.width
     stem = config.stem and (config.stem.stages, config.stem.width, config.stem.widths, config.stem.is_plain)
-    sizes = config.layers, config.width, config.mlp_width, config.heads, config.patch_size
+    sizes = config.depth, config.width, config.mlp_dim, config.num_heads, config.patch_size
     return *sizes, stem, config.mlp, config.distillation
-
-
-FamilyName = Literal["google", "big_vision", "timm", "torchvision", "huggingface", "dino", "bit"]
-
-REPOSITORY_SCHEME = "hf://"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Published:
-    """One set of published weights: a row of `published.csv`."""
-
-    name: str
-    variant: str
-    """Our name of its shape, a key of `VARIANTS`."""
-    family: FamilyName
-    """Who wrote the file; decides its format and numerics."""
-    location: str
-    """`hf://org/name` for a repository on Hugging Face, or the https URL of one file."""
-    image_size: int
-    """Side of the square images it was last trained on, in pixels."""
-    classes: int
-    """Outputs of the head; 0 for features only."""
-    note: str
-    """The training data, and what to know before using it."""
-    aliases: tuple[str, ...] = ()
-
-    @property
-    def sha256_prefix(self) -> str:
-        """First digits of the file's SHA-256 if its name contains them, as PyTorch's names do; otherwise empty."""
-        match = re.search(r"-([0-9a-f]{8})\.pth$", self.location)
-        return match.group(1) if match else ""
-
-
-def _read_published() -> dict[str, Published]:
-    lines = (files("vitruvian") / "published.csv").read_text(encoding="utf-8").splitlines()
-    table: dict[str, Published] = {}
-    for cells in csv.DictReader(lines):
-        row: dict[str, Any] = {**cells, "aliases": tuple(cells["aliases"].split())}
-        row |= {key: int(cells[key]) for key in ("image_size", "classes")}
-        table[row["name"]] = Published(**row)
-    return table
-
-
-PUBLISHED: dict[str, Published] = _read_published()
-"""Known sets of weights by name."""
-
-_PUBLISHED_BY_ANY_NAME = dict(PUBLISHED)
-for _row in PUBLISHED.values():
-    for _alias in (*_row.aliases, _row.location):
-        _PUBLISHED_BY_ANY_NAME.setdefault(_alias, _row)
-
-
-def find_published(name: str) -> Published | None:
-    """The row of a name, an alias, a Hugging Face id, or a `gs://` or https URL; None if it is not in the table."""
-    return _PUBLISHED_BY_ANY_NAME.get(web_address(name))
-
-
-def published_names() -> list[str]:
-    """All names and aliases, for suggestions."""
-    return [name for name in _PUBLISHED_BY_ANY_NAME if "://" not in name]
-
-
-def published_for(variant: str) -> list[Published]:
-    """The published weights of a variant, in the order of the table."""
-    return [row for row in PUBLISHED.values() if row.variant == variant]
-
-
-def web_address(name: str) -> str:
-    """The https URL of Google's `gs://bucket/path`, which needs no account; any other name unchanged."""
-    return re.sub(r"^gs://", "https://storage.googleapis.com/", name)
-
-
-@cache
-def imagenet_classes() -> dict[str, str]:
-    """WordNet id -> label of the 1000 classes of ImageNet-1k, in the order of every published head."""
-    classes: dict[str, str] = json.loads((files("vitruvian") / "imagenet.json").read_text(encoding="utf-8"))
-    return classes
-
-
-def imagenet_labels() -> tuple[str, ...]:
-    """Labels such as "tench"; no two are equal."""
-    return tuple(imagenet_classes().values())
-
-
-def imagenet_ids() -> tuple[str, ...]:
-    """WordNet ids such as "n01440764", the names of ImageNet's folders."""
-    return tuple(imagenet_classes())

@@ -14,27 +14,27 @@ TRAINING_PASSES = 3
 
 def parameters(config: ModelConfig) -> int:
     if isinstance(config, ResNetConfig):
-        convs = sum(k * k * i * o for k, i, o, _ in _convs(config.stages, config.width, config.channels))
+        convs = sum(k * k * i * o for k, i, o, _ in _convs(config.stages, config.width, config.in_channels))
         norms = sum(2 * (inputs + 2 * inner) for inputs, inner, _, _ in _units(config.stages, config.width))
-        return convs + norms + 2 * config.feature_width + _dense(config.feature_width, config.classes)
+        return convs + norms + 2 * config.feature_width + _dense(config.feature_width, config.num_classes)
     D, patches = config.width, config.grid[0] * config.grid[1]
-    count = config.prefix_tokens * D + config.prefix_positions * D
+    count = config.prefix_tokens * D + config.prefix_pos_embeds * D
     sides = sum(config.grid)
     tables = {"learned": patches * D, "learned_2d": sides * (D // 2), "factorized": sides * D}
-    count += tables.get(config.positions, 0)
-    channels = config.stem.out_channels if config.stem else config.channels
+    count += tables.get(config.pos_embed, 0)
+    channels = config.stem.out_channels if config.stem else config.in_channels
     count += _dense(channels * config.patch_size**2, D, config.patch_bias)
     if config.stem:
         count += sum(k * k * i * o + 2 * o for k, i, o, _ in _stem_convs(config))
         count -= ROOT_CHANNELS * config.stem.is_plain  # a bias in place of a norm
-    count += config.layers * _block_parameters(config, patches + config.prefix_tokens)
+    count += config.depth * _block_parameters(config, patches + config.prefix_tokens)
     count += (config.patch_norm + config.pre_norm + config.final_norm) * _norm(config, D)
     if config.pool == "map":
-        M = config.pool_mlp_width or config.mlp_width
+        M = config.pool_mlp_dim or config.mlp_dim
         count += D + 4 * _dense(D, D) + _norm(config, D) + _dense(D, M) + _dense(M, D)
     if config.representation_size:
         count += _dense(config.pooled_width, config.representation_size, not config.projection)
-    return count + (1 + config.distillation) * _dense(config.feature_width, config.classes)
+    return count + (1 + config.distillation) * _dense(config.feature_width, config.num_classes)
 
 
 def multiply_adds(config: ModelConfig, image_size: int | Size | None = None) -> int:
@@ -42,31 +42,31 @@ def multiply_adds(config: ModelConfig, image_size: int | Size | None = None) -> 
     size = config.image_size if image_size is None else as_size(image_size)
     pixels = size[0] * size[1]
     if isinstance(config, ResNetConfig):
-        found = _convs(config.stages, config.width, config.channels)
+        found = _convs(config.stages, config.width, config.in_channels)
         convs = sum(k * k * i * o * (pixels // stride**2) for k, i, o, stride in found)
-        return convs + config.feature_width * config.classes
+        return convs + config.feature_width * config.num_classes
     D, grid = config.width, config.grid_of(size)
     patches = grid[0] * grid[1]
     tokens = patches + config.prefix_tokens
-    channels = config.stem.out_channels if config.stem else config.channels
+    channels = config.stem.out_channels if config.stem else config.in_channels
     count = patches * channels * config.patch_size**2 * D
     if config.stem:
         count += sum(k * k * i * o * (pixels // stride**2) for k, i, o, stride in _stem_convs(config))
-    mlp = D * config.mlp_width * (3 if config.mlp == "swiglu" else 2)
-    A = config.head_width * config.heads
+    mlp = D * config.mlp_dim * (3 if config.mlp == "swiglu" else 2)
+    A = config.head_width * config.num_heads
     products = 3 if config.attention == "differential" else 2  # a second time with the values, of the whole width
     block = tokens * (4 * D * A + mlp) + products * tokens * tokens * A
-    if config.positions == "relative":
+    if config.pos_embed == "relative":
         block += tokens * (2 * tokens - 1) * D
     if config.rope is not None and config.rope.kind == "mixed":
         block += patches * D
-    count += config.layers * block - _merged_away(config, tokens, products)
+    count += config.depth * block - _merged_away(config, tokens, products)
     if config.pool == "map":
         read = tokens if config.pool_prefix else patches
-        M = config.pool_mlp_width or config.mlp_width
+        M = config.pool_mlp_dim or config.mlp_dim
         count += 2 * read * D * D + 2 * read * D + 2 * D * D + 2 * D * M
     count += config.pooled_width * config.representation_size
-    return count + (1 + config.distillation) * config.feature_width * config.classes
+    return count + (1 + config.distillation) * config.feature_width * config.num_classes
 
 
 def tokens_by_layer(config: ViTConfig, tokens: int) -> tuple[int, ...]:
@@ -82,8 +82,8 @@ def tokens_by_layer(config: ViTConfig, tokens: int) -> tuple[int, ...]:
 
 def _merged_away(config: ViTConfig, tokens: int, products: int) -> int:
     """Multiply-adds of the blocks that token merging saves; the search for what to merge is not subtracted."""
-    D, A = config.width, config.head_width * config.heads
-    mlp = D * config.mlp_width * (3 if config.mlp == "swiglu" else 2)
+    D, A = config.width, config.head_width * config.num_heads
+    mlp = D * config.mlp_dim * (3 if config.mlp == "swiglu" else 2)
     counts, saved = tokens_by_layer(config, tokens), 0
     for before, after in pairwise(counts):
         reached = before if config.block == "parallel" else after  # whose MLP comes before the merging
@@ -100,21 +100,21 @@ def _norm(config: ViTConfig, width: int) -> int:
 
 
 def _block_parameters(config: ViTConfig, tokens: int) -> int:
-    D, M, K = config.width, config.mlp_width, config.head_width
-    A = K * config.heads
+    D, M, K = config.width, config.mlp_dim, config.head_width
+    A = K * config.num_heads
     branches = 1 if config.block == "parallel" else 2  # that have a norm and a scale of their own
     scales = config.layer_scale * (branches if config.mlp_scale else 1)
-    count = branches * _norm(config, D) + scales * D + config.attention_norm * _norm(config, A)
+    count = branches * _norm(config, D) + scales * D + config.attn_norm * _norm(config, A)
     differential = config.attention == "differential"
     count += (K + 1) * differential + 2 * config.qk_norm * _norm(config, K // 2 if differential else K)
     count += config.mlp_norm * _norm(config, M)
     count += _dense(D, 3 * A, config.qkv_bias) + _dense(A, D, config.dense_bias)
     count += _dense(D, 2 * M if config.mlp == "swiglu" else M, config.dense_bias) + _dense(M, D, config.dense_bias)
-    if config.positions == "relative_bias":
-        count += ((2 * config.grid[0] - 1) * (2 * config.grid[1] - 1) + 3) * config.heads
+    if config.pos_embed == "relative_bias":
+        count += ((2 * config.grid[0] - 1) * (2 * config.grid[1] - 1) + 3) * config.num_heads
     if config.rope is not None and config.rope.kind == "mixed":
-        count += config.heads * K
-    return count + ((2 * tokens - 1) * K if config.positions == "relative" else 0)
+        count += config.num_heads * K
+    return count + ((2 * tokens - 1) * K if config.pos_embed == "relative" else 0)
 
 
 def _units(stages: tuple[int, ...], width: int) -> Iterator[tuple[int, int, int, int]]:
@@ -142,9 +142,9 @@ def _convs(stages: tuple[int, ...], width: int, channels: int) -> Iterator[tuple
 def _stem_convs(config: ViTConfig) -> Iterator[tuple[int, int, int, int]]:
     assert config.stem
     if config.stem.is_plain:
-        return _plain_convs(config.stem, config.channels)
+        return _plain_convs(config.stem, config.in_channels)
     convs = {"resnet_d": _deep_convs, "mobile_clip": _patch_convs}.get(config.stem.style, _convs)
-    return convs(config.stem.stages, config.stem.width, config.channels)
+    return convs(config.stem.stages, config.stem.width, config.in_channels)
 
 
 def _deep_convs(stages: tuple[int, ...], width: int, channels: int) -> Iterator[tuple[int, int, int, int]]:

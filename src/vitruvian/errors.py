@@ -42,7 +42,7 @@ Error = TypeVar("Error", bound="VitruvianError")
 
 
 def python_spelling(name: str, value: str) -> str:
-    """An argument as Python code spells it: `heads=` or `heads=3`."""
+    """An argument as Python code spells it: `num_heads=` or `num_heads=3`."""
     return f"{name}={value}"
 
 
@@ -193,7 +193,7 @@ _NO_VALUE = object()
 def argument(name: str, value: object = _NO_VALUE, format_spec: str = "") -> str:
     """An argument to name in the reason or the hint of an error, optionally with its value (its repr unless formatted).
 
-    It reads `heads=` or `heads=3` in Python, and `--heads` or `--heads 3` in the error of a command.
+    It reads `num_heads=` or `num_heads=3` in Python, and `--num-heads` or `--num-heads 3` in the error of a command.
     """
     text = "" if value is _NO_VALUE else format(value, format_spec) if format_spec else short_repr(value)
     return f"{_MARK}{name}={text}{_MARK}"

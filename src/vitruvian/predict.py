@@ -76,7 +76,7 @@ class Encoder:
         self,
         model: Model | str | Path,
         *,
-        heads: int | None = None,
+        num_heads: int | None = None,
         image_size: int | Size | None = None,
         device: str = "cpu",
         engine: EngineName = "torch",
@@ -93,22 +93,22 @@ class Encoder:
         if isinstance(model, str | Path):
             graph = find_graph(model)
             if graph is None:
-                model = load(model, heads=heads, image_size=image_size)
+                model = load(model, num_heads=num_heads, image_size=image_size)
             else:  # what only a model has, it refuses in a sentence
-                if heads is not None or device.partition(":")[0] != "cpu":
+                if num_heads is not None or device.partition(":")[0] != "cpu":
                     raise ConfigError(
-                        f"{argument('heads')} and {argument('device')} are for weights; "
+                        f"{argument('num_heads')} and {argument('device')} are for weights; "
                         "an exported graph runs as it is, on the CPU"
                     )
                 model = cast(Model, open_graph(graph, engine=engine, image_size=image_size))
                 self.engine = "torch"
-        elif heads is not None or image_size is not None:
-            raise ConfigError("heads and image_size are for loading weights; this model is already made")
+        elif num_heads is not None or image_size is not None:
+            raise ConfigError("num_heads and image_size are for loading weights; this model is already made")
         if tome_r is not None:
             model = with_merging(model, tome_r)
-        if len(model.preprocess.mean) != model.config.channels:
+        if len(model.preprocess.mean) != model.config.in_channels:
             raise ConfigError(
-                f"the model takes {model.config.channels} channels, "
+                f"the model takes {model.config.in_channels} channels, "
                 f"its preprocessing gives {len(model.preprocess.mean)}: set model.preprocess"
             )
         if self.engine != "torch":
@@ -200,7 +200,7 @@ class Classifier(Encoder):
         self,
         model: Model | str | Path,
         *,
-        heads: int | None = None,
+        num_heads: int | None = None,
         image_size: int | Size | None = None,
         device: str = "cpu",
         engine: EngineName = "torch",
@@ -214,7 +214,7 @@ class Classifier(Encoder):
         `template` is what the words stand in: text with {}, or the name of a published set (`imagenet`, `imagenet-7`).
         With `flip`, an image and its mirror image are answered together.
         """
-        super().__init__(model, heads=heads, image_size=image_size, device=device, engine=engine, tome_r=tome_r)
+        super().__init__(model, num_heads=num_heads, image_size=image_size, device=device, engine=engine, tome_r=tome_r)
         self.flip = flip
         self._first: Classifier | None = None
         if labels is not None:
@@ -347,10 +347,10 @@ def reduced(pixels: Tensor, cascade: CascadeConfig) -> Tensor:
 
 def labels_of(model: Model) -> tuple[str, ...]:
     """The model's labels; numbers where it has none."""
-    classes = model.config.classes
+    classes = model.config.num_classes
     if classes == 0:
         raise ConfigError(
-            "this model has no head, so it gives features but no answers; load it with classes=N and train a head, "
+            "this model has no head, so it gives features but no answers; load it with num_classes=N and train a head, "
             f"or give {argument('labels')} (words) to a CLIP or SigLIP"
         )
     if model.labels is None:

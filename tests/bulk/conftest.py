@@ -24,7 +24,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def model() -> Model:
     torch.manual_seed(0)
-    return build(ViTConfig(image_size=16, patch_size=8, width=16, layers=1, heads=2, classes=3)).eval()
+    return build(ViTConfig(image_size=16, patch_size=8, width=16, depth=1, num_heads=2, num_classes=3)).eval()
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ def vit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.fixture(scope="session")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A native model that calls bright images `light` and others `dark` or `gray`."""
-    config = ViTConfig(image_size=(16, 16), patch_size=8, layers=1, width=16, mlp_width=32, heads=2, classes=3)
+    config = ViTConfig(image_size=(16, 16), patch_size=8, depth=1, width=16, mlp_dim=32, num_heads=2, num_classes=3)
     model = build(config, seed=0)
     torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
     model.labels = ("dark", "gray", "light")

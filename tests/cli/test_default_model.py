@@ -24,8 +24,16 @@ def unreachable(name):
 @pytest.fixture
 def box(tmp_path, monkeypatch):
     """A stand-in for the model in the package that is sure of red and of nothing else."""
-    shape = {"image_size": 8, "patch_size": 4, "layers": 1, "width": 8, "mlp_width": 8, "heads": 2, "positions": "none"}
-    model = build(ViTConfig(**shape, classes=2, class_token=False, pool="mean", final_norm=False))
+    shape = {
+        "image_size": 8,
+        "patch_size": 4,
+        "depth": 1,
+        "width": 8,
+        "mlp_dim": 8,
+        "num_heads": 2,
+        "pos_embed": "none",
+    }
+    model = build(ViTConfig(**shape, num_classes=2, cls_token=False, pool="mean", final_norm=False))
     model.labels, model.threshold = ("red", "blue"), 0.9
     with torch.no_grad():
         for red, weight in zip((1.0, -1.0), model.head.weight):
@@ -35,7 +43,7 @@ def box(tmp_path, monkeypatch):
         for parameter in model.blocks.parameters():
             parameter.zero_()
     vt.save(model, tmp_path / "box")
-    monkeypatch.setattr(hub, "BOX", tmp_path / "box")
+    monkeypatch.setattr(hub, "BUNDLED", tmp_path / "box")
     monkeypatch.setattr(hub, "resolve_source", unreachable)
     return model
 
@@ -75,13 +83,13 @@ def test_json_and_explanations_tell_that_an_image_is_none_of_the_classes(vit, bo
 def test_the_published_default_comes_first(monkeypatch, capsys):
     monkeypatch.setattr(hub, "resolve_source", lambda name: name)
     assert hub.default_source() == hub.DEFAULT
-    assert hub.find_published(hub.DEFAULT).classes == 1000
+    assert hub.find(hub.DEFAULT).classes == 1000
     assert capsys.readouterr().err == f"no model is named: using {hub.DEFAULT}\n"
 
 
 def test_where_there_is_neither_the_error_names_the_option(vit, images, monkeypatch, tmp_path):
     monkeypatch.setattr(hub, "resolve_source", unreachable)
-    monkeypatch.setattr(hub, "BOX", tmp_path / "nothing")
+    monkeypatch.setattr(hub, "BUNDLED", tmp_path / "nothing")
     code, _, err = vit("predict", images[0])
     assert code == 1
     assert f"no model is named and the default cannot be downloaded; give --model: {hub.DEFAULT}: no network" in err
@@ -121,7 +129,7 @@ def test_training_starts_from_the_published_default_where_it_can_be_downloaded(b
 def test_training_without_any_weights_names_the_option(vit, tmp_path, monkeypatch):
     make_photos(tmp_path / "photos")
     monkeypatch.setattr(hub, "resolve_source", unreachable)
-    monkeypatch.setattr(hub, "BOX", tmp_path / "nothing")
+    monkeypatch.setattr(hub, "BUNDLED", tmp_path / "nothing")
     code, _, err = vit("train", tmp_path / "photos")
     assert code == 1
     assert f"no weights are named and the default cannot be downloaded; give --from: {hub.DEFAULT}: no network" in err
@@ -129,7 +137,7 @@ def test_training_without_any_weights_names_the_option(vit, tmp_path, monkeypatc
 
 def test_a_threshold_is_kept_with_its_head_and_lost_with_a_new_one(box, tmp_path):
     assert vt.load(tmp_path / "box").threshold == 0.9
-    assert vt.load(tmp_path / "box", classes=3).threshold == 0.0
+    assert vt.load(tmp_path / "box", num_classes=3).threshold == 0.0
     text = (tmp_path / "box" / "config.json").read_text().replace('"threshold": 0.9', '"threshold": 9')
     (tmp_path / "box" / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"threshold=9.0 is not between 0.0 and 1.0"):
@@ -142,24 +150,24 @@ def test_energy_tells_apart_what_probabilities_have_lost(box, tmp_path):
     again = vt.Classifier(tmp_path / "energy")
     little, much = torch.tensor([0.0, 3.0]), torch.tensor([2.0, 5.0])  # with the same probabilities
     assert again.none_of_these(torch.stack([little, much])) == [True, False]
-    assert vt.load(tmp_path / "energy", classes=3).threshold_on == "probability"
+    assert vt.load(tmp_path / "energy", num_classes=3).threshold_on == "probability"
     path = tmp_path / "energy" / "config.json"
     path.write_text(path.read_text().replace('"energy"', '"logits"'))
     with pytest.raises(CheckpointError, match="threshold_on='logits' is not one of probability, energy"):
         vt.load(tmp_path / "energy")
 
 
-@pytest.mark.skipif(not hub.BOX.is_dir(), reason="the package carries no model yet")
+@pytest.mark.skipif(not hub.BUNDLED.is_dir(), reason="the package carries no model yet")
 def test_the_model_in_the_package_is_small_and_has_a_card():
-    assert sum(path.stat().st_size for path in hub.BOX.iterdir()) <= 8_000_000
-    assert "vit train" in (hub.BOX / "card.md").read_text()
-    model = vt.load(hub.BOX)
+    assert sum(path.stat().st_size for path in hub.BUNDLED.iterdir()) <= 8_000_000
+    assert "vit train" in (hub.BUNDLED / "card.md").read_text()
+    model = vt.load(hub.BUNDLED)
     assert len(model.labels) == 10
     assert model.threshold_on == "energy"
     assert parameters(model.config) == 3_624_874
 
 
-@pytest.mark.skipif(not hub.BOX.is_dir(), reason="the package carries no model yet")
+@pytest.mark.skipif(not hub.BUNDLED.is_dir(), reason="the package carries no model yet")
 def test_the_model_in_the_package_refuses_stripes_noise_and_digits():
     rng = np.random.default_rng(0)
     stripes = [np.sin(np.arange(64) * rng.uniform(0.3, 1.5)) * 127 + 128 for _ in range(10)]
@@ -167,5 +175,5 @@ def test_the_model_in_the_package_refuses_stripes_noise_and_digits():
     images += [Image.fromarray(rng.integers(0, 256, (64, 64, 3), np.uint8)) for _ in range(10)]
     digits = open_dataset("digits").train
     images += [Image.fromarray(np.asarray(digits.read(number))).resize((64, 64)) for number in range(10)]
-    found = [prediction.none_of_these for prediction in vt.Classifier(hub.BOX).stream(images)]
+    found = [prediction.none_of_these for prediction in vt.Classifier(hub.BUNDLED).stream(images)]
     assert [sum(found[start : start + 10]) >= 8 for start in (0, 10, 20)] == [True] * 3

@@ -14,32 +14,32 @@ from vitruvian.config import ResNetConfig, RopeConfig, StemConfig, ViTConfig
 from vitruvian.errors import VitruvianError
 from vitruvian.model.build import build
 
-TINY = ViTConfig(image_size=32, patch_size=8, width=32, mlp_width=48, layers=2, heads=4, classes=0)
+TINY = ViTConfig(image_size=32, patch_size=8, width=32, mlp_dim=48, depth=2, num_heads=4, num_classes=0)
 NORMALIZED = RopeConfig(kind="normalized", temperature=100.0, half=True)
 KINDS = {
     "ViT": TINY,
-    "DeiT, distilled": TINY.replace(distillation=True, classes=3),
+    "DeiT, distilled": TINY.replace(distillation=True, num_classes=3),
     "CLIP": TINY.replace(pre_norm=True, patch_bias=False, representation_size=16, projection=True),
-    "SigLIP": TINY.replace(pool="map", class_token=False),
-    "SigLIP, trimmed": TINY.replace(pool="map", class_token=False, trim=True, image_size=36),
-    "DINOv2": TINY.replace(layer_scale=True, registers=2, mlp="swiglu"),
-    "DINOv2 with its head": TINY.replace(layer_scale=True, pool="token_mean", classes=3),
-    "DINOv3": TINY.replace(layer_scale=True, registers=2, positions="none", rope=NORMALIZED),
-    "EVA-02": TINY.replace(rope=RopeConfig(reference_grid=(4, 4)), mlp="swiglu", mlp_norm=True, attention_norm=True),
-    "RoPE, mixed": TINY.replace(positions="none", rope=RopeConfig(kind="mixed")),
-    "BEiT": TINY.replace(positions="relative_bias", pool="mean", norm_after_pool=True, layer_scale=True),
-    "I-JEPA": TINY.replace(pool="mean", class_token=False),
-    "NaFlex": TINY.replace(positions="factorized", class_token=False, pool="mean"),
-    "AIMv2": TINY.replace(norm="rms", patch_norm=True, mlp="swiglu", pool="mean", class_token=False, dense_bias=False),
+    "SigLIP": TINY.replace(pool="map", cls_token=False),
+    "SigLIP, trimmed": TINY.replace(pool="map", cls_token=False, trim=True, image_size=36),
+    "DINOv2": TINY.replace(layer_scale=True, reg_tokens=2, mlp="swiglu"),
+    "DINOv2 with its head": TINY.replace(layer_scale=True, pool="token_mean", num_classes=3),
+    "DINOv3": TINY.replace(layer_scale=True, reg_tokens=2, pos_embed="none", rope=NORMALIZED),
+    "EVA-02": TINY.replace(rope=RopeConfig(reference_grid=(4, 4)), mlp="swiglu", mlp_norm=True, attn_norm=True),
+    "RoPE, mixed": TINY.replace(pos_embed="none", rope=RopeConfig(kind="mixed")),
+    "BEiT": TINY.replace(pos_embed="relative_bias", pool="mean", norm_after_pool=True, layer_scale=True),
+    "I-JEPA": TINY.replace(pool="mean", cls_token=False),
+    "NaFlex": TINY.replace(pos_embed="factorized", cls_token=False, pool="mean"),
+    "AIMv2": TINY.replace(norm="rms", patch_norm=True, mlp="swiglu", pool="mean", cls_token=False, dense_bias=False),
     "parallel": TINY.replace(block="parallel", qk_norm=True),
     "res-post-norm": TINY.replace(block="res_post_norm"),
     "differential": TINY.replace(attention="differential"),
-    "branches": TINY.replace(attention_width=64, heads=8),
+    "branches": TINY.replace(attn_dim=64, num_heads=8),
     "non-square": TINY.replace(image_size=(32, 48)),
     "hybrid": TINY.replace(stem=StemConfig(stages=(1,), width=32), patch_size=2),
     "ResNet-D stem": TINY.replace(stem=StemConfig(stages=(1,), width=32, style="resnet_d"), patch_size=2),
     "MobileCLIP stem": TINY.replace(stem=StemConfig(stages=(), width=32, style="mobile_clip"), patch_size=1),
-    "BiT": ResNetConfig(image_size=32, stages=(1, 1), width=32, classes=0),
+    "BiT": ResNetConfig(image_size=32, stages=(1, 1), width=32, num_classes=0),
 }
 REFUSED = {
     # kind and command: why it has no meaning

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.openvino
 
 @pytest.fixture(scope="module")
 def native(tmp_path_factory):
-    config = vt.ViTConfig(image_size=16, patch_size=8, layers=1, width=16, mlp_width=16, heads=2, classes=3)
+    config = vt.ViTConfig(image_size=16, patch_size=8, depth=1, width=16, mlp_dim=16, num_heads=2, num_classes=3)
     model = vt.build(config)
     torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
     model.labels = ("cat", "dog", "owl")
@@ -82,7 +82,7 @@ def test_bench_measures_an_exported_graph(native, vit):
     for arguments, words in (
         (("--engine", "torch"), "runs in onnxruntime or openvino, not in torch"),
         (("--tome-r", "1"), "an exported graph gives logits alone"),
-        (("--heads", "2"), "--heads and device= are for weights"),
+        (("--num-heads", "2"), "--num-heads and device= are for weights"),
         (("--image-size", "32"), "takes images of 3x16x16, not 3x32x32"),
     ):
         code, _, err = vit("bench", "--model", graph, *arguments, *few)

@@ -45,22 +45,23 @@ def test_the_version_is_the_packages(vit):
 
 OPTIONS = {
     "predict": "--model -m --labels --template --top --json --out --shard --on --split --piece --max-unreadable "
-    "--workers --batch-size --heads --image-size --device --engine --tome-r",
+    "--workers --batch-size --num-heads --image-size --device --engine --tome-r",
     "embed": "--model -m --out --shard --on --split --dtype --piece --max-unreadable --workers "
-    "--batch-size --heads --image-size --device",
+    "--batch-size --num-heads --image-size --device",
     "merge": "--out --json",
     "similar": "--in --text --top --model -m --exact --json --out",
     "models": "--json",
-    "convert": "--to --labels --template --heads --image-size --patch-size --classes --half --config --json",
+    "convert": "--to --labels --template --num-heads --image-size --patch-size --num-classes --half --config --json",
     "train": "--recipe --model -m --from --out --epochs --lr --batch-size --seed --workers --set --resume --plan "
     "--cluster --recipes --auto-resume",
     "finetune": "--from --out --recipe --task --quick --lrs --seeds --steps --image-size --epochs --lr "
     "--batch-size --seed --workers --set --data-root --json",
-    "probe": "--model -m --vectors --only --shots --neighbors --json --out --batch-size --heads --image-size --device",
+    "probe": "--model -m --vectors --only --shots --neighbors --json --out "
+    "--batch-size --num-heads --image-size --device",
     "evaluate": "--model -m --split --real --wordnet-ids --mappings --calibrated --template --flip --seed --json "
-    "--out --batch-size --heads --image-size --device --engine --tome-r",
+    "--out --batch-size --num-heads --image-size --device --engine --tome-r",
     "explain": "--model -m --out --map --class --top --layer --head --patch --deletion --figures --reconstruct --count "
-    "--json --heads --image-size --device --engine --tome-r",
+    "--json --num-heads --image-size --device --engine --tome-r",
     "study table5": "--models --tasks --out --quick --recipe --seeds --set --data-root --json",
     "study vtab": "--models --out --quick --recipe --seeds --set --data-root --json",
     "study data-size": "--sizes --steps --recipes --out --set --plan --json",
@@ -68,12 +69,12 @@ OPTIONS = {
     "tasks": "--data-root --json",
     "doctor": "--out --json --workers --vectors --review --apply",
     "pack": "--side --format --quality --shard-mb --workers",
-    "export": "--to --batch-size --image-size --dynamic-size --heads --json",
-    "cascade": "--calibrate --image-size --tome-r --max-loss --split --heads --json",
-    "tome": "--calibrate --tome-r --split --heads",
-    "quantize": "--calibrate --evaluate --max-loss --engine --weight-bits --report --batch-size --heads --json",
-    "optimize": "--calibrate --max-loss --images --minutes --batch-size --heads --json",
-    "bench": "--model -m --engine --batches --rounds --image --plot --json --heads --image-size --tome-r",
+    "export": "--to --batch-size --image-size --dynamic-size --num-heads --json",
+    "cascade": "--calibrate --image-size --tome-r --max-loss --split --num-heads --json",
+    "tome": "--calibrate --tome-r --split --num-heads",
+    "quantize": "--calibrate --evaluate --max-loss --engine --weight-bits --report --batch-size --num-heads --json",
+    "optimize": "--calibrate --max-loss --images --minutes --batch-size --num-heads --json",
+    "bench": "--model -m --engine --batches --rounds --image --plot --json --num-heads --image-size --tome-r",
     "serve": "--model -m --host --port --batch-size --queue --max-mb --max-seconds --allow-host --image-size --engine",
     "demo": "--out --set",
 }
@@ -122,7 +123,7 @@ def test_every_command_and_option_has_help(vit, command):
             ["predict", "a.jpg", "--model", "m", "--batch", "4"],
             "option: --batch (Possible options: --batch-size)",
         ),
-        (["predict", "a.jpg", "--model", "m", "--heads", "x"], "Invalid value for '--heads'"),
+        (["predict", "a.jpg", "--model", "m", "--num-heads", "x"], "Invalid value for '--num-heads'"),
         (
             ["predict", "a.jpg", "--model", "m", "--image-size", "0"],
             "'0' is neither a side such as 384 nor ROWSxCOLUMNS",
@@ -181,8 +182,8 @@ def test_a_stopped_run_is_its_own_line_and_128_more_than_the_signal(vit, monkeyp
 @pytest.mark.parametrize(
     ("command", "name", "value", "expected"),
     [
-        ("predict", "heads", "", "--heads"),
-        ("predict", "heads", "3", "--heads 3"),
+        ("predict", "num_heads", "", "--num-heads"),
+        ("predict", "num_heads", "3", "--num-heads 3"),
         ("predict", "device", "'meta'", "--device 'meta'"),
         ("convert", "head", "'new'", "head='new'"),
         ("train", "weights", "", "--from"),
@@ -192,14 +193,16 @@ def test_a_stopped_run_is_its_own_line_and_128_more_than_the_signal(vit, monkeyp
     ],
 )
 def test_a_commands_error_spells_arguments_as_options(command, name, value, expected):
-    spell = option_spelling(dict(commands())[command].params, {"heads", "device", "target", "data"})
+    spell = option_spelling(dict(commands())[command].params, {"num_heads", "device", "target", "data"})
     assert spell(name, value) == expected
 
 
 def test_a_value_from_a_file_is_not_spelled_as_an_option():
-    error = ConfigError(f"{argument('heads', 0)} is not above 0", where="config.json", hint=f"pass {argument('heads')}")
+    error = ConfigError(
+        f"{argument('num_heads', 0)} is not above 0", where="config.json", hint=f"pass {argument('num_heads')}"
+    )
     error.spell = option_spelling(dict(commands())["predict"].params, set())
-    assert str(error) == "config.json: heads=0 is not above 0; pass --heads"
+    assert str(error) == "config.json: num_heads=0 is not above 0; pass --num-heads"
 
 
 def test_a_commands_error_names_its_option(vit, photos, weights):

@@ -31,7 +31,7 @@ from vitruvian.weights.save import save
 
 DEEP = 100_000
 """Levels of nesting, far more than any parser that calls itself can follow."""
-TINY = ("architecture.layers=1", "architecture.width=16", "architecture.mlp_width=16", "architecture.heads=2")
+TINY = ("architecture.depth=1", "architecture.width=16", "architecture.mlp_dim=16", "architecture.num_heads=2")
 RUN = (
     "architecture.patch_size=4",
     "steps=6",
@@ -75,7 +75,7 @@ def encoded(form: str, seed: int = 0) -> bytes:
 def make_good(good: Path) -> None:
     """A model, images and a dataset with which only the other input can be at fault."""
     good.mkdir()
-    config = ViTConfig(image_size=(16, 16), patch_size=8, layers=1, width=16, mlp_width=32, heads=2, classes=2)
+    config = ViTConfig(image_size=(16, 16), patch_size=8, depth=1, width=16, mlp_dim=32, num_heads=2, num_classes=2)
     model = build(config, seed=0)
     torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
     model.labels = ("dark", "light")
@@ -191,11 +191,11 @@ def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 CONFIGS: dict[str, object] = {
     "wide": {"width": 10**9},
-    "long": {"layers": 10**9},
+    "long": {"depth": 10**9},
     "negative": {"image_size": [-16, -16]},
     "huge-image": {"image_size": [10**9, 10**9]},
-    "no-heads": {"heads": 0},
-    "many-classes": {"classes": 10**12},
+    "no-heads": {"num_heads": 0},
+    "many-classes": {"num_classes": 10**12},
     "text-width": {"width": "sixteen"},
     "list-width": {"width": [16]},
     "odd-pool": {"pool": "guess"},
@@ -232,7 +232,9 @@ def make_model_folders(folder: Path, good: Path) -> None:
     (index / "model.safetensors").unlink()
     (index / "config.json").write_text('{"model_type": "vit"}')
     (index / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../../good/model/model.safetensors"}}')
-    model = build(ViTConfig(image_size=(16, 16), patch_size=8, layers=1, width=16, mlp_width=32, heads=2, classes=2))
+    model = build(
+        ViTConfig(image_size=(16, 16), patch_size=8, depth=1, width=16, mlp_dim=32, num_heads=2, num_classes=2)
+    )
     for name, value, place in (("inf", math.inf, "blocks."), ("nan", math.nan, "")):
         for key, parameter in model.named_parameters():
             if key.startswith(place) and key.endswith("weight"):

@@ -156,7 +156,7 @@ OPTIONS = {
     "predict {good}/photo.png -m {good}/model --top 99999999999999999999999": "(^$|--top)",
     "predict {good}/photo.png -m {good}/model --device meta": "--device 'meta' cannot be used",
     "predict {good}/photo.png -m {good}/model --device nowhere": "--device 'nowhere' cannot be used",
-    "predict {good}/photo.png -m {good}/model --heads 99999999999999": "--heads 99999999999999",
+    "predict {good}/photo.png -m {good}/model --num-heads 99999999999999": "--num-heads 99999999999999",
     "predict {good}/photo.png -m {good}/model --image-size 99999": "--image-size",
     "predict {good}/photo.png -m {empty}": "empty",
     "predict {empty} -m {good}/model": "(no such file|empty)",
@@ -180,7 +180,7 @@ OPTIONS = {
     "bench --model {empty}": "empty",
     "similar {good}/photo.png --in {good}/data": "no job.json in it",
     "convert {empty} {out} --to timm": "empty",
-    "convert {good}/model {out} --to native --classes 1000000000000": "--classes 1000000000000 is not between",
+    "convert {good}/model {out} --to native --num-classes 1000000000000": "--num-classes 1000000000000 is not between",
     "convert {good}/model {good}/photo.png/x --to native": "(cannot be written|[Nn]ot a directory)",
     "convert {good}/model {out} --to native --patch-size 1000000000": "patch",
     "predict {good}/photo.png -m {good}/../sweep": "not valid JSON: nested more than 100 deep",
@@ -200,7 +200,7 @@ OPTIONS = {
     "probe {good}/data -m {good}/model --only guess": "guess",
     "explain {good}/photo.png -m {good}/model --layer 1000000000000 --out {out}": "layer",
     "explain {good}/photo.png -m {good}/model --class nobody --out {out}": "nobody",
-    "train {good}/data --model ViT-Ti/16 --plan --set architecture.layers=1000000000": "layers=1000000000 is not",
+    "train {good}/data --model ViT-Ti/16 --plan --set architecture.depth=1000000000": "depth=1000000000 is not",
     "train {good}/data --model ViT-Ti/16 --plan --set architecture.width=1000000000": "width=1000000000 is not",
     "train {good}/data --model ViT-Ti/16 --plan --workers 1000000": "--workers 1000000 is not between 0 and 1024",
     "train {good}/data --model ViT-Ti/16 --epochs 1e308": "--epochs 1e.308 is not between",
@@ -311,7 +311,7 @@ def test_weights_that_describe_themselves_need_no_config_beside_them(vit, corpus
 
 
 STUDY = "study data-size {good}/data --sizes 8 --steps 1 --recipes study-vit --out {out}"
-STUDY += "".join(f" --set {s}" for s in ("workers=0", "image_size=16", "batch_size=4", "architecture.layers=1"))
+STUDY += "".join(f" --set {s}" for s in ("workers=0", "image_size=16", "batch_size=4", "architecture.depth=1"))
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ UNAVAILABLE = {
 
 STAND_INS = (
     ("s3://bucket/", "bucket/"),
-    ("src/vitruvian/box", str(resources.files("vitruvian") / "box")),
+    ("src/vitruvian/bundled", str(resources.files("vitruvian") / "box")),
     (" /data/", " data/"),
     (" /shared/", " "),
     ("seq 64", "seq 2"),
@@ -45,7 +45,7 @@ STAND_INS = (
 """Places of other machines, and how many of them."""
 
 SMALLER_CODE = (
-    ("src/vitruvian/box", str(resources.files("vitruvian") / "box")),
+    ("src/vitruvian/bundled", str(resources.files("vitruvian") / "box")),
     ("workers=4", "workers=0"),
     ("batch_size=256", "batch_size=4"),
     ("seeds=3", "seeds=1"),
@@ -55,8 +55,8 @@ SMALLER_CODE = (
 )
 """The same in Python."""
 
-SMALL_MODEL = "--set architecture.layers=1 --set architecture.width=48 --set architecture.mlp_width=48 " + (
-    "--set architecture.heads=3 --set architecture.patch_size=16 --set image_size=32"
+SMALL_MODEL = "--set architecture.depth=1 --set architecture.width=48 --set architecture.mlp_dim=48 " + (
+    "--set architecture.num_heads=3 --set architecture.patch_size=16 --set image_size=32"
 )
 SMALLER = (
     (r"(train(?!.*(--resume|--recipes|--cluster|--plan|epochs=)).*)", "--epochs 1"),

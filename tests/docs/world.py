@@ -18,18 +18,18 @@ from PIL import Image
 from two_towers import save_clip, save_siglip
 
 import vitruvian as vt
-from vitruvian.catalog import imagenet_ids, imagenet_labels
 from vitruvian.config import Preprocess, ViTConfig
+from vitruvian.labels import imagenet_ids, imagenet_labels
 
 MODELS = {
-    "explain.md": {"classes": 1000, "layers": 6, "heads": 4, "image_size": 128},  # layer 5, head 2, patch 7, 3
+    "explain.md": {"num_classes": 1000, "depth": 6, "num_heads": 4, "image_size": 128},  # layer 5, head 2, patch 7, 3
 }
 """What a page's Python has for `model`, where the tiniest will not do."""
-SHAPE = {"image_size": 32, "patch_size": 16, "layers": 2, "width": 32, "mlp_width": 32, "heads": 2}
+SHAPE = {"image_size": 32, "patch_size": 16, "depth": 2, "width": 32, "mlp_dim": 32, "num_heads": 2}
 
 
 def tiny(labels: tuple[str, ...] = (), classes: int = 0, **settings: object) -> vt.ViT:
-    model = vt.build(ViTConfig(**{**SHAPE, **settings}, classes=len(labels) or classes), seed=0)
+    model = vt.build(ViTConfig(**{**SHAPE, **settings}, num_classes=len(labels) or classes), seed=0)
     model.labels = labels or None
     model.preprocess = Preprocess(image_size=model.config.image_size)
     if model.head is not None:
@@ -101,7 +101,7 @@ def make_weights(root: Path) -> None:
     vt.save(tiny(), root / "dino.pth", family="timm")
     for name in ("vit_ti16.safetensors", "vit_ti16_imagenet1k.safetensors"):
         vt.save(imagenet, root / name, family="timm")
-    vt.save(tiny(classes=1000, layers=12), root / "google/vit-base-patch16-224", family="huggingface")
+    vt.save(tiny(num_classes=1000, depth=12), root / "google/vit-base-patch16-224", family="huggingface")
     vt.save(imagenet, root / "google/vit-base-patch16-224-in21k", family="huggingface")
     save_mae(root / "facebook" / "vit-mae-base")
     save_clip(root / "openai" / "clip-vit-base-patch32")

@@ -18,7 +18,7 @@ from vitruvian.errors import ConfigError, ConversionError, ImageError, MissingEx
 
 pytestmark = pytest.mark.openvino
 
-TINY = vt.ViTConfig(image_size=16, patch_size=8, layers=1, width=16, mlp_width=16, heads=2, classes=3)
+TINY = vt.ViTConfig(image_size=16, patch_size=8, depth=1, width=16, mlp_dim=16, num_heads=2, num_classes=3)
 
 
 @pytest.fixture(scope="module", autouse=True)

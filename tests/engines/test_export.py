@@ -17,7 +17,7 @@ from vitruvian.weights.description import Description
 
 pytestmark = pytest.mark.openvino
 
-TINY = vt.ViTConfig(image_size=16, patch_size=8, layers=2, width=16, mlp_width=16, heads=2, classes=3)
+TINY = vt.ViTConfig(image_size=16, patch_size=8, depth=2, width=16, mlp_dim=16, num_heads=2, num_classes=3)
 
 
 def tiny_model(**changes):
@@ -87,7 +87,7 @@ def test_a_classifier_of_the_file_gives_the_answers_of_the_model(exported, folde
 
 
 def test_a_fixed_batch_also_takes_a_short_one(folder):
-    model = tiny_model(pool="mean", layers=1)
+    model = tiny_model(pool="mean", depth=1)
     export(model, folder / "four", to="openvino", batch=4)
     pixels = torch.randn(6, 3, 16, 16)
     graph = open_graph(find_graph(folder / "four"))
@@ -100,15 +100,15 @@ def test_a_fixed_batch_also_takes_a_short_one(folder):
 @pytest.mark.parametrize("changes", [{}, {"distillation": True}])
 def test_a_fixed_batch_may_be_the_number_of_heads(tmp_path, changes):
     """onnxscript's optimizer takes one for the other where reshapes stand around a product."""
-    model = tiny_model(layers=1, **changes)
-    report = export(model, tmp_path / "two.onnx", batch=TINY.heads)
+    model = tiny_model(depth=1, **changes)
+    report = export(model, tmp_path / "two.onnx", batch=TINY.num_heads)
     assert report.checked == ((2, 3, 16, 16),)
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
 def test_the_border_of_a_resnets_max_pooling_is_zeros_in_a_graph_too(folder, engine):
     """ONNX Runtime's Pad_Fusion makes it minus infinity where zeros are padded, which only negative maps show."""
-    model = vt.build(vt.ResNetConfig(image_size=32, stages=(1,), width=32, classes=3), seed=1).eval()
+    model = vt.build(vt.ResNetConfig(image_size=32, stages=(1,), width=32, num_classes=3), seed=1).eval()
     torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
     if not (folder / "bit.onnx").exists():
         export(model, folder / "bit.onnx")
@@ -119,12 +119,12 @@ def test_the_border_of_a_resnets_max_pooling_is_zeros_in_a_graph_too(folder, eng
 
 @pytest.mark.parametrize("to", ["onnx", "openvino"])
 def test_relative_positions_meet_the_queries_as_they_are_in_a_graph_too(tmp_path, to):
-    done = export(tiny_model(positions="relative"), tmp_path / ("rel.onnx" if to == "onnx" else "rel"), to=to)
+    done = export(tiny_model(pos_embed="relative"), tmp_path / ("rel.onnx" if to == "onnx" else "rel"), to=to)
     assert done.largest_difference < 1e-5
 
 
 def test_a_torch_program_keeps_the_batch_open_and_is_not_run_by_predict(folder):
-    model = tiny_model(layers=1)
+    model = tiny_model(depth=1)
     export(model, folder / "model.pt2", to="torch")
     carried = {"vitruvian.json": ""}
     program = torch.export.load(folder / "model.pt2", extra_files=carried).module()
@@ -139,7 +139,7 @@ def test_a_graph_that_answers_otherwise_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setitem(exporting.WRITERS, "torch", lambda *_: lambda pixels: torch.zeros(len(pixels), 3))
     (tmp_path / "model.pt2").write_text("what was there")
     with pytest.raises(ConversionError, match=r"not written, the torch graph differs by"):
-        export(tiny_model(layers=1), tmp_path / "model.pt2", to="torch")
+        export(tiny_model(depth=1), tmp_path / "model.pt2", to="torch")
     assert [file.read_text() for file in tmp_path.iterdir()] == ["what was there"]
 
 
@@ -252,16 +252,16 @@ def test_features_of_another_exporter_are_no_answers(tmp_path):
         vt.Classifier(path)
 
 
-@pytest.mark.parametrize("changes", [{"classes": 5}, {"channels": 1}])
+@pytest.mark.parametrize("changes", [{"num_classes": 5}, {"in_channels": 1}])
 def test_a_description_of_another_graph_is_refused(tmp_path, changes):
-    model = vt.build(TINY.replace(**({"image_size": 16, "classes": 12} | changes)))
+    model = vt.build(TINY.replace(**({"image_size": 16, "num_classes": 12} | changes)))
     path = flat_graph(tmp_path / "model.onnx", carried=Description.of(model).to_json())
     with pytest.raises(CheckpointError, match=r"model\.onnx: describes a model of .* belongs to another graph"):
         open_graph(path)
 
 
 def test_what_is_for_weights_is_refused_of_a_graph(exported, folder):
-    for given in ({"heads": 2}, {"device": "cuda"}):
+    for given in ({"num_heads": 2}, {"device": "cuda"}):
         with pytest.raises(ConfigError, match="heads= and device= are for weights"):
             vt.Classifier(folder / "any.onnx", **given)
 

@@ -8,7 +8,7 @@ from vitruvian.engines import sessions
 from vitruvian.engines.choose import Way, measure
 from vitruvian.engines.layout import ThreeProducts, three_products
 
-CONFIG = vt.ViTConfig(image_size=16, patch_size=4, layers=2, width=24, mlp_width=16, heads=3, classes=3)
+CONFIG = vt.ViTConfig(image_size=16, patch_size=4, depth=2, width=24, mlp_dim=16, num_heads=3, num_classes=3)
 
 
 @pytest.mark.parametrize("changes", [{}, {"qkv_bias": False}, {"qk_norm": True}, {"tome_r": 2}])
@@ -16,7 +16,7 @@ CONFIG = vt.ViTConfig(image_size=16, patch_size=4, layers=2, width=24, mlp_width
 def test_few_queries_answer_as_if_every_key_and_value_were_computed(changes, first):
     model = vt.build(CONFIG.replace(**changes)).eval()
     generator = torch.Generator().manual_seed(0)
-    attention = model.blocks[-1].attention
+    attention = model.blocks[-1].attn
     for parameter in attention.parameters():
         parameter.data += torch.randn(parameter.shape, generator=generator) * 0.5
     x = torch.randn(2, 17, 24, generator=generator)

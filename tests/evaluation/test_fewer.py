@@ -11,7 +11,7 @@ from vitruvian.errors import ConfigError, DataError
 from vitruvian.evaluation.measuring.fewer import fit_cascade, fit_merging
 from vitruvian.predict import first_of, probabilities_of, reduced
 
-TINY = vt.ViTConfig(image_size=32, patch_size=4, layers=2, width=16, mlp_width=32, heads=2, classes=5)
+TINY = vt.ViTConfig(image_size=32, patch_size=4, depth=2, width=16, mlp_dim=32, num_heads=2, num_classes=5)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_a_cascade_is_saved_and_loaded_as_one_folder(model, tmp_path):
     answers = [vt.Classifier(each).logits(PIXELS) for each in (again, cascade)]
     torch.testing.assert_close(*answers, atol=1e-5, rtol=1e-5)  # where an array lies in memory changes its last bit
     assert vt.load(tmp_path / "cascade", image_size=64).cascade is None  # fitted to other answers
-    assert vt.load(tmp_path / "cascade", classes=3).cascade is None
+    assert vt.load(tmp_path / "cascade", num_classes=3).cascade is None
 
 
 def test_a_fitted_cascade_keeps_within_the_expected_loss_on_its_images(model, folder):
@@ -137,7 +137,7 @@ def test_images_without_classes_suffice_to_fit_on(model, folder, tmp_path):
 
 
 def test_merging_needs_no_head_and_something_to_merge(model, folder):
-    bare = vt.build(TINY.replace(classes=0)).eval()
+    bare = vt.build(TINY.replace(num_classes=0)).eval()
     assert len(fit_merging(bare, folder, 8).config.tome_thresholds) == 2
     with pytest.raises(ConfigError, match="tome_r=0 merges nothing"):
         fit_merging(model, folder, 0)

@@ -75,8 +75,8 @@ def test_rollout_of_uniform_attention_is_uniform():
     model = random_model()
     with torch.no_grad():
         for block in model.blocks:
-            block.attention.qkv.weight.zero_()  # equal queries and keys: every key gets the same
-            block.attention.qkv.bias.zero_()
+            block.attn.qkv.weight.zero_()  # equal queries and keys: every key gets the same
+            block.attn.qkv.bias.zero_()
     values = attention_rollout(model, random_pixels(model))
     N, share = 7, 1 - 0.5**3  # the class token keeps half of itself in each of three layers
     torch.testing.assert_close(values, torch.full((2, 2, 3), share / N))
@@ -134,13 +134,13 @@ def test_what_the_model_does_not_have_is_named(choice, text):
 
 
 def test_a_layer_of_a_model_read_by_a_probe_needs_a_patch():
-    model = random_model(pool="map", class_token=False)
+    model = random_model(pool="map", cls_token=False)
     with pytest.raises(ConfigError, match=r"layer 1: this model is read by a probe .* choose a patch to look from"):
         attention_map(model, random_pixels(model), layer=1)
     assert attention_map(model, random_pixels(model), layer=1, patch=(0, 0)).shape == (2, 2, 3)
 
 
 def test_a_resnet_is_refused():
-    model = build(ResNetConfig(image_size=32, stages=(1,), width=32, classes=2))
+    model = build(ResNetConfig(image_size=32, stages=(1,), width=32, num_classes=2))
     with pytest.raises(ConfigError, match="this model is a BiT ResNet, which has no attention to explain"):
         attention_rollout(model, torch.zeros(1, 3, 32, 32))

@@ -77,7 +77,7 @@ def test_several_answers_get_a_class_map_each():
     [
         ({}, MapSettings(methods=("attention",), layer=-2, head=1), "attention of layer 1, head 1"),
         (
-            {"pool": "map", "class_token": False},
+            {"pool": "map", "cls_token": False},
             MapSettings(methods=("attention",)),
             "attention of the pooling probe, mean of heads",
         ),
@@ -90,17 +90,17 @@ def test_attention_says_where_it_was_taken(changes, looks, title):
 
 
 def test_a_model_without_head_still_shows_its_attention():
-    explained = Explainer(random_model(classes=0)).explain(make_image())
+    explained = Explainer(random_model(num_classes=0)).explain(make_image())
     assert explained.answers == ()
     assert [each.name for each in explained.maps] == ["rollout", "attention"]
     for looks in (MapSettings(methods=("gradient",)), MapSettings(deletion=True), MapSettings(target="1")):
         with pytest.raises(ConfigError, match="this model has no head, so no class to explain"):
-            Explainer(random_model(classes=0), looks)
+            Explainer(random_model(num_classes=0), looks)
 
 
 def test_what_cannot_be_explained_is_said_before_any_image_is_read():
     with pytest.raises(ConfigError, match="this model is a BiT ResNet"):
-        Explainer(build(ResNetConfig(image_size=32, stages=(1,), width=32, classes=2)))
+        Explainer(build(ResNetConfig(image_size=32, stages=(1,), width=32, num_classes=2)))
     with pytest.raises(UnknownNameError, match="unknown class 'doge'; did you mean Dog"):
         Explainer(named(), MapSettings(target="doge"))
     with pytest.raises(ConfigError, match="class 5 does not exist: the model has classes 0 to 4"):
@@ -188,15 +188,15 @@ def test_images_for_a_mean_are_chosen_evenly():
 
 @pytest.mark.parametrize("name", sorted(path.name for path in WEIGHTS), ids=str)
 def test_weights_of_every_family_are_explained(name):
-    model = load(next(path for path in WEIGHTS if path.name == name), heads=4, grid=GRIDS.get(name))
+    model = load(next(path for path in WEIGHTS if path.name == name), num_heads=4, grid=GRIDS.get(name))
     pixels = torch.randn(1, 3, *model.config.image_size, generator=torch.Generator().manual_seed(0))
     maps = [attention_rollout(model, pixels), attention_map(model, pixels)]
-    maps += [gradient_attention(model, pixels)] if model.config.classes else []
+    maps += [gradient_attention(model, pixels)] if model.config.num_classes else []
     for values in maps:
         assert values.shape == (1, *model.config.grid)
         assert values.isfinite().all()
         assert values.sum() > 0
     assert all(values.sum() < 1 + 1e-5 for values in maps[:2])
     assert filters_figure(model).image is not None
-    inside_attention = model.config.positions in ("none", "relative_bias")
+    inside_attention = model.config.pos_embed in ("none", "relative_bias")
     assert (positions_figure(model).image is None) == inside_attention

@@ -51,7 +51,7 @@ def test_zero_is_gray_and_the_strongest_value_full():
 
 def test_a_hybrid_shows_its_stems_filters_and_says_so():
     config = ViTConfig(
-        image_size=64, patch_size=1, layers=1, width=16, mlp_width=16, heads=2, stem=StemConfig(stages=(1,), width=32)
+        image_size=64, patch_size=1, depth=1, width=16, mlp_dim=16, num_heads=2, stem=StemConfig(stages=(1,), width=32)
     )
     figure = filters_figure(build(config))
     assert figure.arrays["components"].shape == (28, 7, 7, 3)
@@ -60,15 +60,15 @@ def test_a_hybrid_shows_its_stems_filters_and_says_so():
 
 
 def test_filters_of_many_channels_have_no_image():
-    figure = filters_figure(random_model(channels=5))
+    figure = filters_figure(random_model(in_channels=5))
     assert (figure.image, figure.arrays) == (None, {})
     assert figure.note == "The filters read 5 channels, which are no colors to draw."
-    assert filters_figure(random_model(channels=1)).image is not None
+    assert filters_figure(random_model(in_channels=1)).image is not None
 
 
 @pytest.mark.parametrize("positions", ["learned", "learned_2d", "sincos"])
 def test_similarity_is_one_with_itself_and_symmetric(positions):
-    similarity = position_similarity(random_model(positions=positions))
+    similarity = position_similarity(random_model(pos_embed=positions))
     assert similarity.shape == (2, 3, 2, 3)
     square = similarity.view(6, 6)
     torch.testing.assert_close(square.diagonal(), torch.ones(6))
@@ -76,7 +76,7 @@ def test_similarity_is_one_with_itself_and_symmetric(positions):
 
 
 def test_fixed_positions_are_as_similar_as_cosines_of_their_distance():
-    model = random_model(positions="sincos")
+    model = random_model(pos_embed="sincos")
     similarity = position_similarity(model, grid=(4, 5))
     omega = 10_000.0 ** -(torch.arange(4) / 3)
     wanted = ((3 * omega).cos().sum() + (2 * omega).cos().sum()) / 8  # from (0, 1) to (3, 3)
@@ -92,7 +92,7 @@ def test_fixed_positions_are_as_similar_as_cosines_of_their_distance():
     ],
 )
 def test_models_without_positions_of_patches_are_told_so(positions, words):
-    model = random_model(positions=positions)
+    model = random_model(pos_embed=positions)
     with pytest.raises(ConfigError, match=words):
         position_similarity(model)
     figure = positions_figure(model)

@@ -48,7 +48,7 @@ def test_blocks_and_pools_in_the_open_give_the_forward_passes_numbers(changes):
         x = model.embed(random_pixels(model))
         for block in model.blocks:
             y, weights = block.explicit(x)
-            torch.testing.assert_close(weights, block.attention.weights(block.norm1(x)))
+            torch.testing.assert_close(weights, block.attn.weights(block.norm1(x)))
             x = block(x)
             torch.testing.assert_close(y, x, atol=1e-5, rtol=1e-5)  # float32 sums in another order
         if model.attn_pool is not None:
@@ -95,7 +95,7 @@ def test_classes_that_do_not_fit_are_named(classes, text):
 
 
 def test_a_model_without_head_has_no_class_to_explain():
-    model = random_model(classes=0)
+    model = random_model(num_classes=0)
     with pytest.raises(ConfigError, match="this model has no head, so there is no class to explain"):
         gradient_attention(model, random_pixels(model))
 
@@ -110,7 +110,7 @@ def test_vit_l16_at_384_stays_under_four_gigabytes():
     """Measured with 4 of its 24 layers, each of which adds as much: a sixth of what 1.2 GB of weights leave."""
 
     def explained():
-        model = create_model("ViT-L/16", image_size=384, layers=4).eval()
+        model = create_model("ViT-L/16", image_size=384, depth=4).eval()
         torch.nn.init.normal_(model.head.weight, std=0.02)
         pixels, before = torch.randn(1, 3, 384, 384), peak_kilobytes()
         for maps in (attention_rollout(model, pixels), gradient_attention(model, pixels, [7])):

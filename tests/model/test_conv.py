@@ -16,7 +16,7 @@ from vitruvian.weights.families.family import Facts
 from vitruvian.weights.infer import infer_stem
 
 STEM = StemConfig(style="conv", stages=(2, 1, 1), width=8)
-CONFIG = ViTConfig(image_size=32, patch_size=1, classes=3, layers=1, width=16, mlp_width=16, heads=2, stem=STEM)
+CONFIG = ViTConfig(image_size=32, patch_size=1, num_classes=3, depth=1, width=16, mlp_dim=16, num_heads=2, stem=STEM)
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ from vitruvian.errors import ConfigError, ConversionError
 from vitruvian.explain.attention import attention_map, attention_rollout, gradient_attention
 from vitruvian.model.merge import Tokens, merged, numbered, token_groups, tome_schedule
 
-TINY = vt.ViTConfig(image_size=32, patch_size=4, layers=3, width=32, mlp_width=64, heads=2, classes=5)
+TINY = vt.ViTConfig(image_size=32, patch_size=4, depth=3, width=32, mlp_dim=64, num_heads=2, num_classes=5)
 WAYS = [{"tome_r": 8}, {"tome_r": (20, 0, 9)}, {"tome_thresholds": (0.5, 0.6, 0.3)}]
 KINDS = [
     {},
     {"pool": "mean"},
-    {"pool": "mean", "class_token": False, "norm_after_pool": True},
-    {"pool": "token_mean", "registers": 2},
-    {"pool": "map", "class_token": False},
+    {"pool": "mean", "cls_token": False, "norm_after_pool": True},
+    {"pool": "token_mean", "reg_tokens": 2},
+    {"pool": "map", "cls_token": False},
     {"pool": "map", "pool_prefix": True},
     {"distillation": True},
     {"attention": "differential"},
@@ -44,10 +44,10 @@ def tome_by_loops(model, pixels, counts):
     x = list(model.embed(pixels[None])[0])
     sizes = [1.0] * len(x)
     for block, r in zip(model.blocks, counts):
-        q, k, v = (each[0] for each in block.attention.project(block.norm1(torch.stack(x)[None])))
+        q, k, v = (each[0] for each in block.attn.project(block.norm1(torch.stack(x)[None])))
         scores = q @ k.transpose(1, 2) * q.shape[-1] ** -0.5 + torch.tensor(sizes).log()
         heads = scores.softmax(-1) @ v  # (H, N, K)
-        x = [token + row for token, row in zip(x, block.attention.out(heads.transpose(0, 1).flatten(1)))]
+        x = [token + row for token, row in zip(x, block.attn.proj(heads.transpose(0, 1).flatten(1)))]
         metric = F.normalize(k.mean(0), dim=-1)
         a, b = range(0, len(x), 2), range(1, len(x), 2)
         best = {i: max(b, key=lambda j, i=i: float(metric[i] @ metric[j])) for i in a if i}
@@ -145,7 +145,7 @@ def test_the_gradient_reaches_every_parameter_and_is_the_same_with_checkpointing
 
 
 def test_the_gradient_is_that_of_finite_differences():
-    model = tiny(tome_r=8, layers=2).double()
+    model = tiny(tome_r=8, depth=2).double()
     direction = torch.randn(3, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     pixels = images().double().requires_grad_()
     (slope,) = torch.autograd.grad(model(pixels).sum(), pixels)
@@ -170,8 +170,8 @@ def test_other_image_sizes_merge_too():
         ({"tome_r": -1}, "tome_r=-1 is not between 0 and"),
         ({"tome_thresholds": (2.0, 1, 1)}, "tome_thresholds=2.0 is not between -1.0 and 1.0"),
         ({"tome_r": 1, "tome_thresholds": (0.9,) * 3}, "tome_r and tome_thresholds are two ways to merge tokens"),
-        ({"tome_r": 8, "positions": "relative_bias"}, "tome_r has no meaning with positions inside attention"),
-        ({"tome_thresholds": (0.9,) * 3, "positions": "relative"}, "tome_thresholds has no meaning with positions"),
+        ({"tome_r": 8, "pos_embed": "relative_bias"}, "tome_r has no meaning with positions inside attention"),
+        ({"tome_thresholds": (0.9,) * 3, "pos_embed": "relative"}, "tome_thresholds has no meaning with positions"),
     ],
 )
 def test_what_cannot_be_merged_is_refused(changes, text):
@@ -213,17 +213,17 @@ def test_a_classifier_merges_as_it_is_told():
     assert own == vt.Classifier(model).predict([image])
     assert merged_answers != own
     with pytest.raises(ConfigError, match="tome_r= is for Vision Transformers"):
-        vt.Classifier(vt.build(vt.ResNetConfig(stages=(1,), width=32, image_size=32, classes=5)), tome_r=8)
+        vt.Classifier(vt.build(vt.ResNetConfig(stages=(1,), width=32, image_size=32, num_classes=5)), tome_r=8)
 
 
 @pytest.mark.parametrize("way", [{"tome_r": 8}, {"tome_thresholds": (0.5, 0.6, 0.3)}])
-@pytest.mark.parametrize("kind", [{}, {"pool": "mean"}, {"pool": "map", "class_token": False}])
+@pytest.mark.parametrize("kind", [{}, {"pool": "mean"}, {"pool": "map", "cls_token": False}])
 def test_maps_of_a_merged_model_cover_the_whole_grid(way, kind):
     model = tiny(**way, **kind)
     rollout = attention_rollout(model, images())
     assert rollout.shape == (3, 8, 8)
     assert (rollout > 0).all()
-    if not kind.get("class_token", True):
+    if not kind.get("cls_token", True):
         torch.testing.assert_close(rollout.sum((1, 2)), torch.ones(3))  # nothing is lost with the merging
     gradient = gradient_attention(model, images())
     assert gradient.shape == (3, 8, 8)
@@ -255,7 +255,7 @@ def test_multiply_adds_are_those_of_the_tokens_that_are_left():
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["token", "mean"])
 def test_a_program_that_torch_exports_merges_the_same_tokens(pool):
-    model = tiny(tome_r=(8, 0, 12), pool=pool, layers=3)
+    model = tiny(tome_r=(8, 0, 12), pool=pool, depth=3)
     program = torch.export.export(model, (images(2),), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
     with torch.no_grad():
         torch.testing.assert_close(program.module()(images(5)), model(images(5)), atol=1e-6, rtol=1e-6)
@@ -264,7 +264,7 @@ def test_a_program_that_torch_exports_merges_the_same_tokens(pool):
 @pytest.mark.openvino
 @pytest.mark.parametrize("to", ["onnx", "openvino"])
 def test_a_graph_merges_the_same_tokens(to, tmp_path):
-    report = vt.export(tiny(tome_r=(8, 4), layers=2), tmp_path / ("model.onnx" if to == "onnx" else "model"), to=to)
+    report = vt.export(tiny(tome_r=(8, 4), depth=2), tmp_path / ("model.onnx" if to == "onnx" else "model"), to=to)
     assert report.largest_difference < 1e-5  # at batches 1 and 3
 
 

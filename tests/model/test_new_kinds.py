@@ -10,10 +10,10 @@ from vitruvian.explain.analysis import attention_distance
 from vitruvian.explain.attention import attention_map, attention_rollout, gradient_attention
 from vitruvian.model.build import build
 
-TINY = ViTConfig(image_size=32, patch_size=8, layers=2, width=16, mlp_width=24, heads=2, classes=3)
+TINY = ViTConfig(image_size=32, patch_size=8, depth=2, width=16, mlp_dim=24, num_heads=2, num_classes=3)
 KINDS = {
     "differential": {"attention": "differential"},
-    "factorized": {"positions": "factorized", "numerics": Numerics(square_positions=True)},
+    "factorized": {"pos_embed": "factorized", "numerics": Numerics(square_positions=True)},
     "ResNet-D": {"stem": StemConfig(style="resnet_d", stages=(1, 1), width=8), "patch_size": 1},
     "MobileCLIP": {"stem": StemConfig(style="mobile_clip", stages=(), width=8), "patch_size": 1},
     "scale of attention alone": {"layer_scale": True, "mlp_scale": False},
@@ -50,10 +50,10 @@ def test_square_positions_have_the_same_step_down_and_across(tmp_path):
     assert vt.load(tmp_path / "m").config == model.config
 
 
-@pytest.mark.parametrize("changes", [{"positions": "relative_bias", "pool": "mean"}, {"rope": RopeConfig()}])
+@pytest.mark.parametrize("changes", [{"pos_embed": "relative_bias", "pool": "mean"}, {"rope": RopeConfig()}])
 def test_a_model_learns_after_it_has_answered_in_inference_mode(changes):
     """Tables of places are kept between calls, and one that was made in inference mode cannot be learned with."""
-    config = ViTConfig(image_size=40, patch_size=8, width=32, mlp_width=48, layers=1, heads=4, classes=2)
+    config = ViTConfig(image_size=40, patch_size=8, width=32, mlp_dim=48, depth=1, num_heads=4, num_classes=2)
     model = build(config.replace(**changes))
     pixels = torch.randn(2, 3, 40, 40)
     with torch.inference_mode():

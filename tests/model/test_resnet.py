@@ -34,7 +34,7 @@ def test_a_stem_steps_as_its_settings_say():
 
 
 def test_a_new_resnet_answers_zero_and_learns():
-    model = build(ResNetConfig(stages=(1, 1), width=32, classes=3, image_size=32))
+    model = build(ResNetConfig(stages=(1, 1), width=32, num_classes=3, image_size=32))
     images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     assert (model(images) == 0).all()
     labels = torch.tensor([0, 1, 2, 0])

@@ -10,17 +10,17 @@ from vitruvian.config import Numerics, RopeConfig, ViTConfig
 from vitruvian.model.build import build
 from vitruvian.model.positions import axial_tables, kept
 
-TINY = ViTConfig(image_size=16, patch_size=8, layers=1, width=16, mlp_width=16, heads=2, classes=3)
+TINY = ViTConfig(image_size=16, patch_size=8, depth=1, width=16, mlp_dim=16, num_heads=2, num_classes=3)
 KINDS = {
     "class token": {},
-    "mean pool": {"pool": "mean", "class_token": False, "positions": "sincos"},
-    "registers": {"registers": 2, "numerics": Numerics(position_resize="dino")},
-    "rotary": {"positions": "none", "rope": RopeConfig(reference_grid=(2, 2))},
-    "relative bias": {"positions": "relative_bias"},
+    "mean pool": {"pool": "mean", "cls_token": False, "pos_embed": "sincos"},
+    "registers": {"reg_tokens": 2, "numerics": Numerics(position_resize="dino")},
+    "rotary": {"pos_embed": "none", "rope": RopeConfig(reference_grid=(2, 2))},
+    "relative bias": {"pos_embed": "relative_bias"},
     "differential": {"attention": "differential"},
-    "factorized": {"positions": "factorized", "numerics": Numerics(square_positions=True)},
+    "factorized": {"pos_embed": "factorized", "numerics": Numerics(square_positions=True)},
     "square positions": {"numerics": Numerics(position_resize="bicubic_antialias", square_positions=True)},
-    "MAP head": {"pool": "map", "class_token": False, "numerics": Numerics(position_resize="bicubic_antialias")},
+    "MAP head": {"pool": "map", "cls_token": False, "numerics": Numerics(position_resize="bicubic_antialias")},
 }
 
 
@@ -65,7 +65,7 @@ def test_an_exported_program_resizes_positions_for_every_size():
 
 @pytest.mark.slow
 def test_tracing_leaves_no_symbols_in_the_tables_that_are_kept():
-    model = random_model(positions="none", rope=RopeConfig(temperature=77.0))
+    model = random_model(pos_embed="none", rope=RopeConfig(temperature=77.0))
     program = export(model, (torch.randn(2, 3, 16, 16),), dynamic_shapes=({0: Dim("batch")},)).module()
     torch.testing.assert_close(program(torch.ones(3, 3, 16, 16)), model(torch.ones(3, 3, 16, 16)))
     first = kept(axial_tables, model.config.rope, (2, 2), 8)

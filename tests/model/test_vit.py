@@ -10,42 +10,42 @@ from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import build
 from vitruvian.model.cores import even_pieces, map_over_cores
 
-TINY = ViTConfig(image_size=32, patch_size=8, layers=3, width=32, mlp_width=48, heads=4, classes=5)
+TINY = ViTConfig(image_size=32, patch_size=8, depth=3, width=32, mlp_dim=48, num_heads=4, num_classes=5)
 SHAPES = {
     "token": {},
     "mean": {"pool": "mean"},
-    "mean without class token": {"pool": "mean", "class_token": False},
-    "map": {"pool": "map", "class_token": False},
+    "mean without class token": {"pool": "mean", "cls_token": False},
+    "map": {"pool": "map", "cls_token": False},
     "token and mean": {"pool": "token_mean"},
     "norm after pool": {"pool": "mean", "norm_after_pool": True},
-    "no positions": {"positions": "none"},
-    "2-D positions": {"positions": "learned_2d"},
-    "relative": {"positions": "relative"},
-    "sin-cos": {"positions": "sincos"},
+    "no positions": {"pos_embed": "none"},
+    "2-D positions": {"pos_embed": "learned_2d"},
+    "relative": {"pos_embed": "relative"},
+    "sin-cos": {"pos_embed": "sincos"},
     "pre-logits layer": {"representation_size": 12},
     "distilled": {"distillation": True},
-    "registers and layer scale": {"registers": 3, "layer_scale": True, "class_position": False},
+    "registers and layer scale": {"reg_tokens": 3, "layer_scale": True, "cls_pos_embed": False},
     "gated": {"mlp": "swiglu", "qkv_bias": False},
-    "rotary": {"positions": "none", "rope": RopeConfig(reference_grid=(2, 2), columns_first=True)},
-    "rotary beside positions": {"registers": 1, "rope": RopeConfig(kind="normalized", temperature=100.0, half=True)},
+    "rotary": {"pos_embed": "none", "rope": RopeConfig(reference_grid=(2, 2), columns_first=True)},
+    "rotary beside positions": {"reg_tokens": 1, "rope": RopeConfig(kind="normalized", temperature=100.0, half=True)},
     "mixed rotary": {"rope": RopeConfig(kind="mixed")},
-    "relative bias": {"positions": "relative_bias"},
+    "relative bias": {"pos_embed": "relative_bias"},
     "norms of CLIP": {"pre_norm": True, "patch_bias": False, "numerics": Numerics(gelu="quick")},
-    "norms of EVA-02": {"qk_norm": True, "attention_norm": True, "mlp_norm": True, "mlp": "swiglu"},
+    "norms of EVA-02": {"qk_norm": True, "attn_norm": True, "mlp_norm": True, "mlp": "swiglu"},
     "norms after branches": {"block": "res_post_norm", "layer_scale": True},
     "parallel": {"block": "parallel", "layer_scale": True},
     "root mean square": {"norm": "rms", "dense_bias": False, "final_norm": False},
-    "map beside tokens": {"pool": "map", "registers": 2, "pool_heads": 2, "pool_mlp_width": 8},
+    "map beside tokens": {"pool": "map", "reg_tokens": 2, "pool_num_heads": 2, "pool_mlp_dim": 8},
     "map of all tokens": {"pool": "map", "pool_prefix": True},
     "projection": {"representation_size": 12, "projection": True},
-    "wide attention": {"attention_width": 48, "heads": 6, "qk_norm": True, "attention_norm": True},
+    "wide attention": {"attn_dim": 48, "num_heads": 6, "qk_norm": True, "attn_norm": True},
     "unit features": {"unit_features": True},
     "differential": {"attention": "differential", "qk_norm": True},
     "differential and parallel": {"attention": "differential", "block": "parallel"},
-    "factorized": {"positions": "factorized", "numerics": Numerics(square_positions=True)},
+    "factorized": {"pos_embed": "factorized", "numerics": Numerics(square_positions=True)},
     "ResNet-D": {"stem": StemConfig(style="resnet_d", stages=(1, 1), width=8), "patch_size": 1},
     "stem of MobileCLIP": {"stem": StemConfig(style="mobile_clip", stages=(), width=8), "patch_size": 1},
-    "gray": {"channels": 1},
+    "gray": {"in_channels": 1},
     "non-square": {"image_size": (16, 40)},
 }
 
@@ -62,7 +62,7 @@ def random_model(seed=0, **changes):
 
 def pixels(model, batch=2, size=None):
     rows, columns = size or model.config.image_size
-    return torch.randn(batch, model.config.channels, rows, columns, generator=torch.Generator().manual_seed(1))
+    return torch.randn(batch, model.config.in_channels, rows, columns, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
@@ -126,12 +126,12 @@ def test_attention_maps_are_the_attention_that_was_paid(changes):
             block = model.blocks[layer]
             normed = block.attention_input(x)
             shared = 1 - getattr(
-                block.attention, "subtracted", torch.zeros(())
+                block.attn, "subtracted", torch.zeros(())
             )  # one, or what differential attention leaves
             torch.testing.assert_close(weights.sum(-1), shared.expand(weights.shape[:-1]))
-            _, _, v = block.attention.project(normed)
-            mixed = block.attention.joined(weights @ v)
-            torch.testing.assert_close(mixed, block.attention(normed), atol=1e-5, rtol=1e-5)
+            _, _, v = block.attn.project(normed)
+            mixed = block.attn.joined(weights @ v)
+            torch.testing.assert_close(mixed, block.attn(normed), atol=1e-5, rtol=1e-5)
             x = block(x)
 
 
@@ -171,14 +171,14 @@ def test_an_unknown_intermediate_is_answered_with_the_nearest():
 
 def test_wrong_pixels_are_refused_with_both_shapes():
     model = random_model()
-    with pytest.raises(ConfigError, match=r"pixels have shape \(2, 1, 32, 32\), the model wants \(B, 3, height"):
+    with pytest.raises(ConfigError, match=r"pixels have shape \(2, 1, 32, 32\), expected \(B, 3, height"):
         model(torch.zeros(2, 1, 32, 32))
     with pytest.raises(ConfigError, match="image of 33x32 pixels is not divisible by the patch of 8"):
         model(torch.zeros(2, 3, 33, 32))
 
 
 def test_without_positions_the_order_of_patches_does_not_matter():
-    model, images = random_model(positions="none"), None
+    model, images = random_model(pos_embed="none"), None
     images = pixels(model)
     patches = images.unfold(2, 8, 8).unfold(3, 8, 8)  # (B, 3, 4, 4, 8, 8)
     shuffled = patches.flatten(2, 3)[:, :, torch.randperm(16, generator=torch.Generator().manual_seed(3))]
@@ -198,7 +198,7 @@ def test_gelu_forms_differ_as_little_as_they_should():
 
 
 def test_stochastic_depth_grows_with_depth_and_rests_in_evaluation():
-    model = random_model(drop_path=0.5, layers=3)
+    model = random_model(drop_path=0.5, depth=3)
     assert [block.drop_path for block in model.blocks] == [0.0, 0.25, 0.5]
     images = pixels(model)
     with torch.no_grad():

@@ -196,7 +196,7 @@ def test_a_second_model_answers_by_its_name(client_of, model):
 
 
 def test_a_model_without_a_head_gives_vectors_and_says_so(client_of):
-    client = client_of({"features": tiny_vit(classes=0)})
+    client = client_of({"features": tiny_vit(num_classes=0)})
     assert client.post("/embed", files=[file(photo())]).status_code == 200
     response = client.post("/predict", files=[file(photo())])
     assert response.status_code == 422
@@ -377,12 +377,11 @@ def test_a_service_is_not_ready_before_every_batch_size_is_warm(model, monkeypat
 
 def test_the_page_has_the_colors_of_the_reports(client):
     from vitruvian.report.color import COLORS, color_map
-    from vitruvian.report.html import environment
+    from vitruvian.report.style import STYLE
 
-    report = environment().get_template("style.css").render()
     style = client.get("/page/style.css").text
     for number, color in enumerate(COLORS):
-        dark = report.split("prefers-color-scheme: dark")[1].split(f"--c{number}: ")[1][:7]
+        dark = STYLE.split("prefers-color-scheme: dark")[1].split(f"--c{number}: ")[1][:7]
         assert style.count(f"--c{number}: {color};") == style.count(f"--c{number}: {dark};") == 1
     anchors = client.get("/page/arrays.js").text.split("ANCHORS = [")[1].split("]")[0].replace('"', "").split(", ")
     places = np.rint(np.linspace(0, 255, len(anchors))).astype(int)

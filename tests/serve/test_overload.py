@@ -59,7 +59,7 @@ class Client(threading.Thread):
 
 def slow_vit() -> ViT:
     """A model whose computing, and not the network, is what a request takes, on a machine of any speed."""
-    config = ViTConfig(image_size=(64, 64), patch_size=4, classes=6, layers=2, width=192, mlp_width=768, heads=3)
+    config = ViTConfig(image_size=(64, 64), patch_size=4, num_classes=6, depth=2, width=192, mlp_dim=768, num_heads=3)
     model = build(config, seed=0)
     torch.nn.init.normal_(model.head.weight, std=0.5, generator=torch.Generator().manual_seed(0))
     model.preprocess, model.labels = Preprocess(image_size=(64, 64)), tuple("abcdef")

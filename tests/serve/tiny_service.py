@@ -13,19 +13,25 @@ from vitruvian.model.build import build
 from vitruvian.model.vit import ViT
 
 
-def tiny_vit(seed: int = 0, *, classes: int = 6, size: int = 32) -> ViT:
+def tiny_vit(seed: int = 0, *, num_classes: int = 6, size: int = 32) -> ViT:
     """Two layers, two heads, a grid of 4 x 4 patches."""
     torch.manual_seed(seed)
     config = ViTConfig(
-        image_size=(size, size), patch_size=size // 4, classes=classes, layers=2, width=16, mlp_width=32, heads=2
+        image_size=(size, size),
+        patch_size=size // 4,
+        num_classes=num_classes,
+        depth=2,
+        width=16,
+        mlp_dim=32,
+        num_heads=2,
     )
     model = build(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     model.preprocess = Preprocess(image_size=(size, size))
-    if classes:
-        model.labels = tuple(f"class {index}" for index in range(classes))
+    if num_classes:
+        model.labels = tuple(f"class {index}" for index in range(num_classes))
     return model.eval()
 
 
@@ -33,7 +39,7 @@ def tiny_digits() -> ViT:
     """The same for gray digits."""
     torch.manual_seed(2)
     config = ViTConfig(
-        image_size=(16, 16), patch_size=4, channels=1, classes=10, layers=2, width=16, mlp_width=32, heads=2
+        image_size=(16, 16), patch_size=4, in_channels=1, num_classes=10, depth=2, width=16, mlp_dim=32, num_heads=2
     )
     model = build(config)
     model.preprocess = Preprocess(image_size=(16, 16), mean=(0.5,), std=(0.5,))

@@ -17,7 +17,7 @@ def weights(tmp_path):
     from vitruvian.model.build import build
     from vitruvian.weights.save import save
 
-    config = ViTConfig(image_size=(16, 16), patch_size=8, classes=3, layers=1, width=16, mlp_width=16, heads=2)
+    config = ViTConfig(image_size=(16, 16), patch_size=8, num_classes=3, depth=1, width=16, mlp_dim=16, num_heads=2)
     save(build(config), tmp_path / "weights")
     return tmp_path / "weights"
 

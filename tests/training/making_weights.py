@@ -23,7 +23,7 @@ TINY_RECIPE = (
 def tiny_weights(folder):
     """A native model for 8 x 8 gray images of 3 classes, so that digits need a new head."""
     config = ViTConfig(
-        image_size=(8, 8), patch_size=4, channels=1, layers=1, width=16, mlp_width=16, heads=2, classes=3
+        image_size=(8, 8), patch_size=4, in_channels=1, depth=1, width=16, mlp_dim=16, num_heads=2, num_classes=3
     )
     model = build(config, seed=0)
     torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))

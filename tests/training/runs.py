@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file
 
 TINY = (
-    "architecture.layers=1",
+    "architecture.depth=1",
     "architecture.width=16",
-    "architecture.mlp_width=16",
-    "architecture.heads=2",
+    "architecture.mlp_dim=16",
+    "architecture.num_heads=2",
     "architecture.patch_size=4",
     "steps=12",
     "batch_size=32",

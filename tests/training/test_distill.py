@@ -15,7 +15,7 @@ from vitruvian.training.distributed import Processes
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save
 
-TOKEN = ("architecture.distillation=true", "architecture.class_token=true", "architecture.pool=token")
+TOKEN = ("architecture.distillation=true", "architecture.cls_token=true", "architecture.pool=token")
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +52,15 @@ def test_pixels_are_renormalized_and_resized_for_the_teacher():
 
 def tiny(labels=tuple("abc")):
     model = build(
-        ViTConfig(image_size=8, patch_size=4, classes=3, layers=1, width=8, mlp_width=8, heads=2, distillation=True)
+        ViTConfig(
+            image_size=8, patch_size=4, num_classes=3, depth=1, width=8, mlp_dim=8, num_heads=2, distillation=True
+        )
     )
     model.labels = labels
     return model
 
 
-@pytest.mark.parametrize(("weight", "learns"), [(0.0, "head"), (1.0, "distillation_head")])
+@pytest.mark.parametrize(("weight", "learns"), [(0.0, "head"), (1.0, "head_dist")])
 def test_labels_are_for_the_class_token_and_the_teacher_for_the_distillation_token(tmp_path, weight, learns):
     save(tiny(tuple("cba")), tmp_path / "teacher")
     student = tiny()
@@ -68,7 +70,7 @@ def test_labels_are_for_the_class_token_and_the_teacher_for_the_distillation_tok
     answers = torch.eye(3)[:2] if weight else objective.answers(None, pixels)
     losses, _ = objective.judged(student, pixels, torch.tensor([0, 1]), answers, torch.enable_grad)
     losses.sum().backward()
-    heads = {"head": student.head, "distillation_head": student.distillation_head}
+    heads = {"head": student.head, "head_dist": student.head_dist}
     assert {name for name, head in heads.items() if head.weight.grad.any()} == {learns}
 
 

@@ -15,12 +15,12 @@ from runs import TINY, changes, identical, lines, weights
 from test_resume import StopAt
 
 from forked import Forked
-from vitruvian.cache import Lock
 from vitruvian.errors import ConfigError, DataError, MissingExtraError, TrainingError
+from vitruvian.files import Lock
 from vitruvian.training import Interrupted, resume, train
 from vitruvian.training.finetune import finetune, protocol_for
 
-SETTINGS = (*TINY, "steps=6", "batch_size=8", "image_size=8", "architecture.channels=1", "workers=0")
+SETTINGS = (*TINY, "steps=6", "batch_size=8", "image_size=8", "architecture.in_channels=1", "workers=0")
 
 
 class Noise(torch.utils.data.Dataset):

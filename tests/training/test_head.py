@@ -86,7 +86,7 @@ def test_many_images_are_thinned_evenly():
 
 def tiny(**changes):
     config = ViTConfig(
-        image_size=(8, 8), patch_size=4, channels=1, layers=1, width=32, mlp_width=32, heads=2, classes=10
+        image_size=(8, 8), patch_size=4, in_channels=1, depth=1, width=32, mlp_dim=32, num_heads=2, num_classes=10
     ).replace(**changes)
     model = build(config)
     model.preprocess = Preprocess(image_size=(8, 8), mean=(0.5,), std=(0.5,))

@@ -26,11 +26,11 @@ from vitruvian.training.masked import (
     shown_color,
 )
 from vitruvian.training.recipe import Recipe
-from vitruvian.training.report import corruption_images
+from vitruvian.training.report import three_views
 from vitruvian.weights.load import load
 
 MASKED = (*TINY, "objective=masked")
-SMALL = ViTConfig(image_size=(8, 8), patch_size=4, layers=1, width=8, mlp_width=8, heads=2, classes=0)
+SMALL = ViTConfig(image_size=(8, 8), patch_size=4, depth=1, width=8, mlp_dim=8, num_heads=2, num_classes=0)
 
 
 def small_model(**changes):
@@ -212,7 +212,7 @@ def test_it_learns_and_says_how_well_on_held_out_images(pretrained):
 
 def test_the_model_has_no_head_and_nothing_of_the_pre_training(pretrained):
     model = load(pretrained.folder)
-    assert model.config.classes == 0
+    assert model.config.num_classes == 0
     assert model.labels is None
     assert not set(MaskedViT.own_names) & set(weights(pretrained.folder))
     assert Encoder(model).features(torch.zeros(1, 1, 8, 8)).shape == (1, 16)
@@ -225,7 +225,7 @@ def test_training_and_fine_tuning_start_from_it(tmp_path, pretrained):
     start = weights(pretrained.folder)
     settings = ["steps=2", "batch_size=32", "lr=1e-9", "workers=0", "average=none"]
     run = train("digits", weights=pretrained.folder, out=tmp_path / "run", settings=settings)
-    assert run.model().config.classes == 10
+    assert run.model().config.num_classes == 10
     found = weights(run.folder)
     name = "blocks.0.mlp.fc1.weight"
     assert torch.allclose(found[name], start[name], atol=1e-6)
@@ -244,13 +244,13 @@ def test_the_report_shows_predicted_colors_and_no_classes(pretrained):
     assert "Classes</h2>" not in page
 
 
-def test_the_three_images_of_an_example_are_image_corruption_and_prediction():
+def test_the_three_views_of_an_example_are_image_corruption_and_prediction():
     levels = np.arange(4, dtype=np.uint8).repeat(4).reshape(1, 4, 4) * 60  # rows 0, 60, 120, 180
     draws = np.array([[0.9, 0.1, 0.2, 0.8], [0.0, 0.0, 0.85, 0.0], [0.0, 0.0, 0.0, 0.0]], np.float32)
     pixels = (levels / 255 - 0.5).astype(np.float32) / np.float32(0.5)
     view = Preprocess(image_size=(4, 4), mean=(0.5,), std=(0.5,))
     example = Example(index=0, pixels=pixels, draws=draws, predicted=np.array([7, 0]))
-    image, seen, said = corruption_images(example, view, side=2)
+    image, seen, said = three_views(example, view, side=2)
     assert np.array_equal(image, levels[0])
     assert (seen[:2, 2:] == 128).all()  # patch 1 is masked
     assert np.array_equal(seen[2:, :2], image[2:, 2:])  # patch 2 is patch 3

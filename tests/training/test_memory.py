@@ -19,7 +19,7 @@ def peak_kilobytes():
 
 def steps(checkpointed):
     """Print what a step adds to the peak of the process."""
-    model = build(resolve("ViT-Ti/16").replace(image_size=32, patch_size=4, layers=4, classes=10)).train()
+    model = build(resolve("ViT-Ti/16").replace(image_size=32, patch_size=4, depth=4, num_classes=10)).train()
     model.grad_checkpointing = checkpointed
     if checkpointed:
         give_back_freed()

@@ -12,7 +12,7 @@ from vitruvian.training.recipe import Recipe
 
 
 def tiny():
-    return build(ViTConfig(image_size=8, patch_size=4, classes=3, layers=2, width=16, mlp_width=16, heads=2))
+    return build(ViTConfig(image_size=8, patch_size=4, num_classes=3, depth=2, width=16, mlp_dim=16, num_heads=2))
 
 
 def named_groups(model, optimizer):
@@ -27,7 +27,7 @@ def test_only_kernels_decay():
         if group["weight_decay"]:
             decaying |= names
     assert decaying == {name for name, p in model.named_parameters() if name.endswith("weight") and p.dim() > 1}
-    assert "embed.positions" not in decaying
+    assert "embed.pos_embed" not in decaying
 
 
 def test_all_parameters_decay_if_asked():
@@ -58,11 +58,11 @@ def test_the_lr_falls_from_layer_to_layer():
     assert lrs["head.weight"] == lrs["norm.weight"] == pytest.approx(0.8)
     assert lrs["blocks.1.norm1.weight"] == pytest.approx(0.4)
     assert lrs["blocks.0.mlp.fc1.bias"] == pytest.approx(0.2)
-    assert lrs["embed.patch.weight"] == lrs["embed.positions"] == pytest.approx(0.1)
+    assert lrs["embed.patch.weight"] == lrs["embed.pos_embed"] == pytest.approx(0.1)
 
 
 def test_a_resnet_has_layers_too():
-    model = build(ResNetConfig(image_size=32, classes=2, stages=(1, 1), width=32))
+    model = build(ResNetConfig(image_size=32, num_classes=2, stages=(1, 1), width=32))
     assert [layers_above(model, name) for name in ("root.weight", "stages.0.0.conv1.weight", "head.bias")] == [3, 2, 0]
 
 
@@ -80,7 +80,7 @@ def test_a_pattern_that_fits_nothing_is_an_error():
 
 @pytest.mark.parametrize(("share", "frozen"), [(0.0, 0), (0.1, 0), (0.5, 2), (0.75, 3), (1.0, 4)])
 def test_a_share_of_the_layers_is_frozen_from_the_embedding_on(share, frozen):
-    model = build(ViTConfig(image_size=(8, 8), patch_size=4, layers=4, width=8, mlp_width=8, heads=2, classes=3))
+    model = build(ViTConfig(image_size=(8, 8), patch_size=4, depth=4, width=8, mlp_dim=8, num_heads=2, num_classes=3))
     freeze(model, Recipe(steps=1, freeze_layers=share))
     assert [all(p.requires_grad for p in block.parameters()) for block in model.blocks] == [
         number >= frozen for number in range(4)
@@ -118,10 +118,10 @@ def test_muon_takes_orthogonal_steps_in_hidden_matrices_and_those_of_adamw_elsew
         set_lr(optimizer, 0.1)
         optimizer.step()
     found, adamw = (dict(model.named_parameters()) for model in models)
-    for name in ("head.weight", "embed.positions", "blocks.0.norm1.weight", "blocks.1.mlp.fc1.bias"):
+    for name in ("head.weight", "embed.pos_embed", "blocks.0.norm1.weight", "blocks.1.mlp.fc1.bias"):
         torch.testing.assert_close(found[name], adamw[name])
     for name, parts in (
-        ("blocks.0.attention.qkv.weight", 3),
+        ("blocks.0.attn.qkv.weight", 3),
         ("blocks.0.mlp.fc1.weight", 1),
         ("embed.patch.weight", 1),
     ):

@@ -11,7 +11,7 @@ from vitruvian.training.plan import peak_bytes, plan, plan_lines
 from vitruvian.training.recipe import Recipe
 from vitruvian.weights.save import save
 
-TINY = {"layers": 2, "width": 16, "heads": 2, "mlp_width": 32, "patch_size": 4, "channels": 1}
+TINY = {"depth": 2, "width": 16, "num_heads": 2, "mlp_dim": 32, "patch_size": 4, "in_channels": 1}
 CPU = torch.device("cpu")
 
 
@@ -52,7 +52,7 @@ def test_parts_of_a_batch_one_after_the_other_need_less_memory():
 
 @pytest.mark.slow
 def test_activation_checkpointing_needs_less_memory():
-    deep = TINY | {"layers": 8, "patch_size": 2}
+    deep = TINY | {"depth": 8, "patch_size": 2}
     plain, checkpointed = (planned(architecture=deep, grad_checkpointing=on).step_bytes for on in (False, True))
     assert checkpointed < 0.5 * plain
 

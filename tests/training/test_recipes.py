@@ -55,7 +55,7 @@ def smallest(recipe):
     short = {"epochs": 0.0, "steps": 1, "batch_size": 4, "warmup": 0.0, "workers": 0}
     if isinstance(config, ResNetConfig):
         return recipe.replace(architecture={"stages": (1,), "width": 32}, image_size=16, **short)
-    shrunk = {"layers": 1, "width": 16, "mlp_width": 16, "heads": 2}
+    shrunk = {"depth": 1, "width": 16, "mlp_dim": 16, "num_heads": 2}
     if recipe.architecture.get("representation_size"):
         shrunk["representation_size"] = 16
     if config.stem:
@@ -81,7 +81,7 @@ def test_a_small_version_of_every_recipe_takes_a_real_step(tmp_path, name):
 
 @pytest.mark.slow
 def test_the_photos_recipe_starts_from_weights_and_replaces_their_head(tmp_path):
-    model = build(ViTConfig(image_size=16, patch_size=8, classes=5, layers=1, width=16, mlp_width=16, heads=2))
+    model = build(ViTConfig(image_size=16, patch_size=8, num_classes=5, depth=1, width=16, mlp_dim=16, num_heads=2))
     model.labels = tuple("abcde")
     save(model, tmp_path / "weights")
     settings = ["epochs=0.05", "workers=0", "warmup=0"]
@@ -102,9 +102,9 @@ def test_a_recipe_survives_its_toml(tmp_path, name):
 
 def test_a_recipe_file_of_ones_own_can_build_on_another(tmp_path):
     path = tmp_path / "mine.toml"
-    path.write_text('base = "digits"\nepochs = 2\n[architecture]\nlayers = 3\n')
+    path.write_text('base = "digits"\nepochs = 2\n[architecture]\ndepth = 3\n')
     recipe = read_recipe(path)
-    assert (recipe.epochs, recipe.architecture["layers"], recipe.architecture["width"]) == (2.0, 3, 96)
+    assert (recipe.epochs, recipe.architecture["depth"], recipe.architecture["width"]) == (2.0, 3, 96)
 
 
 def test_a_change_is_read_in_the_type_of_its_setting():
@@ -133,7 +133,7 @@ def test_a_change_is_read_in_the_type_of_its_setting():
         ("epochs=many", "epochs='many' is not a number"),
         ("batch_size=1.5", "batch_size=1.5 is not a whole number"),
         ("compile=1", "compile=1 is not true or false"),
-        ("architecture.layers=two", "architecture.layers='two' is not a whole number"),
+        ("architecture.depth=two", "architecture.depth='two' is not a whole number"),
         ("augment.crop=big", "augment.crop='big' is not one of inception, resized"),
         ("optimizer=lion", "optimizer='lion' is not one of adam, adamw, muon, sgd"),
         ("augment=3", "augment=3 is not a table of settings; write augment.KEY=VALUE"),
@@ -192,9 +192,9 @@ def test_the_head_bias_starts_where_the_recipe_says():
 def test_a_model_by_name_keeps_its_size_and_the_rest_of_the_recipe():
     recipe = chosen_recipe("digits", model="ViT-S/16")
     config = config_of(recipe, 10)
-    assert (config.layers, config.width, config.patch_size, config.channels, config.pool) == (12, 384, 4, 1, "mean")
+    assert (config.depth, config.width, config.patch_size, config.in_channels, config.pool) == (12, 384, 4, 1, "mean")
     assert config_of(chosen_recipe("x", "paper-imagenet21k", model="ViT-L/16"), 10).representation_size == 1024
-    assert config_of(chosen_recipe("x", "paper-imagenet", model="BiT-R50x1"), 10).classes == 10
+    assert config_of(chosen_recipe("x", "paper-imagenet", model="BiT-R50x1"), 10).num_classes == 10
 
 
 def test_the_view_keeps_its_share_at_another_size():

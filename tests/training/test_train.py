@@ -135,16 +135,16 @@ def test_a_model_is_measured_and_saved_for_larger_images_than_it_learns_from(tmp
 
 
 def test_with_weights_a_recipe_regularizes_and_merges_tokens_and_leaves_their_shape(tmp_path):
-    recipe = read_recipe("digits").replace(architecture={"layers": 5, "drop_path": 0.2, "tome_r": 1})
+    recipe = read_recipe("digits").replace(architecture={"depth": 5, "drop_path": 0.2, "tome_r": 1})
     settings = ["steps=1", "workers=0"]
     run = train("digits", recipe=recipe, weights=tiny_weights(tmp_path / "w"), out=tmp_path / "run", settings=settings)
     assert run.recipe.architecture == {"drop_path": 0.2, "tome_r": 1}
     config = run.model().config
-    assert (config.layers, config.drop_path, config.tome_r) == (1, 0.2, 1)
+    assert (config.depth, config.drop_path, config.tome_r) == (1, 0.2, 1)
 
 
 def test_regularizers_of_a_vit_say_nothing_about_a_resnet(tmp_path):
-    resnet = build(ResNetConfig(image_size=32, classes=2, stages=(1, 1), width=32))
+    resnet = build(ResNetConfig(image_size=32, num_classes=2, stages=(1, 1), width=32))
     resnet.preprocess = Preprocess(image_size=(32, 32))
     save(resnet, tmp_path / "w")
     recipe = read_recipe("finetune-small").replace(weights=str(tmp_path / "w"), enlarge=1.0)
@@ -257,7 +257,7 @@ def folder_of(path, **classes):
 
 
 def on_folder(tmp_path, folder, *settings):
-    changes = [*TINY, "architecture.channels=3", "steps=2", *settings]
+    changes = [*TINY, "architecture.in_channels=3", "steps=2", *settings]
     return train(folder, recipe="digits", out=tmp_path / "run", settings=changes)
 
 
@@ -302,7 +302,7 @@ def test_wrong_options_are_one_line_and_leave_nothing_behind(tmp_path, options, 
 
 def test_images_of_ones_own_are_trained_from_scratch_with_an_honest_note(tmp_path):
     data = folder_of(tmp_path / "images", cat=4, dog=4)
-    small = ["steps=1", "batch_size=2", "workers=0", "image_size=64", "architecture.layers=1"]
+    small = ["steps=1", "batch_size=2", "workers=0", "image_size=64", "architecture.depth=1"]
     run = train(data, model="ViT-Ti/16", out=tmp_path / "run", settings=small)
     assert run.finished
     assert "from scratch, 6 images give a poor model; weights to start from do far better" in str(run.facts["notes"])
@@ -311,7 +311,7 @@ def test_images_of_ones_own_are_trained_from_scratch_with_an_honest_note(tmp_pat
 @pytest.mark.parametrize("what", ["weights", pytest.param("teacher", marks=pytest.mark.slow)])
 def test_a_run_behind_this_one_that_held_out_other_images_is_told(tmp_path, capsys, what):
     data = folder_of(tmp_path / "images", cat=8, dog=8)
-    small = ["steps=1", "batch_size=2", "workers=0", "image_size=32", "architecture.layers=1", "val_fraction=0.25"]
+    small = ["steps=1", "batch_size=2", "workers=0", "image_size=32", "architecture.depth=1", "val_fraction=0.25"]
     first = train(data, model="ViT-Ti/16", out=tmp_path / "first", settings=small)
     further = [*small[:4], "val_fraction=0.25"]
 

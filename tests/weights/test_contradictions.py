@@ -16,7 +16,7 @@ from vitruvian.weights.load import load
 from vitruvian.weights.save import save
 
 SHAPE = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 7}
-TINY = ViTConfig(image_size=32, patch_size=8, width=32, mlp_width=128, layers=2, heads=4, classes=7)
+TINY = ViTConfig(image_size=32, patch_size=8, width=32, mlp_dim=128, depth=2, num_heads=4, num_classes=7)
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +39,15 @@ def folder_of(tmp_path, arrays, **changes):
     [
         ("qkv_bias", False, "qkv_bias=False, the arrays have True"),
         ("proj_bias", False, "dense_bias=False, the arrays have True"),
-        ("class_token", False, "class_token=False, the arrays have True"),
-        ("no_embed_class", True, "class_position=False, the arrays have True"),
-        ("reg_tokens", 4, "registers=4, the arrays have 0"),
-        ("depth", 3, "layers=3, the arrays have 2"),
+        ("class_token", False, "cls_token=False, the arrays have True"),
+        ("no_embed_class", True, "cls_pos_embed=False, the arrays have True"),
+        ("reg_tokens", 4, "reg_tokens=4, the arrays have 0"),
+        ("depth", 3, "depth=3, the arrays have 2"),
         ("embed_dim", 64, "width=64, the arrays have 32"),
-        ("mlp_ratio", 2, "mlp_width=64, the arrays have 128"),
+        ("mlp_ratio", 2, "mlp_dim=64, the arrays have 128"),
         ("patch_size", 16, "patch_size=16, the arrays have 8"),
-        ("in_chans", 1, "channels=1, the arrays have 3"),
-        ("num_classes", 0, "classes=0, the arrays have 7"),
+        ("in_chans", 1, "in_channels=1, the arrays have 3"),
+        ("num_classes", 0, "num_classes=0, the arrays have 7"),
         ("init_values", 1e-5, "layer_scale=True, the arrays have False"),
         ("qk_norm", True, "qk_norm=True, the arrays have False"),
         ("scale_mlp_norm", True, "mlp_norm=True, the arrays have False"),
@@ -55,7 +55,7 @@ def folder_of(tmp_path, arrays, **changes):
         ("fc_norm", True, "norm_after_pool=True, the arrays have False"),
         ("global_pool", "avg", "norm_after_pool=True, the arrays have False"),
         ("img_size", 64, "a grid of 8x8 does not fit"),
-        ("num_heads", 5, "not divisible by heads=5"),
+        ("num_heads", 5, "not divisible by num_heads=5"),
         ("norm_layer", "rmsnorm", "norm_layer='rmsnorm', which is not known"),
         ("ref_feat_shape", None, "ref_feat_shape=None, which is not known"),
         ("rope_rotate_half", True, "rotary positions, which vit_base_patch16_224 has not"),
@@ -68,24 +68,24 @@ def test_timm_arguments_that_the_arrays_contradict_are_refused(name, value, word
 
 def test_weights_that_lack_blocks_of_the_named_architecture_are_not_read_without_a_word(arrays, tmp_path, caplog):
     folder = folder_of(tmp_path, arrays)
-    assert load(folder).config.layers == 2
+    assert load(folder).config.depth == 2
     assert "config.json names" not in caplog.text
     config = json.loads((folder / "config.json").read_text())
     del config["model_args"]["depth"]
     (folder / "config.json").write_text(json.dumps(config))
     load(folder)
     assert caplog.messages[-1] == (
-        f"{folder}: config.json names vit_base_patch16_224, which has layers=12; the weights have 2"
+        f"{folder}: config.json names vit_base_patch16_224, which has depth=12; the weights have 2"
     )
 
 
 def test_a_square_of_positions_that_may_be_an_oblong_and_a_class_token_is_said(arrays, tmp_path, caplog):
     oblong = arrays | {"pos_embed": torch.zeros(1, 4 * 6 + 1, 32)}
     save_file(oblong, tmp_path / "a.safetensors")
-    assert load(tmp_path / "a.safetensors", heads=4).config.grid == (5, 5)
+    assert load(tmp_path / "a.safetensors", num_heads=4).config.grid == (5, 5)
     assert "grid=5x5 without a position of the class token" in caplog.text
     caplog.clear()
-    assert load(tmp_path / "a.safetensors", heads=4, grid=(4, 6)).config.grid == (4, 6)
+    assert load(tmp_path / "a.safetensors", num_heads=4, grid=(4, 6)).config.grid == (4, 6)
     assert "grid=" not in caplog.text
 
 
@@ -142,11 +142,11 @@ def transformers_folder(tmp_path_factory):
         ("ViT", {}, {"qkv_bias": False}, "qkv_bias=False, the arrays have True"),
         ("ViT", {}, {"hidden_size": 64}, "width=64, the arrays have 32"),
         ("ViT", {}, {"patch_size": [8, 4]}, "patch_size=.8, 4. is not a positive whole number"),
-        ("Dinov2", {}, {"use_swiglu_ffn": True}, "mlp_width=88, the arrays have 128"),
-        ("Dinov2", {}, {"mlp_ratio": 3}, "mlp_width=96, the arrays have 128"),
-        ("Dinov2WithRegisters", {}, {"num_register_tokens": 2}, "registers=2, the arrays have 4"),
+        ("Dinov2", {}, {"use_swiglu_ffn": True}, "mlp_dim=88, the arrays have 128"),
+        ("Dinov2", {}, {"mlp_ratio": 3}, "mlp_dim=96, the arrays have 128"),
+        ("Dinov2WithRegisters", {}, {"num_register_tokens": 2}, "reg_tokens=2, the arrays have 4"),
         ("DINOv3ViT", {}, {"key_bias": True}, "key_bias=True, the arrays have False"),
-        ("DINOv3ViT", {"num_register_tokens": 2}, {"num_register_tokens": 0}, "registers=0, the arrays have 2"),
+        ("DINOv3ViT", {"num_register_tokens": 2}, {"num_register_tokens": 0}, "reg_tokens=0, the arrays have 2"),
         ("Beit", {}, {"layer_scale_init_value": 0}, "layer_scale=False, the arrays have True"),
         ("Beit", {}, {"use_mean_pooling": False}, "norm_after_pool=False, the arrays have True"),
         ("Beit", {}, {"use_relative_position_bias": True}, "use_relative_position_bias=True, the arrays have False"),

@@ -21,7 +21,7 @@ converting = importlib.import_module("vitruvian.weights.convert")  # the module,
 @pytest.mark.parametrize("family", DESTINATIONS)
 def test_a_certificate_is_written_beside_the_file_or_into_the_folder(family, tmp_path):
     destination = tmp_path / DESTINATIONS[family]
-    certificate = convert(path_of("timm_vit"), destination, to=family, heads=4)
+    certificate = convert(path_of("timm_vit"), destination, to=family, num_heads=4)
     folder = destination.is_dir()
     written = destination / "certificate.json" if folder else tmp_path / f"{destination.name}.certificate.json"
     saved = json.loads(written.read_text())
@@ -35,7 +35,7 @@ def test_a_certificate_is_written_beside_the_file_or_into_the_folder(family, tmp
 
 
 def test_the_difference_another_reader_would_see_is_stated(tmp_path):
-    certificate = convert(path_of("timm_vit"), tmp_path / "w.npz", to="google", heads=4)
+    certificate = convert(path_of("timm_vit"), tmp_path / "w.npz", to="google", num_heads=4)
     assert 1e-5 < certificate.readers_difference < 1e-2
     assert "google's own code computes GELU with tanh, this model with erf" in certificate.notes
     assert f"differs by up to {certificate.readers_difference:.2g}" in str(certificate)
@@ -43,9 +43,9 @@ def test_the_difference_another_reader_would_see_is_stated(tmp_path):
 
 
 def test_the_stated_difference_is_what_reading_as_that_family_gives(tmp_path):
-    certificate = convert(path_of("timm_vit"), tmp_path / "w.npz", to="google", heads=4, seed=5)
+    certificate = convert(path_of("timm_vit"), tmp_path / "w.npz", to="google", num_heads=4, seed=5)
     pixels = torch.randn(certificate.batch_shape, generator=torch.Generator().manual_seed(5))
-    model, stranger = load(path_of("timm_vit"), heads=4), load(tmp_path / "w.npz", family="google")
+    model, stranger = load(path_of("timm_vit"), num_heads=4), load(tmp_path / "w.npz", family="google")
     with torch.no_grad():
         difference = float((model(pixels) - stranger(pixels)).abs().max())
     assert difference == pytest.approx(certificate.readers_difference, rel=1e-3)
@@ -53,7 +53,7 @@ def test_the_stated_difference_is_what_reading_as_that_family_gives(tmp_path):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_are_not_finite_are_named_and_not_converted(value, tmp_path):
-    model = load(path_of("timm_vit"), heads=4)
+    model = load(path_of("timm_vit"), num_heads=4)
     model.head.weight.data[0, 0] = value
     save(model, tmp_path / "broken")
     with pytest.raises(ConversionError, match=r"broken: 'head.weight' holds numbers that are not finite"):
@@ -62,13 +62,13 @@ def test_weights_that_are_not_finite_are_named_and_not_converted(value, tmp_path
 
 
 def test_a_family_with_the_same_numerics_has_nothing_to_state(tmp_path):
-    certificate = convert(path_of("torchvision_vit"), tmp_path / "hf", to="huggingface", heads=4)
+    certificate = convert(path_of("torchvision_vit"), tmp_path / "hf", to="huggingface", num_heads=4)
     assert certificate.readers_difference <= TOLERANCE
     assert str(certificate).splitlines()[0].startswith("torchvision -> huggingface: largest difference ")
 
 
 def test_a_head_of_zeros_does_not_hide_differences(tmp_path):
-    certificate = convert(path_of("timm_vit"), tmp_path / "native", to="native", heads=4, classes=3)
+    certificate = convert(path_of("timm_vit"), tmp_path / "native", to="native", num_heads=4, num_classes=3)
     assert certificate.compared == "features"
     assert certificate.largest_answer > 0
 
@@ -98,12 +98,12 @@ def test_weights_that_come_back_different_are_not_installed(family, tmp_path, mo
 
     monkeypatch.setattr(converting, "load", wrong)
     with pytest.raises(ConversionError, match=r"not written, the re-read .* weights differ by 0.01 where"):
-        convert(path_of("timm_vit"), destination, to=family, heads=4)
+        convert(path_of("timm_vit"), destination, to=family, num_heads=4)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_weights_that_are_not_numbers_are_not_certified(tmp_path):
-    model = load(path_of("timm_vit"), heads=4)
+    model = load(path_of("timm_vit"), num_heads=4)
     model.head.bias.data[0] = float("nan")
     save(model, tmp_path / "native")
     with pytest.raises(ConversionError, match=r"'head\.bias' holds numbers that are not finite"):
@@ -111,7 +111,7 @@ def test_weights_that_are_not_numbers_are_not_certified(tmp_path):
 
 
 def test_the_source_is_never_its_own_destination(tmp_path):
-    save(load(path_of("timm_vit"), heads=4), tmp_path / "native")
+    save(load(path_of("timm_vit"), num_heads=4), tmp_path / "native")
     with pytest.raises(ConversionError, match="is the source itself"):
         convert(tmp_path / "native", tmp_path / "native", to="native")
 

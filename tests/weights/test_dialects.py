@@ -79,7 +79,7 @@ class TestGoogle:
     def test_a_file_without_head_gives_features(self, tmp_path):
         arrays = {name: array for name, array in arrays_of("google_vit_nohidden").items() if "head" not in name}
         model = load(write_npz(tmp_path / "w.npz", arrays))
-        assert model.config.classes == 0
+        assert model.config.num_classes == 0
         assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 32)
 
 
@@ -114,7 +114,7 @@ class TestBigVision:
 
 class TestBit:
     def test_numbered_convolutions_and_a_missing_prefix_are_read(self, tmp_path):
-        model = build(ResNetConfig(stages=(1, 1), width=32, classes=5, image_size=64)).eval()
+        model = build(ResNetConfig(stages=(1, 1), width=32, num_classes=5, image_size=64)).eval()
         save(model, tmp_path / "bit.npz", "google")
         with np.load(tmp_path / "bit.npz") as archive:
             names = set(archive.files)
@@ -130,11 +130,11 @@ class TestBit:
         assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values()))
 
     def test_settings_of_patches_are_refused(self, tmp_path):
-        save(build(ResNetConfig(stages=(1,), width=32, classes=2)), tmp_path / "bit.npz", "google")
-        for option in ({"heads": 4}, {"grid": (2, 2)}, {"patch_size": 8}):
+        save(build(ResNetConfig(stages=(1,), width=32, num_classes=2)), tmp_path / "bit.npz", "google")
+        for option in ({"num_heads": 4}, {"grid": (2, 2)}, {"patch_size": 8}):
             with pytest.raises(CheckpointError, match="no meaning for a ResNet"):
                 load(tmp_path / "bit.npz", **option)
-        assert load(tmp_path / "bit.npz", image_size=480, classes=3).config.image_size == (480, 480)
+        assert load(tmp_path / "bit.npz", image_size=480, num_classes=3).config.image_size == (480, 480)
 
 
 class TestTimm:
@@ -143,26 +143,26 @@ class TestTimm:
     def test_names_may_be_wrapped_and_prefixed(self, prefix, wrapper, tmp_path):
         tensors = {prefix + name: tensor for name, tensor in timm_tensors().items()}
         torch.save({wrapper: tensors, "epoch": 3} if wrapper else tensors, tmp_path / "w.pth")
-        model = same_answers(tmp_path / "w.pth", "timm_vit", heads=4)
+        model = same_answers(tmp_path / "w.pth", "timm_vit", num_heads=4)
         assert told(model) == "timm weights from w.pth" + ("; not used: epoch" if wrapper else "")
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
     def test_any_floating_point_becomes_float32(self, dtype, tmp_path):
         tensors = timm_tensors()
         save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, tmp_path / "w.safetensors")
-        found = load(tmp_path / "w.safetensors", heads=4).state_dict()["norm.weight"]
+        found = load(tmp_path / "w.safetensors", num_heads=4).state_dict()["norm.weight"]
         assert torch.equal(found, tensors["norm.weight"].to(dtype).float())
 
     def test_layer_scale_of_the_first_deit3_files_is_read(self, tmp_path):
         tensors = renamed(timm_tensors("timm_deit3"), (r"ls(\d)\.gamma", r"gamma_\1"))
         torch.save({"model": tensors}, tmp_path / "w.pth")
-        same_answers(tmp_path / "w.pth", "timm_deit3", heads=4)
+        same_answers(tmp_path / "w.pth", "timm_deit3", num_heads=4)
 
     def test_a_pre_logits_layer_of_older_files_is_kept(self, tmp_path):
         tensors = timm_tensors()
         hidden = {"pre_logits.fc.weight": torch.eye(32), "pre_logits.fc.bias": torch.zeros(32)}
         save_file(tensors | hidden, tmp_path / "w.safetensors")
-        model, plain = load(tmp_path / "w.safetensors", heads=4), load(path_of("timm_vit"), heads=4)
+        model, plain = load(tmp_path / "w.safetensors", num_heads=4), load(path_of("timm_vit"), num_heads=4)
         pixels = expected("timm_vit")[0][0]
         assert torch.allclose(model.features(pixels), plain.features(pixels).tanh(), atol=1e-6)
 
@@ -170,15 +170,15 @@ class TestTimm:
         """DeiT fine-tuned without a teacher: the answer is the first head's alone."""
         tensors = timm_tensors("timm_deit_distilled")
         save_file({n: t for n, t in tensors.items() if "head_dist" not in n}, tmp_path / "w.safetensors")
-        model, both = load(tmp_path / "w.safetensors", heads=4), load(path_of("timm_deit_distilled"), heads=4)
+        model, both = load(tmp_path / "w.safetensors", num_heads=4), load(path_of("timm_deit_distilled"), num_heads=4)
         pixels = expected("timm_deit_distilled")[0][0]
         assert torch.allclose(model(pixels), both.head(both.features(pixels)), atol=1e-6)
 
     def test_a_distilled_model_without_its_heads_is_refused(self, tmp_path):
         tensors = timm_tensors("timm_deit_distilled")
         save_file({n: t for n, t in tensors.items() if not n.startswith("head")}, tmp_path / "w.safetensors")
-        with pytest.raises(CheckpointError, match="keep the heads, and load it with classes=0"):
-            load(tmp_path / "w.safetensors", heads=4)
+        with pytest.raises(CheckpointError, match="keep the heads, and load it with num_classes=0"):
+            load(tmp_path / "w.safetensors", num_heads=4)
 
     @pytest.mark.parametrize(
         ("change", "words"),
@@ -191,7 +191,7 @@ class TestTimm:
     def test_parts_of_a_distilled_model_that_timm_leaves_out_are_refused(self, change, words, tmp_path):
         save_file(change(timm_tensors("timm_deit_distilled")), tmp_path / "w.safetensors")
         with pytest.raises(CheckpointError, match=words):
-            load(tmp_path / "w.safetensors", heads=4)
+            load(tmp_path / "w.safetensors", num_heads=4)
 
     @pytest.mark.parametrize(
         ("name", "reason"),
@@ -203,19 +203,19 @@ class TestTimm:
     def test_other_architectures_are_refused_by_what_they_have(self, name, reason, tmp_path):
         save_file(timm_tensors() | {name: torch.ones(32)}, tmp_path / "w.safetensors")
         with pytest.raises(CheckpointError, match=f"the weights have {reason}.*{name}"):
-            load(tmp_path / "w.safetensors", heads=4)
+            load(tmp_path / "w.safetensors", num_heads=4)
 
     def test_norms_before_and_after_the_mean_are_refused(self, tmp_path):
         more = {"norm.weight": torch.ones(32), "norm.bias": torch.zeros(32)}
         save_file(timm_tensors("timm_vit_gap") | more, tmp_path / "w.safetensors")
         with pytest.raises(CheckpointError, match="both 'norm' and 'fc_norm'"):
-            load(tmp_path / "w.safetensors", heads=4)
+            load(tmp_path / "w.safetensors", num_heads=4)
 
     def test_a_folder_from_the_hub_says_how_to_prepare_images(self, tmp_path):
         save_file(timm_tensors(), tmp_path / "model.safetensors")
         cfg = {"mean": [0.4] * 3, "std": [0.2] * 3, "interpolation": "bilinear", "crop_pct": 0.5, "crop_mode": "center"}
         (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit", "pretrained_cfg": cfg}))
-        view = load(tmp_path, heads=4).preprocess
+        view = load(tmp_path, num_heads=4).preprocess
         assert (view.mean, view.interpolation, view.scaled_size) == ((0.4,) * 3, "bilinear", (64, 64))
 
     @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ class TestTimm:
     )
     def test_statistics_follow_what_tells_augreg_from_deit(self, name, wrapper, mean, tmp_path):
         torch.save({wrapper: timm_tensors(name)} if wrapper else timm_tensors(name), tmp_path / "w.pth")
-        assert load(tmp_path / "w.pth", heads=4).preprocess.mean == mean
+        assert load(tmp_path / "w.pth", num_heads=4).preprocess.mean == mean
 
 
 class TestTorchvision:
@@ -237,12 +237,12 @@ class TestTorchvision:
         tensors = torch.load(path_of("torchvision_vit"), weights_only=True)
         old = renamed(tensors, (r"mlp\.0\.", "mlp.linear_1."), (r"mlp\.3\.", "mlp.linear_2."))
         torch.save(old, tmp_path / "w.pth")
-        same_answers(tmp_path / "w.pth", "torchvision_vit", heads=4)
+        same_answers(tmp_path / "w.pth", "torchvision_vit", num_heads=4)
 
 
 class TestDino:
     def test_the_teacher_of_a_training_checkpoint_is_read(self):
-        model = load(path_of("dino"), heads=4)
+        model = load(path_of("dino"), num_heads=4)
         assert model.origin.startswith("dino weights from dino.pth")
         assert "head.mlp.0.weight (projection head of the training)" in model.origin
         assert "epoch" in model.origin
@@ -251,21 +251,21 @@ class TestDino:
     def test_the_prefix_of_parallel_training_is_stripped_from_all_names(self, tmp_path):
         teacher = torch.load(path_of("dino"), weights_only=True)["teacher"]
         torch.save({"teacher": {f"module.{n}": t for n, t in teacher.items()}}, tmp_path / "w.pth")
-        same_answers(tmp_path / "w.pth", "dino", heads=4)
+        same_answers(tmp_path / "w.pth", "dino", num_heads=4)
 
     def test_a_bare_backbone_in_a_pth_is_dino_and_in_safetensors_timm(self, tmp_path):
         tensors = timm_tensors("timm_headless")
         torch.save(tensors, tmp_path / "w.pth")
-        assert load(tmp_path / "w.pth", heads=4).config.numerics.position_resize == "dino"
-        assert load(path_of("timm_headless"), heads=4).config.numerics.position_resize == "bicubic_antialias"
-        assert load(path_of("timm_headless"), heads=4, family="dino").config.numerics.position_resize == "dino"
+        assert load(tmp_path / "w.pth", num_heads=4).config.numerics.position_resize == "dino"
+        assert load(path_of("timm_headless"), num_heads=4).config.numerics.position_resize == "bicubic_antialias"
+        assert load(path_of("timm_headless"), num_heads=4, family="dino").config.numerics.position_resize == "dino"
 
     def test_dinov2_gated_registered_and_chunked_is_read(self, tmp_path):
         """DINOv2's own names on timm's numbers: LayerScale and gated MLP, registers after a placed class token."""
         tensors = timm_tensors("timm_swiglu") | {"mask_token": torch.zeros(1, 32)}
         rules = (r"mlp\.fc1", "mlp.w12"), (r"mlp\.fc2", "mlp.w3"), (r"^blocks\.0\.", "blocks.0.0.")
         torch.save({"teacher": renamed(tensors, *rules, (r"^(?!head)", "backbone."))}, tmp_path / "w.pth")
-        model = same_answers(tmp_path / "w.pth", "timm_swiglu", heads=4)
+        model = same_answers(tmp_path / "w.pth", "timm_swiglu", num_heads=4)
         assert (
             model.origin.split("; assumed")[0]
             == "dinov2 weights from w.pth; not used: mask_token (token of masked training)"
@@ -275,14 +275,14 @@ class TestDino:
     def test_dinov2_registers_bring_antialiased_resizing(self, tmp_path):
         tensors = renamed(timm_tensors("timm_registers"), (r"reg_token", "register_tokens"))
         save_file(tensors | {"mask_token": torch.zeros(1, 32)}, tmp_path / "w.safetensors")
-        model = same_answers(tmp_path / "w.safetensors", "timm_registers", heads=4)
+        model = same_answers(tmp_path / "w.safetensors", "timm_registers", num_heads=4)
         assert model.config.numerics.position_resize == "bicubic_antialias"
-        assert model.config.registers == 2
+        assert model.config.reg_tokens == 2
 
 
 class TestOpenClip:
     def test_a_tower_of_timm_answers_as_timms_own_folder(self, tmp_path):
-        config = ViTConfig(image_size=32, patch_size=8, layers=1, width=32, mlp_width=64, heads=2, classes=0)
+        config = ViTConfig(image_size=32, patch_size=8, depth=1, width=32, mlp_dim=64, num_heads=2, num_classes=0)
         save(build(config.replace(numerics=TIMM_NUMERICS), seed=1), tmp_path / "w.safetensors", "timm")
         tensors = load_file(tmp_path / "w.safetensors")
         alone, beside = tmp_path / "timm", tmp_path / "open_clip"
@@ -297,7 +297,7 @@ class TestOpenClip:
         (beside / "open_clip_config.json").write_text(json.dumps({"model_cfg": {"vision_cfg": tower}}))
         one, other = load(alone), load(beside)
         pixels = torch.randn(1, 3, 32, 32)
-        assert one.config.heads == other.config.heads == 2
+        assert one.config.num_heads == other.config.num_heads == 2
         torch.testing.assert_close(one(pixels), other(pixels), atol=TOLERANCE, rtol=0)
         assert "(text tower)" in other.origin
 
@@ -311,7 +311,7 @@ class TestBitOfTimm:
     def test_answers_are_those_of_timm_and_come_back(self, tmp_path):
         expected = load_file(PEERS / "timm_bit.logits.safetensors")
         model = load(PEERS / "timm_bit.safetensors")
-        assert model.config == ResNetConfig(stages=(2,), width=32, classes=5, style="timm_bit")
+        assert model.config == ResNetConfig(stages=(2,), width=32, num_classes=5, style="timm_bit")
         with torch.no_grad():
             torch.testing.assert_close(model(expected["pixels"]), expected["logits"], atol=TOLERANCE, rtol=TOLERANCE)
         save(model, tmp_path / "w.safetensors", "timm")

@@ -63,7 +63,7 @@ def test_the_release_gives_the_numbers_of_transformers(changes, tmp_path):
     model = made(**changes)
     torch.save(released(model), tmp_path / "dinov3_vits16_pretrain.pth")
     ours = load(tmp_path / "dinov3_vits16_pretrain.pth")
-    assert ours.config.heads == 4
+    assert ours.config.num_heads == 4
     for size in ((32, 32), (64, 48)):
         pixels = torch.randn(2, 3, *size)
         with torch.no_grad():

@@ -51,7 +51,7 @@ class TestConfig:
             ({"model_type": "swin"}, "model_type 'swin'"),
             ({"id2label": {"a": "cat"}}, "id2label has a key that is not a number"),
             ({"id2label": {"0": "cat", "2": "dog"}}, "without gaps"),
-            ({"id2label": {"0": "cat"}}, "the settings say classes=1, the arrays have 10"),
+            ({"id2label": {"0": "cat"}}, "the settings say num_classes=1, the arrays have 10"),
         ],
     )
     def test_settings_that_cannot_be_are_refused(self, changes, text, folder):
@@ -70,17 +70,17 @@ class TestConfig:
     def test_a_folder_without_settings_has_the_familys_defaults(self, folder):
         (folder / "config.json").unlink()
         (folder / "preprocessor_config.json").unlink()
-        model = load(folder, heads=4)
+        model = load(folder, num_heads=4)
         assert largest_difference(model, "huggingface_vit") < TOLERANCE
         with pytest.raises(ConfigError, match="the preprocessing of this model is unknown"):
             preprocess_image(np.zeros((40, 40, 3), np.uint8), model.preprocess)
         save(model, folder.parent / "again", "huggingface")
         assert not (folder.parent / "again" / "preprocessor_config.json").exists()
         stated = Preprocess(image_size=32, mean=IMAGENET_MEAN, std=IMAGENET_STD)
-        assert load(folder, heads=4, preprocess=stated).preprocess == stated
+        assert load(folder, num_heads=4, preprocess=stated).preprocess == stated
 
     def test_a_dinov2_folder_without_its_view_has_the_usual_one_and_says_so(self, tmp_path, caplog):
-        shape = {"layers": 1, "width": 16, "mlp_width": 64, "heads": 2, "patch_size": 8, "image_size": 32}
+        shape = {"depth": 1, "width": 16, "mlp_dim": 64, "num_heads": 2, "patch_size": 8, "image_size": 32}
         save(create_model("DINOv2-S/14", **shape), tmp_path / "hf", family="huggingface")
         (tmp_path / "hf" / "preprocessor_config.json").unlink()
         model = load(tmp_path / "hf")
@@ -90,7 +90,7 @@ class TestConfig:
 
     def test_numbers_that_settings_leave_out_are_those_of_transformers(self, folder):
         edit(folder / "config.json", num_attention_heads=None)
-        with pytest.raises(CheckpointError, match="width=32 is not divisible by heads=12"):
+        with pytest.raises(CheckpointError, match="width=32 is not divisible by num_heads=12"):
             load(folder)
 
     @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ class TestConfig:
         [
             ({"num_hidden_layers": 1}, "the settings say 1 layers, the arrays have 2"),
             ({"hidden_size": 64}, "the settings say width=64, the arrays have 32"),
-            ({"intermediate_size": 3}, "the settings say mlp_width=3"),
+            ({"intermediate_size": 3}, "the settings say mlp_dim=3"),
             ({"id2label": ["cat", "dog"]}, "id2label is a list, not an object"),
         ],
     )
@@ -113,7 +113,7 @@ class TestConfig:
         save_file(bare | {"pooler.dense.weight": torch.eye(32), "pooler.dense.bias": torch.zeros(32)}, folder / "m")
         (folder / "m").rename(folder / "model.safetensors")
         model = load(folder)
-        assert model.config.classes == 0
+        assert model.config.num_classes == 0
         assert "pooler.dense.weight (pooler, which the classifier bypasses)" in model.origin
 
     def test_names_as_they_are_in_memory_are_read(self, folder):
@@ -182,7 +182,7 @@ class TestCarriedDescription:
     def test_it_counts_while_the_files_are_untouched(self, tmp_path):
         save(load(path_of("bigvision_vit_tok"), head="new"), tmp_path / "hf", "huggingface")
         assert load(tmp_path / "hf").preprocess.interpolation == "area"
-        assert not load(tmp_path / "hf").config.class_position
+        assert not load(tmp_path / "hf").config.cls_pos_embed
 
     def test_an_edited_file_takes_its_place(self, tmp_path):
         save(load(path_of("google_vit_nohidden")), tmp_path / "hf", "huggingface")

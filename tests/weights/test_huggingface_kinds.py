@@ -125,8 +125,8 @@ def test_transformers_reads_what_is_written_as_its_own(architecture, tmp_path):
 
 def test_what_a_kind_of_transformers_has_not_is_named(tmp_path):
     made("CLIPVisionModel", tmp_path / "theirs")
-    model = load(tmp_path / "theirs", classes=3)
-    with pytest.raises(ConversionError, match="CLIP of transformers has classes=0, this model 3"):
+    model = load(tmp_path / "theirs", num_classes=3)
+    with pytest.raises(ConversionError, match="CLIP of transformers has num_classes=0, this model 3"):
         save(model, tmp_path / "ours", "huggingface")
 
 
@@ -167,7 +167,7 @@ def test_dinov3_without_its_settings_asks_for_them(tmp_path):
 
 
 MEAN = ViTConfig(
-    image_size=32, patch_size=8, layers=2, width=32, mlp_width=64, heads=4, classes=3, pool="mean",
+    image_size=32, patch_size=8, depth=2, width=32, mlp_dim=64, num_heads=4, num_classes=3, pool="mean",
     numerics=HUGGINGFACE_NUMERICS,
 )  # fmt: skip
 
@@ -177,9 +177,9 @@ MEAN = ViTConfig(
     ("architecture", "changes"),
     [
         ("BeitForImageClassification", {"norm_after_pool": True}),
-        ("BeitForImageClassification", {"norm_after_pool": True, "positions": "sincos", "layer_scale": True}),
-        ("BeitForImageClassification", {"pool": "token", "positions": "relative_bias"}),
-        ("IJepaForImageClassification", {"class_token": False}),
+        ("BeitForImageClassification", {"norm_after_pool": True, "pos_embed": "sincos", "layer_scale": True}),
+        ("BeitForImageClassification", {"pool": "token", "pos_embed": "relative_bias"}),
+        ("IJepaForImageClassification", {"cls_token": False}),
     ],
 )
 def test_models_that_read_the_mean_are_written_as_the_kinds_that_do(architecture, changes, tmp_path):
@@ -198,7 +198,7 @@ def test_models_that_read_the_mean_are_written_as_the_kinds_that_do(architecture
     ("changes", "reason"),
     [
         (
-            {"positions": "relative_bias", "image_size": (32, 48)},
+            {"pos_embed": "relative_bias", "image_size": (32, 48)},
             "BEiT of transformers has positions of a square grid alone",
         ),
         (
@@ -209,11 +209,11 @@ def test_models_that_read_the_mean_are_written_as_the_kinds_that_do(architecture
             {"pool": "map", "image_size": (32, 48)},
             "CLIP and SigLIP of transformers have positions of a square grid alone",
         ),
-        ({"layer_scale": True, "class_token": False}, "DINOv2 always has a class token"),
-        ({"positions": "relative_bias", "norm_after_pool": False}, "has a norm after the mean of the patches"),
+        ({"layer_scale": True, "cls_token": False}, "DINOv2 always has a class token"),
+        ({"pos_embed": "relative_bias", "norm_after_pool": False}, "has a norm after the mean of the patches"),
         ({"norm_after_pool": True, "qkv_bias": False}, "BEiT of transformers has qkv_bias=True, this model False"),
         ({"final_norm": False}, "have a norm before their head"),
-        ({"class_token": False, "norm_after_pool": True}, "no norm after the mean of the patches without a class"),
+        ({"cls_token": False, "norm_after_pool": True}, "no norm after the mean of the patches without a class"),
     ],
 )
 def test_what_beit_dinov2_siglip_and_i_jepa_of_transformers_have_not_is_named(changes, reason, tmp_path):
@@ -244,7 +244,7 @@ def test_a_tower_without_its_settings_is_known_by_its_arrays_and_what_is_assumed
     peer, answer, _ = made(architecture, tmp_path)
     (tmp_path / "config.json").unlink()
     note.cache_clear()
-    ours = load(tmp_path, heads=4)
+    ours = load(tmp_path, num_heads=4)
     assert "gelu='tanh'" in caplog.text if "Siglip" in architecture else "gelu='quick'" in caplog.text
     pixels = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
@@ -254,5 +254,5 @@ def test_a_tower_without_its_settings_is_known_by_its_arrays_and_what_is_assumed
 def test_what_a_classifier_of_clip_does_not_read_is_named(tmp_path):
     made("CLIPForImageClassification", tmp_path)
     model = load(tmp_path)
-    assert (model.config.final_norm, model.config.pool, model.config.classes) == (False, "mean", 5)
+    assert (model.config.final_norm, model.config.pool, model.config.num_classes) == (False, "mean", 5)
     assert "unread.post_layernorm.weight (not read by its classifier)" in model.origin

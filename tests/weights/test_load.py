@@ -7,9 +7,9 @@ import torch
 from checkpoints import TOLERANCE, expected, largest_difference, path_of
 from safetensors.torch import load_file, save_file
 
-from vitruvian.catalog import imagenet_labels
 from vitruvian.config import ViTConfig
 from vitruvian.errors import CheckpointError, ConfigError, UnknownNameError, VitruvianError
+from vitruvian.labels import imagenet_labels
 from vitruvian.model.build import build, create_model
 from vitruvian.weights import hub
 from vitruvian.weights.convert import convert
@@ -27,14 +27,14 @@ def changed(tmp_path, name="timm_vit", *, without=(), **more):
 
 
 def test_a_loaded_model_answers_and_can_be_trained():
-    model = load(path_of("timm_vit"), heads=4)
+    model = load(path_of("timm_vit"), num_heads=4)
     assert not model.training
     assert all(parameter.requires_grad and not parameter.is_meta for parameter in model.parameters())
 
 
 def test_training_in_place_leaves_the_file_alone():
     before = path_of("timm_vit").read_bytes()
-    model = load(path_of("timm_vit"), heads=4)
+    model = load(path_of("timm_vit"), num_heads=4)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1)
@@ -44,37 +44,37 @@ def test_training_in_place_leaves_the_file_alone():
 class TestHeads:
     @pytest.mark.parametrize(("width", "heads"), [(192, 3), (384, 6), (1280, 16)])
     def test_published_widths_have_their_heads(self, width, heads, tmp_path):
-        config = ViTConfig(image_size=16, patch_size=16, layers=1, width=width, mlp_width=8, heads=1, classes=2)
+        config = ViTConfig(image_size=16, patch_size=16, depth=1, width=width, mlp_dim=8, num_heads=1, num_classes=2)
         save(build(config), tmp_path / "w.safetensors", "timm")
-        assert load(tmp_path / "w.safetensors", family="timm").config.heads == heads
+        assert load(tmp_path / "w.safetensors", family="timm").config.num_heads == heads
 
     def test_an_unusual_width_asks_for_heads(self):
-        with pytest.raises(CheckpointError, match=r"does not state its heads, .* of width 32; pass heads="):
+        with pytest.raises(CheckpointError, match=r"does not state its heads, .* of width 32; pass num_heads="):
             load(path_of("timm_vit"))
 
     @pytest.mark.parametrize("name", ["google_vit", "huggingface_vit"])
     def test_heads_that_contradict_the_file_are_refused(self, name):
         with pytest.raises(CheckpointError, match="heads=8 contradicts the file, which has 4 heads"):
-            load(path_of(name), heads=8)
+            load(path_of(name), num_heads=8)
 
     def test_heads_that_do_not_divide_the_width_are_refused(self):
-        with pytest.raises(CheckpointError, match="width=32 is not divisible by heads=5"):
-            load(path_of("timm_vit"), heads=5)
+        with pytest.raises(CheckpointError, match="width=32 is not divisible by num_heads=5"):
+            load(path_of("timm_vit"), num_heads=5)
 
 
 class TestGrid:
     def test_positions_that_are_no_square_list_the_possible_grids(self):
         with pytest.raises(CheckpointError, match=r"32 positions are not a square .*one of 2x16, 4x8, 8x4, 16x2"):
-            load(path_of("timm_oblong"), heads=4)
+            load(path_of("timm_oblong"), num_heads=4)
 
     def test_an_image_size_with_exactly_that_many_patches_settles_the_grid(self):
-        model = load(path_of("timm_oblong"), heads=4, image_size=(32, 64))
+        model = load(path_of("timm_oblong"), num_heads=4, image_size=(32, 64))
         assert model.config.grid == (4, 8)
         assert largest_difference(model, "timm_oblong") < TOLERANCE
 
     def test_a_grid_that_does_not_fit_is_refused(self):
         with pytest.raises(CheckpointError, match="a grid of 5x5 does not fit the 32 positions in the file"):
-            load(path_of("timm_oblong"), heads=4, grid=(5, 5))
+            load(path_of("timm_oblong"), num_heads=4, grid=(5, 5))
 
     def test_a_grid_that_contradicts_a_file_that_says_it_is_refused(self):
         with pytest.raises(CheckpointError, match=r"grid=\(2, 8\) contradicts the file, which says 4x4"):
@@ -83,16 +83,16 @@ class TestGrid:
     def test_a_class_token_without_position_gives_way_to_the_image_size_asked_for(self, tmp_path):
         """25 rows are 5x5 patches alone, as DeiT-III has them, or a class token and 4x6 patches."""
         path = changed(tmp_path, pos_embed=torch.zeros(1, 25, 32))
-        assert load(path, heads=4).config.grid == (5, 5)
-        assert load(path, heads=4, image_size=(32, 48)).config.class_position
-        assert not load(path, heads=4, image_size=(40, 40)).config.class_position
-        assert load(path, heads=4, grid=(4, 6)).config.grid == (4, 6)
+        assert load(path, num_heads=4).config.grid == (5, 5)
+        assert load(path, num_heads=4, image_size=(32, 48)).config.cls_pos_embed
+        assert not load(path, num_heads=4, image_size=(40, 40)).config.cls_pos_embed
+        assert load(path, num_heads=4, grid=(4, 6)).config.grid == (4, 6)
 
     def test_a_square_number_of_positions_may_be_another_grid(self):
-        assert load(path_of("timm_vit"), heads=4, grid=(2, 8)).config.image_size == (16, 64)
+        assert load(path_of("timm_vit"), num_heads=4, grid=(2, 8)).config.image_size == (16, 64)
 
     def test_the_grid_is_stored_with_native_weights(self, tmp_path):
-        save(load(path_of("timm_oblong"), heads=4, grid=(4, 8)), tmp_path / "native")
+        save(load(path_of("timm_oblong"), num_heads=4, grid=(4, 8)), tmp_path / "native")
         model = load(tmp_path / "native", image_size=(64, 32))
         assert largest_difference(load(tmp_path / "native"), "timm_oblong") < TOLERANCE
         assert model.config.grid == (8, 4)
@@ -100,7 +100,7 @@ class TestGrid:
 
 class TestSize:
     def test_the_evaluation_view_follows_the_image_size(self):
-        view = load(path_of("torchvision_vit"), heads=4, image_size=(64, 32)).preprocess
+        view = load(path_of("torchvision_vit"), num_heads=4, image_size=(64, 32)).preprocess
         assert (view.image_size, view.scaled_size) == ((64, 32), (72, 36))
 
     def test_another_patch_size_keeps_the_image_and_resizes_the_grid(self):
@@ -117,8 +117,16 @@ class TestSize:
 
     @pytest.mark.parametrize("positions", ["learned_2d", "relative", "sincos", "none"])
     def test_every_sort_of_positions_takes_another_size(self, positions, tmp_path):
-        shape = {"image_size": 32, "patch_size": 8, "layers": 1, "width": 32, "mlp_width": 32, "heads": 4, "classes": 2}
-        model = build(ViTConfig(**shape, positions=positions), seed=1).eval()
+        shape = {
+            "image_size": 32,
+            "patch_size": 8,
+            "depth": 1,
+            "width": 32,
+            "mlp_dim": 32,
+            "num_heads": 4,
+            "num_classes": 2,
+        }
+        model = build(ViTConfig(**shape, pos_embed=positions), seed=1).eval()
         model.head.weight.data.normal_(generator=torch.Generator().manual_seed(0))
         save(model, tmp_path / "native")
         pixels = torch.randn(1, 3, 48, 64, generator=torch.Generator().manual_seed(0))
@@ -127,50 +135,50 @@ class TestSize:
 
     def test_an_image_that_patches_do_not_divide_is_refused(self):
         with pytest.raises(CheckpointError, match="image of 33x33 pixels is not divisible by the patch of 8"):
-            load(path_of("timm_vit"), heads=4, image_size=33)
+            load(path_of("timm_vit"), num_heads=4, image_size=33)
 
 
 class TestHead:
     def test_another_number_of_classes_gives_a_head_of_zeros_without_labels(self):
-        model = load(path_of("huggingface_vit"), classes=3)
+        model = load(path_of("huggingface_vit"), num_classes=3)
         assert model.head.weight.shape == (3, 32)
         assert not model.head.weight.any()
         assert model.labels is None
 
     def test_the_same_number_of_classes_keeps_the_head(self):
-        model = load(path_of("huggingface_vit"), classes=10)
+        model = load(path_of("huggingface_vit"), num_classes=10)
         assert largest_difference(model, "huggingface_vit") < TOLERANCE
         assert model.labels[3] == "class_3"
 
     def test_a_new_head_of_the_same_size_can_be_asked_for(self):
         model = load(path_of("huggingface_vit"), head="new")
-        assert model.config.classes == 10
+        assert model.config.num_classes == 10
         assert not model.head.weight.any()
         assert model.labels is None
 
     def test_a_new_head_replaces_the_pre_logits_layer_too(self):
         assert load(path_of("google_vit")).config.representation_size == 24
-        assert load(path_of("google_vit"), classes=3).config.representation_size == 0
+        assert load(path_of("google_vit"), num_classes=3).config.representation_size == 0
 
     def test_without_a_head_the_pre_logits_layer_gives_the_features(self):
-        assert load(path_of("google_vit"), classes=0)(torch.zeros(1, 3, 32, 32)).shape == (1, 24)
+        assert load(path_of("google_vit"), num_classes=0)(torch.zeros(1, 3, 32, 32)).shape == (1, 24)
 
     def test_both_heads_of_a_distilled_model_are_new(self):
-        model = load(path_of("timm_deit_distilled"), heads=4, classes=3)
+        model = load(path_of("timm_deit_distilled"), num_heads=4, num_classes=3)
         assert not model.head.weight.any()
-        assert not model.distillation_head.weight.any()
+        assert not model.head_dist.weight.any()
 
     def test_a_new_head_where_there_was_none_needs_its_size(self):
-        with pytest.raises(CheckpointError, match="head='new' needs classes="):
-            load(path_of("timm_headless"), heads=4, head="new")
-        assert load(path_of("timm_headless"), heads=4, classes=3).head.weight.shape == (3, 32)
+        with pytest.raises(CheckpointError, match="head='new' needs num_classes="):
+            load(path_of("timm_headless"), num_heads=4, head="new")
+        assert load(path_of("timm_headless"), num_heads=4, num_classes=3).head.weight.shape == (3, 32)
 
     @pytest.mark.parametrize(
         ("option", "text"),
         [
             ({"head": "fresh"}, "'keep' or 'new'"),
-            ({"classes": -1}, "classes=-1"),
-            ({"classes": 10**12}, "classes=1000000000000 is not between 0 and 1000000"),
+            ({"num_classes": -1}, "num_classes=-1"),
+            ({"num_classes": 10**12}, "num_classes=1000000000000 is not between 0 and 1000000"),
             ({"patch_size": 0}, "patch_size=0"),
         ],
     )
@@ -188,7 +196,7 @@ class TestNames:
     def test_names_not_used_and_not_found_are_both_listed_with_their_number(self, tmp_path):
         path = changed(tmp_path, without=["blocks.1.mlp.fc2.bias", "norm.bias"], surprise__weight=torch.ones(1))
         with pytest.raises(CheckpointError) as caught:
-            load(path, heads=4)
+            load(path, num_heads=4)
         assert str(caught.value) == (
             f"{path}: names do not fit a timm model of this shape: "
             "2 not found: blocks.1.mlp.fc2.bias, norm.bias; 1 not used: surprise.weight"
@@ -197,7 +205,7 @@ class TestNames:
     def test_long_lists_are_cut_but_counted(self, tmp_path):
         extra = {f"extra{i}": torch.ones(1) for i in range(20)}
         with pytest.raises(CheckpointError, match=r"20 not used: .* and 15 more"):
-            load(changed(tmp_path, **extra), heads=4)
+            load(changed(tmp_path, **extra), num_heads=4)
 
     def test_a_part_of_query_key_value_that_is_missing_is_named(self, tmp_path):
         folder = tmp_path / "hf"
@@ -212,7 +220,7 @@ class TestNames:
 
     def test_missing_positions_are_named_as_the_file_would(self, tmp_path):
         with pytest.raises(CheckpointError, match="1 not found: pos_embed; 0 not used: none"):
-            load(changed(tmp_path, without=["pos_embed"]), heads=4)
+            load(changed(tmp_path, without=["pos_embed"]), num_heads=4)
 
     def test_a_block_that_is_missing_from_a_huggingface_folder_is_noticed(self, tmp_path):
         folder = tmp_path / "hf"
@@ -225,17 +233,17 @@ class TestNames:
 
     def test_a_wrong_shape_names_the_array(self, tmp_path):
         with pytest.raises(CheckpointError, match=r"'norm.bias' has shape \(31,\) .* the model wants \(32,\)"):
-            load(changed(tmp_path, norm__bias=torch.zeros(31)), heads=4)
+            load(changed(tmp_path, norm__bias=torch.zeros(31)), num_heads=4)
 
     def test_whole_numbers_are_not_weights(self, tmp_path):
         with pytest.raises(CheckpointError, match=r"'norm.bias' holds torch.int64"):
-            load(changed(tmp_path, norm__bias=torch.zeros(32, dtype=torch.int64)), heads=4)
+            load(changed(tmp_path, norm__bias=torch.zeros(32, dtype=torch.int64)), num_heads=4)
 
     def test_the_same_array_under_two_names_is_refused(self, tmp_path):
         scale = torch.ones(32)
         path = changed(tmp_path, "timm_deit3", blocks__0__gamma_1=scale)
         with pytest.raises(CheckpointError, match="there twice"):
-            load(path, heads=4)
+            load(path, num_heads=4)
 
 
 class TestSource:
@@ -276,7 +284,7 @@ class TestStateDict:
 
     def saved(self, path):
         model = create_model(
-            "ViT-Ti/16", layers=1, width=16, mlp_width=32, heads=2, patch_size=8, image_size=16, classes=3
+            "ViT-Ti/16", depth=1, width=16, mlp_dim=32, num_heads=2, patch_size=8, image_size=16, num_classes=3
         )
         torch.nn.init.normal_(model.head.weight)
         torch.save(model.state_dict(), path)
@@ -284,7 +292,7 @@ class TestStateDict:
 
     def test_a_state_dict_loads_with_its_settings(self, tmp_path):
         model = self.saved(tmp_path / "mine.pth")
-        again = load(tmp_path / "mine.pth", config=model.config.replace(classes=10, image_size=8))
+        again = load(tmp_path / "mine.pth", config=model.config.replace(num_classes=10, image_size=8))
         pixels = torch.randn(2, 3, 16, 16)
         assert torch.equal(again(pixels), model(pixels))
         assert again.config == model.config
@@ -293,12 +301,12 @@ class TestStateDict:
         self.saved(tmp_path / "mine.pth")
         with pytest.raises(CheckpointError, match=r"arrays do not tell heads, GELU and epsilon; .*pass config="):
             load(tmp_path / "mine.pth")
-        with pytest.raises(CheckpointError, match="layers is 12, the tensors have 1"):
+        with pytest.raises(CheckpointError, match="depth is 12, the tensors have 1"):
             convert(tmp_path / "mine.pth", tmp_path / "folder", to="native", config="ViT-Ti/16")
 
     def test_settings_of_another_shape_are_refused(self, tmp_path):
         self.saved(tmp_path / "mine.pth")
-        with pytest.raises(CheckpointError, match="layers is 12, the tensors have 1"):
+        with pytest.raises(CheckpointError, match="depth is 12, the tensors have 1"):
             load(tmp_path / "mine.pth", config="ViT-Ti/16")
 
     def test_a_file_that_describes_itself_takes_no_settings(self, tmp_path):
@@ -311,15 +319,15 @@ class TestStateDict:
 
 class TestLabels:
     def test_a_published_head_of_1000_classes_has_imagenets_names(self):
-        assert load(path_of("timm_vit"), heads=4).labels is None
+        assert load(path_of("timm_vit"), num_heads=4).labels is None
         assert Google().default_labels(1000)[0] == "tench"
         assert Google().default_labels(21843) is None
 
     def test_they_are_the_models_labels(self, tmp_path):
         head = {"head__weight": torch.zeros(1000, 32), "head__bias": torch.zeros(1000)}
         path = changed(tmp_path, without=("head.weight", "head.bias"), **head)
-        assert load(path, heads=4).labels == imagenet_labels()
-        assert load(path, heads=4, head="new").labels is None
+        assert load(path, num_heads=4).labels == imagenet_labels()
+        assert load(path, num_heads=4, head="new").labels is None
 
     def test_a_huggingface_folder_without_names_has_none(self):
         assert HuggingFaceViT().default_labels(1000) is None

@@ -75,7 +75,7 @@ def test_each_checkpoint_has_its_place_in_the_table_of_families():
 
 @pytest.mark.parametrize("name", ALL_NAMES)
 def test_answers_are_those_of_the_familys_own_implementation_at_every_size(name):
-    model = load(path_of(name), heads=4, grid=GRIDS.get(name))
+    model = load(path_of(name), num_heads=4, grid=GRIDS.get(name))
     assert largest_difference(model, name) < TOLERANCE
 
 
@@ -83,7 +83,7 @@ def test_answers_are_those_of_the_familys_own_implementation_at_every_size(name)
 def test_resizing_at_load_time_gives_the_same_answers_as_resizing_while_running(name):
     for pixels, answer in expected(name):
         size = (pixels.shape[-2], pixels.shape[-1])
-        model = load(path_of(name), heads=4, grid=GRIDS.get(name), image_size=size)
+        model = load(path_of(name), num_heads=4, grid=GRIDS.get(name), image_size=size)
         assert model.config.image_size == model.preprocess.image_size == size
         with torch.no_grad():
             assert float((model(pixels) - answer).abs().max()) < TOLERANCE
@@ -92,7 +92,7 @@ def test_resizing_at_load_time_gives_the_same_answers_as_resizing_while_running(
 @pytest.mark.parametrize("family", DESTINATIONS)
 @pytest.mark.parametrize("name", ALL_NAMES)
 def test_a_model_comes_back_unchanged_from_each_family_that_can_express_it(name, family, tmp_path):
-    model = load(path_of(name), heads=4, grid=GRIDS.get(name))
+    model = load(path_of(name), num_heads=4, grid=GRIDS.get(name))
     destination = tmp_path / DESTINATIONS[family]
     if family not in EXPRESSED_BY[name].split():
         with pytest.raises(ConversionError, match=f"{family} cannot express this model: "):
@@ -108,7 +108,7 @@ def test_a_model_comes_back_unchanged_from_each_family_that_can_express_it(name,
 
 @pytest.mark.parametrize("name", [name for name in ALL_NAMES if "timm" in EXPRESSED_BY[name].split()])
 def test_a_model_comes_back_unchanged_from_a_folder_for_timm(name, tmp_path):
-    model = load(path_of(name), heads=4, grid=GRIDS.get(name))
+    model = load(path_of(name), num_heads=4, grid=GRIDS.get(name))
     if name.startswith(("google_hybrid", "timm_hybrid", "timm_stem")):  # of fewer stages than any architecture of timm
         with pytest.raises(ConversionError, match=r"nearest is .*, which has stem="):
             save(model, tmp_path / "timm", "timm")
@@ -123,9 +123,9 @@ def test_a_model_comes_back_unchanged_from_a_folder_for_timm(name, tmp_path):
 @pytest.mark.parametrize("name", ["google_vit_nohidden", "huggingface_vit", "timm_vit", "torchvision_vit"])
 def test_read_as_its_new_family_alone_a_model_has_that_familys_numerics(name, family, tmp_path):
     """What another reader sees: at most the GELU (4.7e-4 an element) and eps apart, not the weights."""
-    model = load(path_of(name), heads=4)
+    model = load(path_of(name), num_heads=4)
     save(model, tmp_path / DESTINATIONS[family], family)
-    stranger = load(tmp_path / DESTINATIONS[family], heads=4, family=family)
+    stranger = load(tmp_path / DESTINATIONS[family], num_heads=4, family=family)
     pixels, answer = next(pair for pair in expected(name) if pair[0].shape[-1] == 32)
     with torch.no_grad():
         assert float((stranger(pixels) - answer).abs().max()) < 1e-3

@@ -22,12 +22,12 @@ from vitruvian.weights.save import save
 
 saving = importlib.import_module("vitruvian.weights.save")  # the module, where the package exports its function
 
-SHAPE = ViTConfig(image_size=32, patch_size=8, layers=1, width=32, mlp_width=64, heads=4, classes=3)
+SHAPE = ViTConfig(image_size=32, patch_size=8, depth=1, width=32, mlp_dim=64, num_heads=4, num_classes=3)
 
 
 @pytest.fixture
 def model():
-    return load(path_of("timm_vit"), heads=4)
+    return load(path_of("timm_vit"), num_heads=4)
 
 
 class TestReplacing:
@@ -38,7 +38,7 @@ class TestReplacing:
         destination = tmp_path / DESTINATIONS[family]
         save(model, destination, family)
         before = contents(tmp_path)
-        other = load(path_of("torchvision_vit"), heads=4)
+        other = load(path_of("torchvision_vit"), num_heads=4)
 
         def fail(*args, **options):
             written(*args, **options)
@@ -53,7 +53,7 @@ class TestReplacing:
     @pytest.mark.parametrize("family", DESTINATIONS)
     def test_new_weights_take_the_place_of_old_ones(self, family, model, tmp_path):
         destination = tmp_path / DESTINATIONS[family]
-        save(load(path_of("torchvision_vit"), heads=4), destination, family)
+        save(load(path_of("torchvision_vit"), num_heads=4), destination, family)
         save(model, destination, family)
         assert largest_difference(load(destination), "timm_vit") < TOLERANCE
 
@@ -67,7 +67,7 @@ class TestReplacing:
     def test_a_native_folder_interrupted_between_its_two_files_is_wholly_old_or_new(
         self, replaced, tmp_path, monkeypatch
     ):
-        save(load(path_of("torchvision_vit"), heads=4), tmp_path / "native")
+        save(load(path_of("torchvision_vit"), num_heads=4), tmp_path / "native")
         real, count = os.replace, 0
 
         def replace(source, destination):
@@ -108,7 +108,7 @@ class TestNative:
         assert config["kind"] == "vit"
         assert config["architecture"]["numerics"]["position_resize"] == "bicubic_antialias"
         tensors = load_file(tmp_path / "native" / "model.safetensors")
-        assert tensors["embed.positions"].shape == (4, 4, 32)
+        assert tensors["embed.pos_embed"].shape == (4, 4, 32)
 
     def test_an_edited_config_counts(self, model, tmp_path):
         save(model, tmp_path / "native")
@@ -122,7 +122,7 @@ class TestNative:
         assert largest_difference(load(tmp_path / "moved.safetensors"), "timm_vit") < TOLERANCE
 
     def test_a_resnet_comes_back(self, tmp_path):
-        model = build(ResNetConfig(stages=(1, 1), width=32, classes=3, image_size=64)).eval()
+        model = build(ResNetConfig(stages=(1, 1), width=32, num_classes=3, image_size=64)).eval()
         save(model, tmp_path / "native")
         again = load(tmp_path / "native")
         assert again.config == model.config
@@ -138,7 +138,7 @@ class TestNative:
             ({"architecture": {"widht": 3}}, "unknown setting 'widht'; did you mean width"),
             ({"architecture": {"width": "wide"}}, "width='wide' is not a whole number"),
             ({"architecture": {"width": True}}, "width=True is not a whole number"),
-            ({"architecture": {"layers": 10**9}}, "layers=1000000000 is not between 1 and 1024"),
+            ({"architecture": {"depth": 10**9}}, "depth=1000000000 is not between 1 and 1024"),
             ({"architecture": {"image_size": 10**12}}, "is larger than 16384 a side"),
             ({"architecture": {"numerics": None}}, "numerics=None is not a table of settings"),
             ({"kind": ["vit"]}, r"kind \['vit'\] is not one of"),
@@ -178,14 +178,14 @@ class TestOtherReaders:
 
     @pytest.mark.parametrize(("family", "name"), [("timm", "timm_vit"), ("torchvision", "torchvision_vit")])
     def test_names_and_numbers_are_those_the_family_writes(self, family, name, tmp_path):
-        save(load(path_of(name), heads=4), tmp_path / DESTINATIONS[family], family)
+        save(load(path_of(name), num_heads=4), tmp_path / DESTINATIONS[family], family)
         read = load_file if family == "timm" else (lambda path: torch.load(path, weights_only=True))
         ours, theirs = read(tmp_path / DESTINATIONS[family]), read(path_of(name))
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
     def test_a_module_with_the_same_names_takes_a_pth_without_a_word(self, tmp_path):
-        save(load(path_of("torchvision_vit"), heads=4), tmp_path / "w.pth", "torchvision")
+        save(load(path_of("torchvision_vit"), num_heads=4), tmp_path / "w.pth", "torchvision")
         module = torch.nn.Module()
         module.conv_proj = torch.nn.Conv2d(3, 32, 8)
         state = torch.load(tmp_path / "w.pth", weights_only=True)
@@ -197,7 +197,7 @@ class TestOtherReaders:
             assert file.metadata()["format"] == "pt"
 
     def test_labels_too_many_for_an_npz_are_left_out(self, tmp_path):
-        model = build(SHAPE.replace(classes=9000)).eval()
+        model = build(SHAPE.replace(num_classes=9000)).eval()
         model.labels = tuple(f"a rather long name, number {i}" for i in range(9000))
         notes = saving.write(model, tmp_path / "w.npz", "google")
         assert "the 9000 labels do not fit into an npz file and were left out" in notes
@@ -210,7 +210,7 @@ class TestOtherReaders:
         torch.save(state, tmp_path / "w.pth")
         with pytest.raises(CheckpointError, match="classes is 10, the tensors have 3; pass family= to read it without"):
             load(tmp_path / "w.pth")
-        assert load(tmp_path / "w.pth", family="timm", heads=4).config.classes == 3
+        assert load(tmp_path / "w.pth", family="timm", num_heads=4).config.num_classes == 3
 
     def test_a_position_that_another_tool_gave_the_class_token_is_added_to_it(self, tmp_path):
         save(load(path_of("bigvision_vit_tok")), tmp_path / "w.pth", "torchvision")
@@ -237,35 +237,35 @@ class TestExpression:
     @pytest.mark.parametrize("family", PLAIN)
     @pytest.mark.parametrize("positions", ["learned_2d", "sincos", "none"])
     def test_positions_of_every_sort_are_written_out_and_come_back(self, family, positions, tmp_path):
-        model = build(SHAPE.replace(positions=positions), seed=1).eval()
+        model = build(SHAPE.replace(pos_embed=positions), seed=1).eval()
         model.head.weight.data.normal_(generator=torch.Generator().manual_seed(0))
         save(model, tmp_path / DESTINATIONS[family], family)
-        for options in ({}, {"family": family, "heads": 4}):
+        for options in ({}, {"family": family, "num_heads": 4}):
             again = load(tmp_path / DESTINATIONS[family], **options)
             pixels = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
             assert torch.allclose(again.eval()(pixels), model(pixels), atol=1e-3 if options else TOLERANCE)
-            assert again.config.positions == ("learned" if options else positions)
+            assert again.config.pos_embed == ("learned" if options else positions)
 
     @pytest.mark.parametrize(
         ("changes", "family", "reason"),
         [
-            ({"positions": "relative"}, "google", "google has no relative positions"),
-            ({"positions": "relative"}, "timm", "timm has no relative positions"),
-            ({"positions": "relative"}, "torchvision", "torchvision has no relative positions"),
-            ({"positions": "relative"}, "huggingface", "huggingface has no relative positions"),
+            ({"pos_embed": "relative"}, "google", "google has no relative positions"),
+            ({"pos_embed": "relative"}, "timm", "timm has no relative positions"),
+            ({"pos_embed": "relative"}, "torchvision", "torchvision has no relative positions"),
+            ({"pos_embed": "relative"}, "huggingface", "huggingface has no relative positions"),
             ({"layer_scale": True}, "google", "google has no LayerScale"),
             ({"layer_scale": True}, "torchvision", "torchvision has no LayerScale"),
             ({"layer_scale": True}, "huggingface", "reads class token and mean side by side"),
             ({"distillation": True}, "google", "google has no distillation token"),
             ({"distillation": True}, "torchvision", "torchvision has no distillation token"),
             ({"distillation": True, "layer_scale": True}, "huggingface", "no LayerScale beside a distillation token"),
-            ({"distillation": True, "registers": 1}, "timm", "no register tokens beside a distillation token"),
-            ({"registers": 2}, "google", "google has no register tokens"),
-            ({"registers": 2}, "torchvision", "torchvision has no register tokens"),
-            ({"registers": 2}, "huggingface", "register tokens only with LayerScale"),
+            ({"distillation": True, "reg_tokens": 1}, "timm", "no register tokens beside a distillation token"),
+            ({"reg_tokens": 2}, "google", "google has no register tokens"),
+            ({"reg_tokens": 2}, "torchvision", "torchvision has no register tokens"),
+            ({"reg_tokens": 2}, "huggingface", "register tokens only with LayerScale"),
             ({"pool": "map"}, "google", r"google has no attention pooling \(MAP\)"),
             ({"pool": "map"}, "torchvision", r"torchvision has no attention pooling \(MAP\)"),
-            ({"pool": "map"}, "huggingface", r"SigLIP of transformers has classes=0, this model 3"),
+            ({"pool": "map"}, "huggingface", r"SigLIP of transformers has num_classes=0, this model 3"),
             ({"pool": "map", "norm_after_pool": True}, "timm", "normalizes the tokens before attention pooling"),
             ({"pool": "mean"}, "google", "no class token where the mean of the patches is read"),
             ({"pool": "mean"}, "torchvision", "always reads a class token"),
@@ -277,13 +277,13 @@ class TestExpression:
             ({"mlp": "swiglu"}, "google", r"no gated MLP \(SwiGLU\)"),
             ({"mlp": "swiglu"}, "torchvision", r"no gated MLP \(SwiGLU\)"),
             ({"mlp": "swiglu"}, "huggingface", "gated MLPs .* only with LayerScale"),
-            ({"mlp_width": 60, "layer_scale": True, "classes": 0}, "huggingface", "no MLP of 60 at a width of 32"),
+            ({"mlp_dim": 60, "layer_scale": True, "num_classes": 0}, "huggingface", "no MLP of 60 at a width of 32"),
             ({"representation_size": 8}, "timm", "timm has no pre-logits layer before the head"),
             ({"representation_size": 8}, "huggingface", "huggingface has no pre-logits layer before the head"),
             ({"qkv_bias": False}, "google", "query, key and value always have a bias"),
             ({"qkv_bias": False}, "torchvision", "query, key and value always have a bias"),
-            ({"classes": 0}, "torchvision", "torchvision's model always has a head"),
-            ({"channels": 1}, "torchvision", "takes 3 channels, this one 1"),
+            ({"num_classes": 0}, "torchvision", "torchvision's model always has a head"),
+            ({"in_channels": 1}, "torchvision", "takes 3 channels, this one 1"),
             ({"image_size": (32, 64)}, "torchvision", "square images only"),
             ({"stem": StemConfig(stages=(), width=32)}, "torchvision", "no hybrids with a ResNet stem"),
             ({"stem": StemConfig(stages=(), width=32)}, "huggingface", "no hybrids with a ResNet stem"),
@@ -300,7 +300,7 @@ class TestExpression:
 
     @pytest.mark.parametrize("family", ["torchvision", "huggingface"])
     def test_a_resnet_is_refused_by_families_of_transformers(self, family, tmp_path):
-        model = build(ResNetConfig(stages=(1,), width=32, classes=2))
+        model = build(ResNetConfig(stages=(1,), width=32, num_classes=2))
         with pytest.raises(ConversionError, match=f"{family} holds Vision Transformers, this is a ResNet"):
             save(model, tmp_path / DESTINATIONS[family], family)
 

@@ -15,7 +15,7 @@ from vitruvian.weights.convert import convert
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save
 
-TINY = ViTConfig(image_size=(16, 16), patch_size=8, layers=1, width=64, mlp_width=32, heads=1, classes=3)
+TINY = ViTConfig(image_size=(16, 16), patch_size=8, depth=1, width=64, mlp_dim=32, num_heads=1, num_classes=3)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_an_impossible_temperature_is_refused(native, value):
 
 
 def test_a_new_head_has_no_temperature_of_the_old_one(native):
-    assert load(native, classes=5).temperature == 1.0
+    assert load(native, num_classes=5).temperature == 1.0
     assert load(native, head="new").temperature == 1.0
     assert load(native, image_size=32).temperature == 1.75
 

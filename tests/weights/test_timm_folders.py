@@ -27,7 +27,7 @@ from vitruvian.weights.load import load
 from vitruvian.weights.save import save
 
 TIMM = VARIANTS["DeiT-B/16"]
-SMALL = {"image_size": 32, "patch_size": 8, "layers": 2, "width": 32, "mlp_width": 64, "heads": 4, "classes": 3}
+SMALL = {"image_size": 32, "patch_size": 8, "depth": 2, "width": 32, "mlp_dim": 64, "num_heads": 4, "num_classes": 3}
 
 
 def chosen(config, name=""):
@@ -59,7 +59,7 @@ def test_every_architecture_is_itself_without_arguments():
     ("config", "name", "arguments"),
     [
         (TIMM, "vit_base_patch16_224", {}),
-        (TIMM.replace(classes=37, image_size=384), "vit_base_patch16_384", {"num_classes": 37}),
+        (TIMM.replace(num_classes=37, image_size=384), "vit_base_patch16_384", {"num_classes": 37}),
         (TIMM.replace(image_size=(224, 320)), "vit_base_patch16_224", {"img_size": [224, 320]}),
         (VARIANTS["ViT-B/16"], "vit_base_patch16_224", {"act_layer": "gelu_tanh"}),
         (VARIANTS["DeiT-S/16-distilled"], "deit_small_distilled_patch16_224", {}),
@@ -69,11 +69,11 @@ def test_every_architecture_is_itself_without_arguments():
         (VARIANTS["DINOv2-g/14"], "vit_giant_patch14_dinov2", {}),
         (VARIANTS["BEiT-L/16"], "beit_large_patch16_224", {}),
         (
-            VARIANTS["SigLIP-B/16"].replace(image_size=60, patch_size=14, trim=True, classes=1000),
+            VARIANTS["SigLIP-B/16"].replace(image_size=60, patch_size=14, trim=True, num_classes=1000),
             "vit_base_patch32_siglip_256",
             {"img_size": 60, "patch_size": 14, "num_classes": 1000},
         ),
-        (TIMM.replace(layers=2, mlp_width=100), "vit_base_patch16_224", {"depth": 2, "mlp_ratio": 100 / 768}),
+        (TIMM.replace(depth=2, mlp_dim=100), "vit_base_patch16_224", {"depth": 2, "mlp_ratio": 100 / 768}),
     ],
 )
 def test_a_model_is_the_architecture_with_the_fewest_arguments(config, name, arguments):
@@ -88,12 +88,12 @@ def test_an_architecture_that_a_model_came_from_stays_its_name():
 KINDS = {
     "plain": {},
     "mean": {"pool": "mean", "norm_after_pool": True},
-    "map": {"pool": "map", "class_token": False},
-    "registers": {"registers": 2},
+    "map": {"pool": "map", "cls_token": False},
+    "registers": {"reg_tokens": 2},
     "teacher": {"distillation": True},
-    "relative_bias": {"positions": "relative_bias", "pool": "mean", "norm_after_pool": True, "layer_scale": True},
+    "relative_bias": {"pos_embed": "relative_bias", "pool": "mean", "norm_after_pool": True, "layer_scale": True},
     "rope": {
-        "positions": "none", "rope": RopeConfig(kind="normalized", temperature=100.0, half=True), "layer_scale": True,
+        "pos_embed": "none", "rope": RopeConfig(kind="normalized", temperature=100.0, half=True), "layer_scale": True,
         "qkv_bias": False, "numerics": TIMM.numerics.replace(norm_eps=1e-5),
     },
     "qk_norm": {"qk_norm": True},
@@ -114,7 +114,7 @@ def test_a_folder_is_read_as_it_was_with_and_without_the_description_it_carries(
 
 
 def test_config_json_states_classes_view_and_labels(tmp_path):
-    model = randomized(TIMM.replace(**SMALL, channels=1))
+    model = randomized(TIMM.replace(**SMALL, in_channels=1))
     model.labels = ("a", "b", "c")
     model.preprocess = Preprocess(
         image_size=(32, 32), fit="crop", scaled_size=(36, 36), interpolation="bicubic", mean=(0.4,), std=(0.3,)
@@ -195,7 +195,7 @@ def test_a_bias_of_keys_that_are_turned_is_not_dropped():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"positions": "relative"}, "positions='learned', this model 'relative'"),
+        ({"pos_embed": "relative"}, "pos_embed='learned', this model 'relative'"),
         ({"pool": "token_mean"}, "pool='token', this model 'token_mean'"),
         ({"representation_size": 8}, "representation_size=0, this model 8"),
         ({"unit_features": True}, "unit_features=False, this model True"),
@@ -210,13 +210,13 @@ def test_what_no_architecture_has_is_refused_with_the_nearest(changes, reason, t
 
 @pytest.mark.slow
 def test_a_bit_resnet_has_a_folder_too(tmp_path):
-    config = VARIANTS["BiT-R50x1"].replace(classes=3)
+    config = VARIANTS["BiT-R50x1"].replace(num_classes=3)
     model = build(config, seed=1).eval()
     save(model, tmp_path / "timm", "timm")
     assert config_of(tmp_path / "timm")["architecture"] == "resnetv2_50x1_bit"
     assert load(tmp_path / "timm").config == config
     with pytest.raises(ConversionError, match=r"no resnetv2_\*_bit with stages=\(1,\) and width=32"):
-        save(build(ResNetConfig(stages=(1,), width=32, classes=2)), tmp_path / "other", "timm")
+        save(build(ResNetConfig(stages=(1,), width=32, num_classes=2)), tmp_path / "other", "timm")
 
 
 @pytest.mark.parametrize("scaled", [224, 225, 235, 248, 249, 255, 256, 292])

@@ -19,7 +19,7 @@ from vitruvian.weights.load import load
 from vitruvian.weights.save import save
 
 SHAPE = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 4}
-TINY = ViTConfig(image_size=32, patch_size=8, width=32, mlp_width=128, layers=1, heads=4, classes=2)
+TINY = ViTConfig(image_size=32, patch_size=8, width=32, mlp_dim=128, depth=1, num_heads=4, num_classes=2)
 CFG = {"input_size": [3, 32, 32], "crop_pct": 0.9, "interpolation": "bilinear", "mean": [0.1] * 3, "std": [0.2] * 3}
 
 
@@ -106,9 +106,7 @@ def test_factorized_positions_of_a_grid_that_is_not_square_are_not_left_to_timm_
     numerics = TINY.numerics.replace(
         gelu="erf", norm_eps=1e-6, position_resize="bicubic_antialias", square_positions=True
     )
-    square = TINY.replace(
-        positions="factorized", class_token=False, pool="mean", norm_after_pool=True, numerics=numerics
-    )
+    square = TINY.replace(pos_embed="factorized", cls_token=False, pool="mean", norm_after_pool=True, numerics=numerics)
     save(build(square, seed=1), tmp_path / "square", "timm")
     arrays = load_file(tmp_path / "square" / "model.safetensors")
     arrays["embeds.pos_embed_y"] = arrays["embeds.pos_embed_y"][:, :3].clone()
@@ -127,7 +125,7 @@ def test_factorized_positions_of_a_grid_that_is_not_square_are_not_left_to_timm_
 def test_rotary_positions_that_no_argument_of_timm_gives_are_not_written(changes, tmp_path):
     rope = RopeConfig(kind="normalized", temperature=100.0, half=True)
     numerics = VARIANTS["DINOv3-S/16"].numerics
-    config = TINY.replace(positions="none", rope=rope, layer_scale=True, qkv_bias=False, numerics=numerics)
+    config = TINY.replace(pos_embed="none", rope=rope, layer_scale=True, qkv_bias=False, numerics=numerics)
     save(build(config, seed=1), tmp_path / "known", "timm")
     with pytest.raises(ConversionError, match="rope="):
         save(build(config.replace(rope=rope.replace(**changes)), seed=1), tmp_path / "other", "timm")
@@ -135,7 +133,7 @@ def test_rotary_positions_that_no_argument_of_timm_gives_are_not_written(changes
 
 @pytest.mark.parametrize("change", [{"global_pool": "max"}, {"model_args": {"stem_type": "deep"}}])
 def test_another_argument_of_a_bit_resnet_is_refused(change, tmp_path):
-    save(build(ResNetConfig(stages=(1,), width=32, classes=2), seed=1), tmp_path / "a.safetensors", family="timm")
+    save(build(ResNetConfig(stages=(1,), width=32, num_classes=2), seed=1), tmp_path / "a.safetensors", family="timm")
     arrays = load_file(tmp_path / "a.safetensors")
     save_file(arrays, tmp_path / "model.safetensors")
     (tmp_path / "a.safetensors").unlink()

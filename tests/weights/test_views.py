@@ -26,7 +26,7 @@ VIEWS = [
     ("timm", 0, {"distillation": True}, {"scaled_size": 248, "interpolation": "bicubic", **IMAGENET}),
     ("timm", 0, {"layer_scale": True}, {"scaled_size": 248, "interpolation": "bicubic", **IMAGENET}),
     ("torchvision", 0, {}, {"scaled_size": 256, **IMAGENET}),
-    ("torchvision", 0, {"width": 1024, "heads": 16}, {"scaled_size": 242, **IMAGENET}),
+    ("torchvision", 0, {"width": 1024, "num_heads": 16}, {"scaled_size": 242, **IMAGENET}),
     ("torchvision", 0, {"image_size": 512},
      {"image_size": 512, "scaled_size": 512, "interpolation": "bicubic", **IMAGENET}),
     ("dino", 2, {}, {"scaled_size": 256, "interpolation": "bicubic", **IMAGENET}),

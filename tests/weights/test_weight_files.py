@@ -25,7 +25,7 @@ from vitruvian.weights.load import load
 def one_line(path, match):
     """Loading must fail with a CheckpointError of one line that names the file."""
     with pytest.raises(CheckpointError, match=match) as caught:
-        load(path, heads=4)
+        load(path, num_heads=4)
     assert type(caught.value) is CheckpointError
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
@@ -65,7 +65,7 @@ class TestBrokenFiles:
                 noisy[place] = generator.integers(0, 256)
             path.write_bytes(noisy)
             with contextlib.suppress(CheckpointError):
-                load(path, heads=4)
+                load(path, num_heads=4)
 
     @pytest.mark.parametrize(
         ("content", "text"),
@@ -152,7 +152,7 @@ class TestBrokenFiles:
             changed = dataclasses.replace(checkpoint, tensors=checkpoint.tensors | {array: torch.ones(shape)})
             monkeypatch.setattr(files, "read", lambda path, changed=changed: changed)
             with pytest.raises(CheckpointError):
-                load(path_of(name), heads=4)
+                load(path_of(name), num_heads=4)
 
     def test_arrays_of_the_wrong_rank_are_one_line(self, tmp_path):
         for name in ("embedding/kernel", "Transformer/posembed_input/pos_embedding", "cls", "head/kernel"):
@@ -165,20 +165,20 @@ class TestTorchFiles:
         """Facebook's checkpoints keep an argparse.Namespace beside the weights."""
         content = {"model": load_file(path_of("timm_vit")), "args": argparse.Namespace(lr=0.1), "optimizer": {"a": 1}}
         torch.save(content, tmp_path / "w.pth")
-        model = load(tmp_path / "w.pth", heads=4)
+        model = load(tmp_path / "w.pth", num_heads=4)
         assert largest_difference(model, "timm_vit") < TOLERANCE
         assert model.origin.split("; assumed")[0].endswith("not used: args, optimizer")
 
     def test_the_format_before_zip_archives_is_read(self, tmp_path):
         tensors = torch.load(path_of("torchvision_vit"), weights_only=True)
         torch.save(tensors, tmp_path / "w.pth", _use_new_zipfile_serialization=False)
-        assert largest_difference(load(tmp_path / "w.pth", heads=4), "torchvision_vit") < TOLERANCE
+        assert largest_difference(load(tmp_path / "w.pth", num_heads=4), "torchvision_vit") < TOLERANCE
 
     def test_the_teacher_comes_before_other_entries(self, tmp_path):
         tensors = load_file(path_of("timm_vit"))
         wrong = {name: tensor + 1 for name, tensor in tensors.items()}
         torch.save({"student": wrong, "model": wrong, "teacher": tensors}, tmp_path / "w.pth")
-        assert largest_difference(load(tmp_path / "w.pth", heads=4), "timm_vit") < TOLERANCE
+        assert largest_difference(load(tmp_path / "w.pth", num_heads=4), "timm_vit") < TOLERANCE
 
 
 class TestFolders:

@@ -54,7 +54,7 @@ def test_the_command_takes_images_and_words_together(store, photos, tmp_path, mo
 
 
 def test_vectors_of_a_model_without_words_cannot_be_searched_by_text(photos, tmp_path):
-    model = build(ViTConfig(image_size=16, patch_size=8, width=16, layers=1, heads=2, classes=3)).eval()
+    model = build(ViTConfig(image_size=16, patch_size=8, width=16, depth=1, num_heads=2, num_classes=3)).eval()
     vt.save(model, tmp_path / "model")
     embed(photos, tmp_path / "model", tmp_path / "vectors")
     with pytest.raises(DataError, match=r"vectors: cannot be searched by text: .*has no text tower"):

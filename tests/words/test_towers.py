@@ -192,7 +192,7 @@ def test_what_a_text_tower_lacks_is_named(clip, tmp_path):
         load_text(bare)
     other = without(clip[0], tmp_path / "other")
     change_json(other / "config.json", text_config={"num_attention_heads": 3})
-    with pytest.raises(CheckpointError, match="width=16 is not divisible by heads=3"):
+    with pytest.raises(CheckpointError, match="width=16 is not divisible by num_heads=3"):
         load_text(other)
     (other / "tokenizer.json").write_text("{}")
     change_json(other / "config.json", text_config={"num_attention_heads": 2, "num_hidden_layers": 2})

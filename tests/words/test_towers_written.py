@@ -110,4 +110,4 @@ def test_a_text_tower_that_cannot_be_is_refused_where_it_is_asked_for(clip, tmp_
     with pytest.raises(ConversionError, match="timm cannot hold a text tower beside the image tower; huggingface can"):
         vt.save(vt.load(folder), tmp_path / "timm", "timm", text=True)
     with pytest.raises(ConversionError, match="the weights that this model was loaded from have no text tower"):
-        vt.save(vt.create_model("CLIP-B/32", layers=1), tmp_path / "clip", "huggingface", text=True)
+        vt.save(vt.create_model("CLIP-B/32", depth=1), tmp_path / "clip", "huggingface", text=True)

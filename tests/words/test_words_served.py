@@ -15,7 +15,7 @@ def client(clip):
 
     from vitruvian.serve.app import create_app
 
-    plain = vt.create_model("ViT-Ti/16", layers=1, classes=3, image_size=32)
+    plain = vt.create_model("ViT-Ti/16", depth=1, num_classes=3, image_size=32)
     app, service = create_app({"clip": vt.load(clip[0]), "plain": plain})
     with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
         for served in service.models.values():

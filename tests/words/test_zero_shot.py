@@ -94,7 +94,7 @@ def test_words_and_templates_that_cannot_be_are_named(clip, photos, tmp_path):
 
 
 def test_labels_for_a_model_without_a_text_tower_are_refused_in_one_line(photos, tmp_path):
-    vt.save(vt.create_model("ViT-Ti/16", layers=1, classes=3, image_size=32), tmp_path / "plain")
+    vt.save(vt.create_model("ViT-Ti/16", depth=1, num_classes=3, image_size=32), tmp_path / "plain")
     with pytest.raises(CheckpointError, match=r"plain: has no text tower to answer in words; give a CLIP or SigLIP"):
         vt.Classifier(tmp_path / "plain", labels=["cat"])
 

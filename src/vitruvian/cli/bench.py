@@ -26,7 +26,7 @@ def bench(
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw images per second by batch: out.png.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the tables.")] = False,
-    heads: Heads = None,
+    num_heads: Heads = None,
     image_size: ImageSize = None,
     tome_r: TomeR = None,
 ) -> None:
@@ -45,7 +45,7 @@ def bench(
         from vitruvian.predict import Encoder
 
     found = run_bench(
-        Encoder(model, heads=heads, image_size=image_size, tome_r=tome_of(tome_r)).model,
+        Encoder(model, num_heads=num_heads, image_size=image_size, tome_r=tome_of(tome_r)).model,
         engines=[each.value for each in engine] if engine else None,
         batches=[int(each) for each in counts],
         rounds=rounds,

@@ -26,12 +26,12 @@ def convert(
     to: Annotated[WritableFamily, typer.Option(help="The family to write.")] = "native",
     labels: Labels = None,
     template: Template = None,
-    heads: Heads = None,
+    num_heads: Heads = None,
     image_size: ImageSize = None,
     patch_size: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Resample the patch embedding to this side.")
     ] = None,
-    classes: Annotated[
+    num_classes: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Put a new head of zeros for N classes; 0 leaves it out.")
     ] = None,
     half: Annotated[bool, typer.Option("--half", help="Store matrices in float16: half the size.")] = False,
@@ -57,10 +57,10 @@ def convert(
         to=to,
         labels=None if labels is None else read_words(labels),
         template=template,
-        heads=heads,
+        num_heads=num_heads,
         image_size=image_size,
         patch_size=patch_size,
-        classes=classes,
+        num_classes=num_classes,
         half=half,
         config=config,
         progress=lambda step: print_status(f"{step} ..."),

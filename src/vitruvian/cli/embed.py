@@ -40,7 +40,7 @@ def embed(
     max_unreadable: MaxUnreadable = 0.25,
     workers: Readers = 0,
     batch: Batch = BATCH,
-    heads: Heads = None,
+    num_heads: Heads = None,
     image_size: ImageSize = None,
     device: Device = "cpu",
 ) -> None:
@@ -49,15 +49,15 @@ def embed(
     They are for search, probes and other programs. A part that is there is not made again, so a job that was killed
     goes on where it was; `vit merge` tells whether all is there.
     """
-    if on and (heads or image_size or device != "cpu"):
-        raise typer.BadParameter("--on loads the model on each node, without --heads, --image-size and --device")
+    if on and (num_heads or image_size or device != "cpu"):
+        raise typer.BadParameter("--on loads the model on each node, without --num-heads, --image-size and --device")
     with quick_imports():
         from vitruvian.bulk.run import embed as run_embed
         from vitruvian.predict import Encoder
 
     run_embed(
         data,
-        model if on else Encoder(model, heads=heads, image_size=image_size, device=device),
+        model if on else Encoder(model, num_heads=num_heads, image_size=image_size, device=device),
         out,
         shard=shard,
         on=on,

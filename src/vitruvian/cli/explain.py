@@ -93,7 +93,7 @@ def explain(
     reconstruct: Reconstruct = None,
     count: Annotated[int, typer.Option(min=1, metavar="N", help="Images for the attention distance.")] = 128,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line for each image or figure.")] = False,
-    heads: Heads = None,
+    num_heads: Heads = None,
     image_size: ImageSize = None,
     device: Device = "cpu",
     tome_r: TomeR = None,
@@ -126,7 +126,7 @@ def explain(
     settings = MapSettings(
         methods=methods, layer=layer, head=head, patch=patch, target=target, top=top, deletion=deletion
     )
-    loaded = load(default_source() if model is None else model, heads=heads, image_size=image_size)
+    loaded = load(default_source() if model is None else model, num_heads=num_heads, image_size=image_size)
     counts = tome_of(tome_r)
     loaded = loaded if counts is None else with_merging(loaded, counts)
     if figures:

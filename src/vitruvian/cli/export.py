@@ -34,7 +34,7 @@ def export(
     dynamic_size: Annotated[
         bool, typer.Option("--dynamic-size", help="Any image size; positions are resized inside the graph.")
     ] = False,
-    heads: Heads = None,
+    num_heads: Heads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was checked as one JSON object.")] = False,
 ) -> None:
     """Write a model as ONNX, OpenVINO or a torch.export program.
@@ -48,6 +48,12 @@ def export(
     note_replaced(destination)
     print_status("tracing the model and comparing the graph with it ...")
     done = export_model(
-        source, destination, to=to.value, batch=batch, image_size=image_size, dynamic_size=dynamic_size, heads=heads
+        source,
+        destination,
+        to=to.value,
+        batch=batch,
+        image_size=image_size,
+        dynamic_size=dynamic_size,
+        num_heads=num_heads,
     )
     print(json.dumps(done.to_json()) if as_json else f"{done}\nwrote {done.path}")

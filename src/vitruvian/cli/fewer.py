@@ -30,7 +30,7 @@ def cascade(
         float, typer.Option(min=0.0, max=100.0, metavar="POINTS", help="Points of top-1 that may be lost.")
     ] = 0.5,
     split: Split = None,
-    heads: Heads = None,
+    num_heads: Heads = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the line.")] = False,
 ) -> None:
     """Write a model that answers easy images with a cheap pass.
@@ -47,7 +47,7 @@ def cascade(
 
     check_other(destination.expanduser(), locate(source))
     note_replaced(destination)
-    model = load(source, heads=heads)
+    model = load(source, num_heads=num_heads)
     found = fit_cascade(
         model,
         calibrate,
@@ -68,7 +68,7 @@ def tome(
     calibrate: Calibrate,
     tome_r: TomeR,
     split: Split = None,
-    heads: Heads = None,
+    num_heads: Heads = None,
 ) -> None:
     """Write a model with adaptive token merging.
 
@@ -83,7 +83,7 @@ def tome(
 
     check_other(destination.expanduser(), locate(source))
     note_replaced(destination)
-    model = fit_merging(load(source, heads=heads), calibrate, tome_of(tome_r) or 0, split=split)
+    model = fit_merging(load(source, num_heads=num_heads), calibrate, tome_of(tome_r) or 0, split=split)
     save(model, destination)
     thresholds = ", ".join(f"{each:.3f}" for each in model.config.tome_thresholds)  # type: ignore[union-attr]
     print(f"thresholds of the layers: {thresholds}\nwrote {destination}")

@@ -18,7 +18,7 @@ from vitruvian.tasks import DATA_VARIABLE, TASKS
 
 
 class Command(TyperCommand):
-    """A command whose errors name its options where the library names its arguments: `--heads` for `heads=`."""
+    """A command whose errors name its options where the library names its arguments: `--num-heads` for `heads=`."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -128,7 +128,7 @@ class EngineChoice(StrEnum):
 
 def published_names(incomplete: str) -> list[str]:
     """What a shell offers for weights, beside files."""
-    from vitruvian.catalog import PUBLISHED
+    from vitruvian.published import PUBLISHED
 
     return [name for name in PUBLISHED if name.startswith(incomplete)]
 

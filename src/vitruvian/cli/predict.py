@@ -55,7 +55,7 @@ def predict(
     max_unreadable: MaxUnreadable = 0.25,
     workers: Readers = 0,
     batch: Batch = BATCH,
-    heads: Heads = None,
+    num_heads: Heads = None,
     image_size: ImageSize = None,
     device: Device = "cpu",
     engine: Engine = EngineChoice.TORCH,
@@ -68,9 +68,9 @@ def predict(
     """
     if out is None and (shard is not None or on):
         raise typer.BadParameter("--shard and --on are for --out")
-    if on and (heads or image_size or labels or tome_r or device != "cpu"):
+    if on and (num_heads or image_size or labels or tome_r or device != "cpu"):
         raise typer.BadParameter(
-            "--on loads the model on each node, without --heads, --image-size, --labels, --device, --tome-r"
+            "--on loads the model on each node, without --num-heads, --image-size, --labels, --device, --tome-r"
         )
     if out is not None and (as_json or len(paths) != 1):
         raise typer.BadParameter("--out takes one dataset, and no --json")
@@ -87,7 +87,7 @@ def predict(
     words = None if labels is None else read_words(labels)
     classifier_of = partial(
         Classifier,
-        heads=heads,
+        num_heads=num_heads,
         image_size=image_size,
         device=device,
         engine=engine.value,

@@ -37,7 +37,7 @@ def probe(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the table.")] = False,
     out: ReportFolder = None,
     batch: Batch = BATCH,
-    heads: Heads = None,
+    num_heads: Heads = None,
     image_size: ImageSize = None,
     device: Device = "cpu",
 ) -> None:
@@ -51,8 +51,8 @@ def probe(
         raise typer.BadParameter("--vectors stands for DATA and --model, which its job.json names")
     wanted_shots = None if shots is None else parse_numbers(shots)
     with quick_imports():
+        from vitruvian.evaluation.pages.probe import write_probe
         from vitruvian.evaluation.probes.probe import probe as run_probe
-        from vitruvian.evaluation.report import write_probe
         from vitruvian.predict import Encoder
 
     if vectors is not None:
@@ -64,7 +64,7 @@ def probe(
         assert model is not None
         report = run_probe(
             data,
-            Encoder(model, heads=heads, image_size=image_size, device=device),
+            Encoder(model, num_heads=num_heads, image_size=image_size, device=device),
             only=names_in(only),
             shots=wanted_shots,
             neighbors=neighbors,
@@ -79,7 +79,7 @@ def probe(
 
 
 def as_table(report: ProbeReport) -> str:
-    from vitruvian.evaluation.report import probe_summary
+    from vitruvian.evaluation.pages.probe import summary
     from vitruvian.text import table
 
     rows = []
@@ -87,6 +87,4 @@ def as_table(report: ProbeReport) -> str:
         spread = f"± {found.deviation:.2f}" if len(found.runs) > 1 else ""
         rows.append((found.probe, found.setting, f"{found.top1:.2f}", spread, f"{found.mean_per_class:.2f}"))
     notes = [f"note: {note}" for note in report.notes]
-    return "\n".join(
-        [probe_summary(report), *notes, table(("probe", "setting", ">top-1 %", "", ">mean per class %"), rows)]
-    )
+    return "\n".join([summary(report), *notes, table(("probe", "setting", ">top-1 %", "", ">mean per class %"), rows)])

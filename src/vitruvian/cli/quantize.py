@@ -42,7 +42,7 @@ def quantize(
         Path | None, typer.Option(metavar="FOLDER", file_okay=False, help="Write the numbers as JSON and report.html.")
     ] = None,
     batch: SpeedBatch = 16,
-    heads: Heads = None,
+    num_heads: Heads = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a model in int8, if it keeps the answers and is faster.
@@ -50,7 +50,7 @@ def quantize(
     Layers that lose the most stay float. Nothing is written if more is lost than --max-loss, or if float is as fast.
     """
     with quick_imports():
-        from vitruvian.evaluation.fast.compress_report import write_quantized
+        from vitruvian.evaluation.fast.page import write_quantized
         from vitruvian.evaluation.fast.quantize import quantize as quantize_model
 
     done = quantize_model(
@@ -62,7 +62,7 @@ def quantize(
         engine=engine,
         batch=batch,
         weight_bits=weight_bits,
-        heads=heads,
+        num_heads=num_heads,
     )
     print(json.dumps(done.to_json()) if as_json else f"{done}\nwrote {done.path}")
     if report is not None:
@@ -83,7 +83,7 @@ def optimize(
         float, typer.Option(min=0.0, metavar="N", help="After so long nothing new is tried; measuring takes one more.")
     ] = 7.0,
     batch: SpeedBatch = 16,
-    heads: Heads = None,
+    num_heads: Heads = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the fastest form of a model within a loss.
@@ -102,6 +102,6 @@ def optimize(
         images=images,
         minutes=minutes,
         batch=batch,
-        heads=heads,
+        num_heads=num_heads,
     )
     print(json.dumps(done.to_json()) if as_json else f"{done}\nwrote {done.path}")

@@ -65,7 +65,7 @@ def serve(
         from vitruvian.predict import Encoder
         from vitruvian.serve.limits import Limits
         from vitruvian.serve.run import serve as run
-        from vitruvian.weights.hub import BOX, default_source
+        from vitruvian.weights.hub import BUNDLED, default_source
         from vitruvian.weights.load import check_finite
 
     require("uvicorn", "serve")
@@ -80,7 +80,7 @@ def serve(
                 check_finite(loaded[name], weights)
     else:
         source = default_source()
-        name = "in-package" if source == str(BOX) else name_and_weights(source)[0]
+        name = "in-package" if source == str(BUNDLED) else name_and_weights(source)[0]
         loaded[name] = Encoder(source, image_size=image_size, engine=engine.value).model
     key = os.environ.get(KEY_VARIABLE, "")
     hosts = tuple(allow_host or ())

@@ -202,12 +202,13 @@ def show_vtab(result: VtabResult, cells: list[Cell]) -> None:
 
 def grow(found: Study, *, plan: bool, as_json: bool) -> None:
     """Carry a study out and print it, or only say what it would do."""
-    from vitruvian.study.growth import run_study, write_study_report
+    from vitruvian.study.growth import run_study
+    from vitruvian.study.page import write_page
 
     if plan:
         show_plan(found)
         return
-    run_study(found, after=write_study_report)
+    run_study(found, after=write_page)
     if as_json and speaks():
         print("\n".join(json.dumps(cell.to_json()) for cell in found.cells))
     elif speaks():

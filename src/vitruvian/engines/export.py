@@ -78,7 +78,7 @@ def export(
     batch: int | None = None,
     image_size: int | Size | None = None,
     dynamic_size: bool = False,
-    heads: int | None = None,
+    num_heads: int | None = None,
 ) -> Exported:
     """Write a model, or weights by name or path, as a graph: normalized pixels to logits (features without a head).
 
@@ -88,7 +88,7 @@ def export(
     """
     check_destination(Path(path).expanduser(), to)
     if isinstance(model, str | Path):
-        model = load(model, heads=heads, image_size=image_size)
+        model = load(model, num_heads=num_heads, image_size=image_size)
     validate("batch", BatchSize, 1 if batch is None else batch)
     if image_size is None and not dynamic_size:
         model.preprocess.one_size(f"a graph without {argument('dynamic_size', True)}")
@@ -104,7 +104,7 @@ def export(
             program, new, json.dumps(described.to_json()), "logits" if model.head is not None else "features"
         )
         sizes = [size] if not dynamic_size else [size, (size[0] + stride, 2 * stride), (3 * stride, size[1] + stride)]
-        shapes = [(n, model.config.channels, *each) for each in sizes for n in ([batch] if batch else [1, 3])]
+        shapes = [(n, model.config.in_channels, *each) for each in sizes for n in ([batch] if batch else [1, 3])]
         differences, answers = zip(*(compare(model, run, shape) for shape in shapes))
         if not max(differences) <= TOLERANCE * max(1.0, *answers):  # also refuses NaN
             raise ConversionError(
@@ -197,7 +197,7 @@ def evaluating(model: Model) -> Iterator[None]:
 def trace(model: Model, size: Size, *, batch: int | None, stride: int) -> ExportedProgram:
     """The model as a program; rows and columns are multiples of `stride`, or fixed where it is 0."""
     Dim = torch.export.Dim
-    shape = [batch or 2, model.config.channels, *((3 * stride, 5 * stride) if stride else size)]
+    shape = [batch or 2, model.config.in_channels, *((3 * stride, 5 * stride) if stride else size)]
     device = next(model.parameters()).device
     open_axes: dict[int, Any] = {} if batch else {0: Dim("batch", min=1)}
     if stride:

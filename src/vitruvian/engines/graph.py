@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
-from vitruvian.catalog import imagenet_labels
 from vitruvian.config import CascadeConfig, ModelConfig, Preprocess, ViTConfig
 from vitruvian.engines.sessions import FORMATS, OpenGraph, Session
 from vitruvian.engines.trial import check_alive
 from vitruvian.errors import CheckpointError, ConfigError, argument
 from vitruvian.files import parse_object, read_object
+from vitruvian.labels import imagenet_labels
 from vitruvian.settings import Settings, Size, as_size
 from vitruvian.weights.description import Description
 from vitruvian.weights.families.huggingface_json import labels_of, preprocess_of
@@ -34,8 +34,8 @@ class GraphConfig(Settings):
     """What is known of a graph that another project exported."""
 
     image_size: Size = (224, 224)
-    channels: int = 3
-    classes: int = 1000
+    in_channels: int = 3
+    num_classes: int = 1000
 
 
 class Graph(nn.Module):
@@ -116,14 +116,14 @@ def open_graph(path: Path, *, engine: str = "auto", image_size: int | Size | Non
     if image_size is None:
         return Graph(graph, description)
     model = Graph(graph, replace(description, preprocess=description.preprocess.at(image_size)))
-    model.check_size(description.config.channels, *as_size(image_size))
+    model.check_size(description.config.in_channels, *as_size(image_size))
     return model
 
 
 def described_inside(path: Path, session: Session) -> Description:
     """What a file of ours says of itself, if that is true of its graph."""
     found = Description.from_json(parse_object(session.carried, path, raises=CheckpointError), str(path))
-    stated, held = (found.config.channels, found.config.classes), (session.shape[1], session.outputs)
+    stated, held = (found.config.in_channels, found.config.num_classes), (session.shape[1], session.outputs)
     if stated[0] != held[0] or stated[1] not in (0, held[1]):
         raise CheckpointError(
             f"{path}: describes a model of {stated[0]} channels and {stated[1]} classes, and its graph has {held[0]} "
@@ -157,7 +157,7 @@ def described_beside(path: Path, session: Session) -> Description:
     if isinstance(cfg, dict):
         names = found["config.json"].get("label_names") or (imagenet_labels() if session.outputs == 1000 else None)
     config = GraphConfig(
-        image_size=size, channels=channels, classes=0 if session.output in FEATURES else session.outputs
+        image_size=size, in_channels=channels, num_classes=0 if session.output in FEATURES else session.outputs
     )
     labels = tuple(map(str, names)) if names and len(names) == session.outputs else None
     return Description(config=config, preprocess=view, labels=labels, origin=f"graph {path.name}")  # type: ignore[arg-type]

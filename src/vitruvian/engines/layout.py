@@ -31,7 +31,7 @@ class ThreeProducts(Attention):
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         B, N, _ = x.shape
         assert isinstance(self.qkv, nn.ModuleList)
-        return tuple(layer(x).view(B, N, self.heads, -1).transpose(1, 2) for layer in self.qkv)
+        return tuple(layer(x).view(B, N, self.num_heads, -1).transpose(1, 2) for layer in self.qkv)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:  # each (B, H, N, K)
         scaled = q if scale_in_weights(self) else q * q.shape[-1] ** -0.5
@@ -50,7 +50,7 @@ class ThreeProducts(Attention):
         assert isinstance(key, nn.Linear)
         assert isinstance(value, nn.Linear)
         B, _, D = x.shape
-        H, K = self.heads, self.out.in_features // self.heads
+        H, K = self.num_heads, self.proj.in_features // self.num_heads
         q = query(x[:, :first]).view(B, first, H, K).transpose(1, 2)
         asked = (q @ key.weight.view(H, K, D)).reshape(B, H * first, D)
         logits = asked @ x.transpose(1, 2)  # (B, H F, N)
@@ -70,7 +70,7 @@ def scale_in_weights(attention: Attention) -> bool:
 
 def query_scale(attention: Attention) -> float:
     """What the weights of the queries are multiplied with."""
-    channels = attention.out.in_features // attention.heads
+    channels = attention.proj.in_features // attention.num_heads
     return channels**-0.5 if scale_in_weights(attention) else 1.0
 
 

@@ -61,7 +61,7 @@ def parts_of(model: Model | Graph, pixels: Tensor) -> dict[str, float]:
         blocks = [block for block in model.blocks if isinstance(block, Block)]
         parts = {
             "embed": [model.embed],
-            "attention": [block.attention for block in blocks],
+            "attention": [block.attn for block in blocks],
             "MLP": [block.mlp for block in blocks],
         }
         rest = "norms, sums, head"

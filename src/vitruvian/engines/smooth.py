@@ -32,7 +32,7 @@ def dense_layers(model: Model) -> dict[str, nn.Linear]:
     """The layers of all blocks that are quantized, by name: nine tenths of the arithmetic and more."""
     if not isinstance(model, ViT):
         raise ConfigError("int8 is for Vision Transformers, and this model is a ResNet")
-    names = ("attention.qkv", "attention.out", "mlp.fc1", "mlp.fc2")
+    names = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
     wanted = [f"blocks.{layer}.{name}" for layer in range(len(model.blocks)) for name in names]
     found = {name: model.get_submodule(name) for name in wanted}
     return {name: layer for name, layer in found.items() if isinstance(layer, nn.Linear)}
@@ -52,17 +52,17 @@ def folds(model: ViT) -> Iterator[Fold]:
     """Every place where scales can move."""
     for number, block in enumerate(model.blocks):
         assert isinstance(block, Block)
-        attention, mlp, name = block.attention, block.mlp, f"blocks.{number}"
+        attention, mlp, name = block.attn, block.mlp, f"blocks.{number}"
         if not isinstance(block, ResPostNormBlock):
             shared = (mlp.fc1,) if isinstance(block, ParallelBlock) else ()
-            yield from fold((attention.qkv, *shared), affine(block.norm1), f"{name}.attention.qkv")
+            yield from fold((attention.qkv, *shared), affine(block.norm1), f"{name}.attn.qkv")
             if not shared:
                 yield from fold((mlp.fc1,), affine(block.norm2), f"{name}.mlp.fc1")
         if not isinstance(attention.norm, nn.Identity):
             made = affine(attention.norm)
         else:  # weighted means of values; a differential attention has a norm in between
-            made = rows(attention.qkv, 2 * attention.out.in_features) if type(attention) is Attention else ()
-        yield from fold((attention.out,), made, f"{name}.attention.out")
+            made = rows(attention.qkv, 2 * attention.proj.in_features) if type(attention) is Attention else ()
+        yield from fold((attention.proj,), made, f"{name}.attn.proj")
         if not isinstance(mlp.norm, nn.Identity):
             made = affine(mlp.norm)
         else:  # a gate is not linear, what it multiplies is

@@ -51,7 +51,7 @@ def filter_components(model: Model, count: int = COMPONENTS) -> tuple[Tensor, Te
 
 def position_kind(config: ViTConfig) -> str:
     """The kind of positions that are added to patches; `rope` where only rotations tell places."""
-    return "rope" if config.rope is not None and config.positions == "none" else config.positions
+    return "rope" if config.rope is not None and config.pos_embed == "none" else config.pos_embed
 
 
 def position_similarity(model: Model, grid: Size | None = None) -> Tensor:
@@ -75,7 +75,7 @@ def attention_distance(model: Model, batches: Iterable[Tensor]) -> Tensor:
     `batches` are normalized pixels (B, channels, height, width). One layer of one batch is held at a time.
     """
     vit = require_shares(model, "attention distance")
-    sums = torch.zeros(vit.config.layers, vit.config.heads, dtype=torch.float64)
+    sums = torch.zeros(vit.config.depth, vit.config.num_heads, dtype=torch.float64)
     images = 0
     with inference(vit):
         for pixels in batches:

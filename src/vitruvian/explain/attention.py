@@ -77,7 +77,7 @@ def attention_rollout(model: Model, pixels: Tensor) -> Tensor:
     rolled: Tensor | None = None
     with inference(vit):
         groups = iter(token_groups(vit, vit.embed(pixels)))
-        for name, value in vit.iter_intermediates(pixels, range(vit.config.layers)):
+        for name, value in vit.iter_intermediates(pixels, range(vit.config.depth)):
             if name.endswith("/attention"):
                 rolled, means = roll(value, rolled), next(groups)
                 rolled = rolled if means is None else means @ rolled
@@ -145,8 +145,8 @@ def token_rows(vit: ViT, pixels: Tensor, layer: int, patch: tuple[int, int] | No
 
 
 def check_head(vit: ViT, head: int | None) -> None:
-    if head is not None and not 0 <= head < vit.config.heads:
-        raise ConfigError(f"head {head} does not exist: the model has heads 0 to {vit.config.heads - 1}")
+    if head is not None and not 0 <= head < vit.config.num_heads:
+        raise ConfigError(f"head {head} does not exist: the model has heads 0 to {vit.config.num_heads - 1}")
 
 
 def readout(vit: ViT, encoded: Tensor) -> Tensor:

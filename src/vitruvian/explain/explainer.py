@@ -101,7 +101,7 @@ class Explainer:
         """`engine` computes the answers and the deletion curves; maps need what only the module has."""
         self.vit: ViT = require_vit(model)
         self.settings = settings or MapSettings()
-        self.classifier = Classifier(model, device=device, engine=engine) if self.vit.config.classes else None
+        self.classifier = Classifier(model, device=device, engine=engine) if self.vit.config.num_classes else None
         if self.classifier is None:
             if self.settings.deletion or self.settings.target or self.settings.methods == ("gradient",):
                 raise ConfigError("this model has no head, so no class to explain; choose rollout or attention")

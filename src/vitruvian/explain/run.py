@@ -20,16 +20,17 @@ from vitruvian.data.pixels import DigitsSource
 from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.errors import ImageError
 from vitruvian.explain.attention import require_vit
-from vitruvian.explain.explain_report import MAX_IMAGES, explanation_page, figures_page, image_context
 from vitruvian.explain.explainer import Explained, Explainer
 from vitruvian.explain.figures import Figure, figures
 from vitruvian.explain.overlay import image_with_crop, overlay, seen_box
+from vitruvian.explain.page import MOST_ON_PAGE, explanation_page, figures_page, image_section
 from vitruvian.files import atomic_open, write_text
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Encoder
 from vitruvian.progress import Track, no_tracking
-from vitruvian.report.html import write_image
+from vitruvian.report.html import Html
+from vitruvian.report.images import write_image
 
 PAGE = "explain.html"
 FIGURES_PAGE = "figures.html"
@@ -42,7 +43,9 @@ LONGEST_NAME = 60
 def about(vit: ViT) -> str:
     """The model in a line."""
     size = " x ".join(map(str, vit.config.image_size))
-    shape = f"{vit.config.layers} layers of {vit.config.heads} heads, patches of {vit.config.stride} pixels at {size}"
+    shape = (
+        f"{vit.config.depth} layers of {vit.config.num_heads} heads, patches of {vit.config.stride} pixels at {size}"
+    )
     return f"{vit.origin}: {shape}" if vit.origin else shape
 
 
@@ -61,7 +64,7 @@ def explain_images(explainer: Explainer, images: Sequence[ImageInput], out: Path
 
     Where not one image can be read, nothing is written.
     """
-    parts: list[dict[str, Any]] = []
+    parts: list[Html] = []
     unread = 0
     for number, image in enumerate(images, 1):
         explained = explainer.explain(image)
@@ -70,12 +73,12 @@ def explain_images(explainer: Explainer, images: Sequence[ImageInput], out: Path
         digits = len(str(len(images)))
         start = out / f"{number:0{digits}d}-{file_name(Path(explained.path).stem)}"
         written = write_explained(explained, shown, start=start, preprocess=explainer.vit.preprocess)
-        if len(parts) < MAX_IMAGES:
+        if len(parts) < MOST_ON_PAGE:
             titles = {"image": "the image"} | {each.name: each.title for each in explained.maps}
-            parts.append(image_context(explained, {titles[name]: image for name, image in shown.items()}))
+            parts.append(image_section(explained, {titles[name]: image for name, image in shown.items()}))
         yield written
     if unread < len(images):
-        write_text(out / PAGE, explanation_page(about(explainer.vit), parts, count=len(images), unreadable=unread))
+        write_text(out / PAGE, explanation_page(about(explainer.vit), parts, images=len(images), unread=unread))
 
 
 def overlays(explainer: Explainer, explained: Explained) -> dict[str, Image.Image]:

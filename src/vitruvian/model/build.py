@@ -82,28 +82,28 @@ def initialize_module(module: nn.Module, generator: torch.Generator) -> None:
 
 def initialize_vit(model: ViT, generator: torch.Generator) -> None:
     embed, config = model.embed, model.config
-    for name in ("positions", "row_positions", "column_positions", "prefix_positions", "registers"):
+    for name in ("pos_embed", "row_pos_embed", "col_pos_embed", "prefix_pos_embed", "reg_tokens"):
         if hasattr(embed, name):
             nn.init.normal_(getattr(embed, name), std=0.02, generator=generator)
     if config.distillation:
-        nn.init.normal_(embed.distillation_token, std=0.02, generator=generator)
+        nn.init.normal_(embed.dist_token, std=0.02, generator=generator)
     for layer, block in enumerate(model.blocks):
         assert isinstance(block, Block)
-        split_xavier(block.attention.qkv.weight, 3, generator)
-        for parameter in block.attention.position.parameters() if block.attention.position is not None else ():
+        split_xavier(block.attn.qkv.weight, 3, generator)
+        for parameter in block.attn.position.parameters() if block.attn.position is not None else ():
             nn.init.normal_(parameter, std=0.02, generator=generator)
-        if isinstance(block.attention, DifferentialAttention):
+        if isinstance(block.attn, DifferentialAttention):
             share = differential_share(layer)
-            nn.init.constant_(block.attention.subtracted, share)
-            nn.init.constant_(block.attention.head_norm.weight, 1 - share)
-        for scale in (block.scale1, getattr(block, "scale2", None)):
+            nn.init.constant_(block.attn.subtracted, share)
+            nn.init.constant_(block.attn.head_norm.weight, 1 - share)
+        for scale in (block.ls1, getattr(block, "ls2", None)):
             if scale is not None:
                 nn.init.constant_(scale, 1e-4)
     if isinstance(model.attn_pool, AttentionPool):
         nn.init.xavier_uniform_(model.attn_pool.probe[0], generator=generator)
-        split_xavier(model.attn_pool.key_value.weight, 2, generator)
-    if model.distillation_head is not None:
-        nn.init.zeros_(model.distillation_head.weight)
+        split_xavier(model.attn_pool.kv.weight, 2, generator)
+    if model.head_dist is not None:
+        nn.init.zeros_(model.head_dist.weight)
 
 
 def split_xavier(weight: Tensor, parts: int, generator: torch.Generator) -> None:

@@ -36,23 +36,23 @@ class Embedding(nn.Module):
         self.config = config
         D = config.width
         rows, columns = config.grid
-        self.stem = STEMS[config.stem.style](config.stem, config.channels) if config.stem else None
-        channels = config.stem.out_channels if config.stem else config.channels
+        self.stem = STEMS[config.stem.style](config.stem, config.in_channels) if config.stem else None
+        channels = config.stem.out_channels if config.stem else config.in_channels
         self.patch = nn.Conv2d(channels, D, config.patch_size, config.patch_size, bias=config.patch_bias)
-        if config.class_token:
-            self.class_token = nn.Parameter(torch.empty(1, 1, D))
+        if config.cls_token:
+            self.cls_token = nn.Parameter(torch.empty(1, 1, D))
         if config.distillation:
-            self.distillation_token = nn.Parameter(torch.empty(1, 1, D))
-        if config.registers:
-            self.registers = nn.Parameter(torch.empty(1, config.registers, D))
-        if config.positions == "learned":
-            self.positions = nn.Parameter(torch.empty(rows, columns, D))
-        elif config.positions in ("learned_2d", "factorized"):
-            channels = D // 2 if config.positions == "learned_2d" else D
-            self.row_positions = nn.Parameter(torch.empty(rows, channels))
-            self.column_positions = nn.Parameter(torch.empty(columns, channels))
-        if config.prefix_positions:
-            self.prefix_positions = nn.Parameter(torch.empty(config.prefix_positions, D))
+            self.dist_token = nn.Parameter(torch.empty(1, 1, D))
+        if config.reg_tokens:
+            self.reg_tokens = nn.Parameter(torch.empty(1, config.reg_tokens, D))
+        if config.pos_embed == "learned":
+            self.pos_embed = nn.Parameter(torch.empty(rows, columns, D))
+        elif config.pos_embed in ("learned_2d", "factorized"):
+            channels = D // 2 if config.pos_embed == "learned_2d" else D
+            self.row_pos_embed = nn.Parameter(torch.empty(rows, channels))
+            self.col_pos_embed = nn.Parameter(torch.empty(columns, channels))
+        if config.prefix_pos_embeds:
+            self.prefix_pos_embed = nn.Parameter(torch.empty(config.prefix_pos_embeds, D))
         self.dropout = nn.Dropout(config.dropout)
         self.patch_norm = norm_layer(config, D) if config.patch_norm else nn.Identity()
         self.norm = norm_layer(config, D) if config.pre_norm else nn.Identity()
@@ -87,35 +87,35 @@ class Embedding(nn.Module):
     def prefix(self) -> Tensor | None:
         """The tokens before the patches with their positions, (1, T, D)."""
         config = self.config
-        placed: list[Tensor] = [self.class_token] if config.class_token else []
+        placed: list[Tensor] = [self.cls_token] if config.cls_token else []
         if config.distillation:
-            placed.append(self.distillation_token)
-        if config.prefix_positions:
-            placed = [torch.cat(placed, dim=1) + self.prefix_positions]
-        tokens = [*placed, self.registers] if config.registers else placed
+            placed.append(self.dist_token)
+        if config.prefix_pos_embeds:
+            placed = [torch.cat(placed, dim=1) + self.prefix_pos_embed]
+        tokens = [*placed, self.reg_tokens] if config.reg_tokens else placed
         if not tokens:
             return None
         return torch.cat(tokens, dim=1) if len(tokens) > 1 else tokens[0]
 
     def grid_positions(self, grid: Size) -> Tensor | None:
         """What is added to the patch tokens of this grid, (R, C, D); None where positions act elsewhere."""
-        place = GRID_POSITIONS.get(self.config.positions)
+        place = GRID_POSITIONS.get(self.config.pos_embed)
         return place(self, grid) if place else None
 
 
 def learned_positions(embed: Embedding, grid: Size) -> Tensor:
     numerics = embed.config.numerics
-    return interpolate_positions(embed.positions, grid, numerics.position_resize, square=numerics.square_positions)
+    return interpolate_positions(embed.pos_embed, grid, numerics.position_resize, square=numerics.square_positions)
 
 
 def learned_2d_positions(embed: Embedding, grid: Size) -> Tensor:
     rows, columns = embed.config.grid
-    halves = embed.row_positions[:, None].expand(-1, columns, -1), embed.column_positions[None].expand(rows, -1, -1)
+    halves = embed.row_pos_embed[:, None].expand(-1, columns, -1), embed.col_pos_embed[None].expand(rows, -1, -1)
     return interpolate_positions(torch.cat(halves, dim=-1), grid, embed.config.numerics.position_resize)
 
 
 def factorized_positions(embed: Embedding, grid: Size) -> Tensor:
-    tables = embed.row_positions, embed.column_positions
+    tables = embed.row_pos_embed, embed.col_pos_embed
     rows, columns = interpolate_factors(tables, grid, square=embed.config.numerics.square_positions)
     return rows[:, None] + columns[None]
 

@@ -26,16 +26,16 @@ class Attention(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         D, K = config.width, config.head_width
-        A = K * config.heads
-        self.heads = config.heads
+        A = K * config.num_heads
+        self.num_heads = config.num_heads
         self.grid = config.grid
         self.dropout = config.attention_dropout
         self.qkv = nn.Linear(D, 3 * A, bias=config.qkv_bias)
         self.q_norm = norm_layer(config, K) if config.qk_norm else nn.Identity()
         self.k_norm = norm_layer(config, K) if config.qk_norm else nn.Identity()
         self.position = attention_position(config)
-        self.norm = norm_layer(config, A) if config.attention_norm else nn.Identity()
-        self.out = nn.Linear(A, D, bias=config.dense_bias)
+        self.norm = norm_layer(config, A) if config.attn_norm else nn.Identity()
+        self.proj = nn.Linear(A, D, bias=config.dense_bias)
 
     def forward(self, x: Tensor, first: int | None = None, grid: Size | None = None) -> Tensor:
         """(B, N, D) -> (B, N or first, D); `grid` is that of the patches, where it is not the trained one."""
@@ -54,7 +54,7 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
 
     def joined(self, y: Tensor) -> Tensor:  # (B, H, N, K) -> (B, N, D)
-        return self.out(self.norm(y.transpose(1, 2).flatten(2)))
+        return self.proj(self.norm(y.transpose(1, 2).flatten(2)))
 
     def weights(self, x: Tensor, grid: Size | None = None) -> Tensor:
         """The attention each query pays to each key, (B, H, N, N); rows sum to one."""
@@ -82,7 +82,7 @@ class Attention(nn.Module):
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """Queries, keys and values, each (B, H, N, K)."""
         B, N, _ = x.shape
-        qkv = self.qkv(x).view(B, N, 3, self.heads, -1)
+        qkv = self.qkv(x).view(B, N, 3, self.num_heads, -1)
         return qkv.permute(2, 0, 3, 1, 4).unbind()
 
 
@@ -105,8 +105,8 @@ class DifferentialAttention(Attention):
         """Queries and keys (B, 2 H, N, K / 2), those of a head side by side; values (B, H, N, K)."""
         B, N, _ = x.shape
         q, k, v = self.qkv(x).chunk(3, dim=-1)
-        q, k = (part.view(B, N, 2 * self.heads, -1).transpose(1, 2) for part in (q, k))
-        return self.q_norm(q), self.k_norm(k), v.view(B, N, self.heads, -1).transpose(1, 2)
+        q, k = (part.view(B, N, 2 * self.num_heads, -1).transpose(1, 2) for part in (q, k))
+        return self.q_norm(q), self.k_norm(k), v.view(B, N, self.num_heads, -1).transpose(1, 2)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         first, second = (super(DifferentialAttention, self).attend(q[:, i::2], k[:, i::2], v, bias) for i in (0, 1))
@@ -138,23 +138,23 @@ class Block(nn.Module):
         self.drop_path = drop_path
         """Stochastic depth: chance that a branch is skipped, for one image, while training."""
         self.norm1 = norm_layer(config, D)
-        self.attention = ATTENTIONS[config.attention](config)
+        self.attn = ATTENTIONS[config.attention](config)
         self.norm2 = norm_layer(config, D)
-        self.mlp = Mlp(config, config.mlp_width)
-        self.scale1 = nn.Parameter(torch.empty(D)) if config.layer_scale else None
-        self.scale2 = nn.Parameter(torch.empty(D)) if config.layer_scale and config.mlp_scale else None
+        self.mlp = Mlp(config, config.mlp_dim)
+        self.ls1 = nn.Parameter(torch.empty(D)) if config.layer_scale else None
+        self.ls2 = nn.Parameter(torch.empty(D)) if config.layer_scale and config.mlp_scale else None
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
         self, x: Tensor, first: int | None = None, grid: Size | None = None, merge: Merge | None = None
     ) -> Tensor:
         """(B, N, D) -> (B, N, D), or (B, first, D) where only the first tokens are read afterwards."""
-        branch = self.attention(self.attention_input(x), first, grid)
+        branch = self.attn(self.attention_input(x), first, grid)
         return self.finish(x if first is None else x[:, :first], branch, merge)
 
     def explicit(self, x: Tensor, grid: Size | None = None, merge: Merge | None = None) -> tuple[Tensor, Tensor]:
         """The output and the attention weights (B, H, N, N) that it depends on, for gradients between them."""
-        branch, weights = self.attention.explicit(self.attention_input(x), grid)
+        branch, weights = self.attn.explicit(self.attention_input(x), grid)
         return self.finish(x, branch, merge), weights
 
     def attention_input(self, x: Tensor) -> Tensor:
@@ -162,9 +162,9 @@ class Block(nn.Module):
 
     def finish(self, x: Tensor, branch: Tensor, merge: Merge | None = None) -> Tensor:
         """The block's output from its input and what attention gave; `merge` acts on the tokens between the two."""
-        x = self.add(x, branch, self.scale1)
+        x = self.add(x, branch, self.ls1)
         x = x if merge is None else merge(x)
-        return self.add(x, self.mlp(self.norm2(x)), self.scale2)
+        return self.add(x, self.mlp(self.norm2(x)), self.ls2)
 
     def add(self, x: Tensor, branch: Tensor, scale: Tensor | None) -> Tensor:
         if scale is not None:
@@ -185,9 +185,9 @@ class ResPostNormBlock(Block):
         return x
 
     def finish(self, x: Tensor, branch: Tensor, merge: Merge | None = None) -> Tensor:
-        x = self.add(x, self.norm1(branch), self.scale1)
+        x = self.add(x, self.norm1(branch), self.ls1)
         x = x if merge is None else merge(x)
-        return self.add(x, self.norm2(self.mlp(x)), self.scale2)
+        return self.add(x, self.norm2(self.mlp(x)), self.ls2)
 
 
 class ParallelBlock(Block):
@@ -195,10 +195,10 @@ class ParallelBlock(Block):
 
     def __init__(self, config: ViTConfig, *, drop_path: float = 0.0) -> None:
         super().__init__(config, drop_path=drop_path)
-        del self.norm2, self.scale2
+        del self.norm2, self.ls2
 
     def finish(self, x: Tensor, branch: Tensor, merge: Merge | None = None) -> Tensor:
-        x = self.add(x, branch + self.mlp(self.norm1(x)), self.scale1)
+        x = self.add(x, branch + self.mlp(self.norm1(x)), self.ls1)
         return x if merge is None else merge(x)
 
 

@@ -19,17 +19,17 @@ class MaskedAutoencoder(nn.Module):
     def __init__(self, encoder: ViT, blocks: ViTConfig, *, normalized_patches: bool = False) -> None:
         """`blocks` are the decoder's settings; with `normalized_patches` each patch is told in its own mean and std."""
         super().__init__()
-        if encoder.config.rope or encoder.config.prefix_tokens != 1 or encoder.config.positions != "learned":
+        if encoder.config.rope or encoder.config.prefix_tokens != 1 or encoder.config.pos_embed != "learned":
             raise ConfigError("a masked autoencoder needs a class token, no other token and learned positions")
         self.encoder, self.normalized_patches = encoder, normalized_patches
         rows, columns = encoder.config.grid
         E, eps = blocks.width, blocks.numerics.norm_eps
         self.embed = nn.Linear(encoder.config.width, E)
         self.mask_token = nn.Parameter(torch.empty(1, 1, E))
-        self.positions = nn.Parameter(torch.empty(1, 1 + rows * columns, E))
-        self.blocks = nn.ModuleList(Block(blocks) for _ in range(blocks.layers))
+        self.pos_embed = nn.Parameter(torch.empty(1, 1 + rows * columns, E))
+        self.blocks = nn.ModuleList(Block(blocks) for _ in range(blocks.depth))
         self.norm = nn.LayerNorm(E, eps=eps)
-        self.pixels = nn.Linear(E, encoder.config.channels * encoder.config.patch_size**2)
+        self.pixels = nn.Linear(E, encoder.config.in_channels * encoder.config.patch_size**2)
 
     def forward(self, pixels: Tensor, noise: Tensor, share: float = 0.75) -> tuple[Tensor, Tensor]:
         """What each patch is told to be (B, N, P P C), and which are hidden (B, N): those of the largest noise."""
@@ -43,7 +43,7 @@ class MaskedAutoencoder(nn.Module):
         x = self.embed(self.encoder.forward_blocks(tokens))
         filled = torch.cat([x[:, 1:], self.mask_token.expand(len(x), noise.shape[1] - seen, -1)], dim=1)
         filled = filled.gather(1, place[:, :, None].expand(-1, -1, x.shape[2]))
-        x = torch.cat([x[:, :1], filled], dim=1) + self.positions  # (B, 1 + N, E)
+        x = torch.cat([x[:, :1], filled], dim=1) + self.pos_embed  # (B, 1 + N, E)
         for block in self.blocks:
             x = block(x)
         return self.pixels(self.norm(x))[:, 1:], place >= seen
@@ -62,7 +62,7 @@ class MaskedAutoencoder(nn.Module):
         """The images with their hidden patches filled in, and which those were (B, rows, columns)."""
         told, hidden = self(pixels, noise, share)
         config = self.encoder.config
-        (R, K), P, C = config.grid, config.patch_size, config.channels
+        (R, K), P, C = config.grid, config.patch_size, config.in_channels
         own = pixels.view(-1, C, R, P, K, P).permute(0, 2, 4, 3, 5, 1).reshape(len(pixels), R * K, -1)
         if self.normalized_patches:
             told = told * (own.var(dim=-1, keepdim=True) + 1e-6).sqrt() + own.mean(dim=-1, keepdim=True)

@@ -82,7 +82,7 @@ def fit_thresholds(vit: ViT, pixels: Tensor, counts: Sequence[int]) -> tuple[flo
     for layer, r in enumerate(counts):
         block = vit.blocks[layer]
         assert isinstance(block, Block)
-        _, k, _ = block.attention.project(block.attention_input(tokens.x))
+        _, k, _ = block.attn.project(block.attention_input(tokens.x))
         sizes = torch.ones(tokens.x.shape[:2], device=k.device) if tokens.sizes is None else tokens.sizes
         likeness, _ = similarities(k, sizes, *halves(T, tokens.x.shape[1]), padded=True)
         ordered = likeness[likeness.isfinite()].sort(descending=True).values
@@ -114,9 +114,9 @@ def run_layer(vit: ViT, layer: int, tokens: Tokens, first: int | None, merging: 
         seen = block.attention_input(before.x)
         bias = None if before.sizes is None else before.sizes.to(seen.dtype).log()[:, None, None]  # (B, 1, 1, N)
         if kept is not None:  # nobody reads what would merge
-            return Tokens(block.finish(before.x[:, :kept], block.attention.few(seen, kept, bias)))
-        q, k, v = block.attention.project(seen)
-        branch = block.attention.joined(block.attention.attend(q, k, v, bias))
+            return Tokens(block.finish(before.x[:, :kept], block.attn.few(seen, kept, bias)))
+        q, k, v = block.attn.project(seen)
+        branch = block.attn.joined(block.attn.attend(q, k, v, bias))
         after = before
 
         def merge(x: Tensor) -> Tensor:

@@ -32,13 +32,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class Mlp(nn.Module):
     """Two dense layers with GELU between them, or a gated SiLU (`swiglu`), optionally a norm before the second."""
 
-    def __init__(self, config: ViTConfig, mlp_width: int, *, plain: bool = False) -> None:
+    def __init__(self, config: ViTConfig, mlp_dim: int, *, plain: bool = False) -> None:
         super().__init__()
         D, self.gated = config.width, config.mlp == "swiglu" and not plain
         self.numerics: Numerics = config.numerics
-        self.fc1 = nn.Linear(D, 2 * mlp_width if self.gated else mlp_width, bias=config.dense_bias)
-        self.norm = norm_layer(config, mlp_width) if config.mlp_norm and not plain else nn.Identity()
-        self.fc2 = nn.Linear(mlp_width, D, bias=config.dense_bias)
+        self.fc1 = nn.Linear(D, 2 * mlp_dim if self.gated else mlp_dim, bias=config.dense_bias)
+        self.norm = norm_layer(config, mlp_dim) if config.mlp_norm and not plain else nn.Identity()
+        self.fc2 = nn.Linear(mlp_dim, D, bias=config.dense_bias)
         self.dropout = nn.Dropout(0.0 if plain else config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:  # (..., D) -> (..., D)

@@ -30,21 +30,21 @@ class AttentionPool(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         D = config.width
-        self.heads = config.pool_heads or config.heads
+        self.num_heads = config.pool_num_heads or config.num_heads
         self.unread = 0 if config.pool_prefix else config.prefix_tokens
         self.probe = nn.Parameter(torch.empty(1, 1, D))
-        self.query = nn.Linear(D, D)
-        self.key_value = nn.Linear(D, 2 * D)
-        self.out = nn.Linear(D, D)
+        self.q = nn.Linear(D, D)
+        self.kv = nn.Linear(D, 2 * D)
+        self.proj = nn.Linear(D, D)
         self.norm = norm_layer(config, D)
-        self.mlp = Mlp(config.replace(dense_bias=True), config.pool_mlp_width or config.mlp_width, plain=True)
+        self.mlp = Mlp(config.replace(dense_bias=True), config.pool_mlp_dim or config.mlp_dim, plain=True)
 
     def forward(self, tokens: Tensor) -> Tensor:  # (B, N, D) -> (B, D)
         q, k, v = self.project(tokens[:, self.unread :])
         return self.finish(F.scaled_dot_product_attention(q, k, v))  # (B, H, 1, D // H)
 
     def finish(self, x: Tensor) -> Tensor:
-        x = self.out(x.transpose(1, 2).flatten(2))  # (B, 1, D)
+        x = self.proj(x.transpose(1, 2).flatten(2))  # (B, 1, D)
         return (x + self.mlp(self.norm(x)))[:, 0]
 
     def explicit(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,7 +62,7 @@ class AttentionPool(nn.Module):
 
     def project(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         B, N, D = tokens.shape
-        q = self.query(self.probe).expand(B, -1, -1).view(B, 1, self.heads, D // self.heads).transpose(1, 2)
-        kv = self.key_value(tokens).view(B, N, 2, self.heads, D // self.heads)
+        q = self.q(self.probe).expand(B, -1, -1).view(B, 1, self.num_heads, D // self.num_heads).transpose(1, 2)
+        kv = self.kv(tokens).view(B, N, 2, self.num_heads, D // self.num_heads)
         k, v = kv.permute(2, 0, 3, 1, 4).unbind()
         return q, k, v

@@ -61,7 +61,7 @@ class RelativeBias(AttentionPosition):
         self.grid = config.grid
         self.method = config.numerics.position_resize
         rows, columns = config.grid
-        self.table = nn.Parameter(torch.empty((2 * rows - 1) * (2 * columns - 1) + 3, config.heads))
+        self.table = nn.Parameter(torch.empty((2 * rows - 1) * (2 * columns - 1) + 3, config.num_heads))
 
     def bias(self, q: Tensor, grid: Size) -> Tensor:
         table = resize_bias_table(self.table, self.grid, grid, self.method)
@@ -82,7 +82,7 @@ def kept(make: Callable[..., Table], *settings: Hashable) -> Table:
 
 def geometric_biases(config: ViTConfig) -> bool:
     """Whether relative biases follow another grid as timm resizes them, which needs to know its size."""
-    return config.positions == "relative_bias" and config.numerics.position_resize == TIMM_RESIZE
+    return config.pos_embed == "relative_bias" and config.numerics.position_resize == TIMM_RESIZE
 
 
 def resize_bias_table(table: Tensor, old: Size, new: Size, method: PositionResize) -> Tensor:
@@ -121,7 +121,7 @@ class Rotary(AttentionPosition):
         self.rope, self.prefix, self.size = config.rope, config.prefix_tokens, config.head_width
         self.frequencies: nn.Parameter | None = None
         if self.rope.kind == "mixed":  # by row and column, for each head
-            self.frequencies = nn.Parameter(torch.empty(2, config.heads, self.size // 2))
+            self.frequencies = nn.Parameter(torch.empty(2, config.num_heads, self.size // 2))
 
     def rotate(self, q: Tensor, k: Tensor, grid: Size) -> tuple[Tensor, Tensor]:
         sin, cos = (table.to(q) for table in self.tables(grid))
@@ -181,4 +181,4 @@ def attention_position(config: ViTConfig) -> AttentionPosition | None:
     if config.rope is not None:
         return Rotary(config)
     kinds = {"relative": Offsets, "relative_bias": RelativeBias}
-    return kinds[config.positions](config) if config.positions in kinds else None
+    return kinds[config.pos_embed](config) if config.pos_embed in kinds else None

@@ -168,7 +168,7 @@ class ResNet(nn.Module):
         self.threshold_on: ThresholdOn = "probability"
         self.cascade: CascadeConfig | None = None
         self.source = ""
-        self.root = StdConv(config.channels, config.width, 7, 2, style=config.style)
+        self.root = StdConv(config.in_channels, config.width, 7, 2, style=config.style)
         self.stages = nn.ModuleList()
         inputs = config.width
         for stage, units in enumerate(config.stages):
@@ -179,7 +179,7 @@ class ResNet(nn.Module):
                 inputs = 4 * width
             self.stages.append(nn.Sequential(*modules))
         self.norm = nn.GroupNorm(GROUPS, inputs, eps=group_eps(config.style))
-        self.head = nn.Linear(inputs, config.classes) if config.classes else None
+        self.head = nn.Linear(inputs, config.num_classes) if config.num_classes else None
 
     def forward(self, pixels: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(pixels))

@@ -26,10 +26,10 @@ class TextConfig(Settings):
     vocabulary: Annotated[int, Range(1, 10_000_000)] = 49_408
     context_length: Annotated[int, Range(1, 65_536)] = 77
     """Tokens of a text, with what is added before, behind and as padding."""
-    layers: Annotated[int, Range(1, 1024)] = 12
+    depth: Annotated[int, Range(1, 1024)] = 12
     width: Width = 512
-    mlp_width: Annotated[int, Range(1, 262_144)] = 2048
-    heads: Heads = 8
+    mlp_dim: Annotated[int, Range(1, 262_144)] = 2048
+    num_heads: Heads = 8
     causal: bool = True
     """A token attends to itself and those before it (CLIP); else to all (SigLIP)."""
     pool: TextPool = "argmax"
@@ -43,19 +43,19 @@ class TextConfig(Settings):
     numerics: Numerics = CLIP_NUMERICS
 
     def check(self) -> None:
-        if self.width % self.heads:
-            raise ConfigError(f"width={self.width} is not divisible by {argument('heads', self.heads)}")
+        if self.width % self.num_heads:
+            raise ConfigError(f"width={self.width} is not divisible by {argument('num_heads', self.num_heads)}")
 
     @property
     def blocks(self) -> ViTConfig:
         """The same settings for the encoder's blocks, which texts and images share."""
         return ViTConfig(
-            layers=self.layers,
+            depth=self.depth,
             width=self.width,
-            mlp_width=self.mlp_width,
-            heads=self.heads,
+            mlp_dim=self.mlp_dim,
+            num_heads=self.num_heads,
             layer_scale=self.layer_scale,
-            positions="none",
+            pos_embed="none",
             numerics=self.numerics,
         )
 
@@ -68,18 +68,18 @@ class TextTower(nn.Module):
         self.config = config
         D, E, blocks = config.width, config.embedding_width, config.blocks
         self.tokens = nn.Embedding(config.vocabulary, D)
-        self.positions = nn.Parameter(torch.empty(config.context_length, D))
-        self.blocks = nn.ModuleList(Block(blocks) for _ in range(config.layers))
+        self.pos_embed = nn.Parameter(torch.empty(config.context_length, D))
+        self.blocks = nn.ModuleList(Block(blocks) for _ in range(config.depth))
         self.norm = nn.LayerNorm(D, eps=config.numerics.norm_eps)
         self.projection = nn.Linear(D, E, bias=config.projection_bias) if E else nn.Identity()
 
     def forward(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
         """`real` (B, N) is False for padding that no token may attend to; None lets all tokens be read."""
         mask = self.mask(tokens, real)
-        x = self.tokens(tokens) + self.positions[: tokens.shape[1]]  # (B, N, D)
+        x = self.tokens(tokens) + self.pos_embed[: tokens.shape[1]]  # (B, N, D)
         for block in self.blocks:
             assert isinstance(block, Block)
-            attention = block.attention
+            attention = block.attn
             x = block.finish(x, attention.joined(attention.attend(*attention.project(block.attention_input(x)), mask)))
         place = POOLS[self.config.pool](tokens, self.config.eos)
         return self.projection(self.norm(x[torch.arange(len(x)), place]))

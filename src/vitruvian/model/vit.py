@@ -54,16 +54,16 @@ class ViT(nn.Module):
         self.shorten_last_block = True
         """Let the last block compute only the tokens that the head reads."""
         self.embed = Embedding(config)
-        last = max(1, config.layers - 1)
+        last = max(1, config.depth - 1)
         self.blocks = nn.ModuleList(
-            BLOCKS[config.block](config, drop_path=config.drop_path * layer / last) for layer in range(config.layers)
+            BLOCKS[config.block](config, drop_path=config.drop_path * layer / last) for layer in range(config.depth)
         )
         self.norm = norm_layer(config, config.width) if config.final_norm else nn.Identity()
         self.attn_pool = AttentionPool(config) if config.pool == "map" else None
         self.pre_logits = PreLogits(config) if config.representation_size else nn.Identity()
-        self.head = nn.Linear(config.feature_width, config.classes) if config.classes else None
-        two_heads = config.distillation and config.classes
-        self.distillation_head = nn.Linear(config.feature_width, config.classes) if two_heads else None
+        self.head = nn.Linear(config.feature_width, config.num_classes) if config.num_classes else None
+        two_heads = config.distillation and config.num_classes
+        self.head_dist = nn.Linear(config.feature_width, config.num_classes) if two_heads else None
 
     def forward(self, pixels: Tensor) -> Tensor:
         self.check(pixels)
@@ -71,9 +71,9 @@ class ViT(nn.Module):
 
     def check(self, pixels: Tensor) -> None:
         """Refuse pixels that are not a batch of images with the model's channels."""
-        if pixels.dim() != 4 or pixels.shape[1] != self.config.channels:
+        if pixels.dim() != 4 or pixels.shape[1] != self.config.in_channels:
             raise ConfigError(
-                f"pixels have shape {tuple(pixels.shape)}, the model wants (B, {self.config.channels}, height, width)"
+                f"pixels have shape {tuple(pixels.shape)}, expected (B, {self.config.in_channels}, height, width)"
             )
 
     @property
@@ -112,7 +112,7 @@ class ViT(nn.Module):
 
     def drop_patches(self, tokens: Tensor) -> Tensor:
         """Patch dropout: the tokens before the patches, and of each image's patches a random share 1 - `patch_drop`."""
-        if self.config.rope or self.config.positions in INNER_POSITIONS:
+        if self.config.rope or self.config.pos_embed in INNER_POSITIONS:
             raise ConfigError("patch_drop has no meaning with positions inside attention, which need every patch")
         B, N, D = tokens.shape
         T = self.config.prefix_tokens
@@ -146,8 +146,8 @@ class ViT(nn.Module):
         if self.head is None or pre_logits:
             return features
         logits: Tensor = self.head(features)
-        if self.distillation_head is not None:
-            logits = (logits + self.distillation_head(self.pre_logits(tokens[:, 1]))) / 2
+        if self.head_dist is not None:
+            logits = (logits + self.head_dist(self.pre_logits(tokens[:, 1]))) / 2
         return logits
 
     def iter_intermediates(self, pixels: Tensor, attention: Iterable[int] = ()) -> Iterator[tuple[str, Tensor]]:
@@ -165,7 +165,7 @@ class ViT(nn.Module):
         for layer, block in enumerate(self.blocks):
             assert isinstance(block, Block)
             if layer in wanted:
-                yield f"block_{layer}/attention", block.attention.weights(block.attention_input(x), grid)
+                yield f"block_{layer}/attention", block.attn.weights(block.attention_input(x), grid)
             x = block(x, None, grid, merges[layer])
             yield f"block_{layer}", x
         tokens = x if self.config.norm_after_pool else self.norm(x)
@@ -178,7 +178,7 @@ class ViT(nn.Module):
     @property
     def intermediate_names(self) -> list[str]:
         """The names that `forward_intermediates` knows."""
-        layers = range(self.config.layers)
+        layers = range(self.config.depth)
         blocks = [name for i in layers for name in (f"block_{i}/attention", f"block_{i}")]
         return ["embedded", *blocks, "encoded", "pooled", "features", *(["logits"] if self.head is not None else [])]
 
@@ -195,14 +195,14 @@ class ViT(nn.Module):
 
     def attention_maps(self, pixels: Tensor, layers: Iterable[int] | None = None) -> Iterator[tuple[int, Tensor]]:
         """Layer number and its attention (B, H, N, N), one layer at a time, so that one map is held at once."""
-        wanted = range(self.config.layers) if layers is None else [self.layer(i) for i in layers]
+        wanted = range(self.config.depth) if layers is None else [self.layer(i) for i in layers]
         for name, value in self.iter_intermediates(pixels, wanted):
             if name.endswith("/attention"):
                 yield int(name[6:].split("/")[0]), value
 
     def layer(self, index: int) -> int:
         """A layer's number from 0; negative counts from the end."""
-        layers = self.config.layers
+        layers = self.config.depth
         if not -layers <= index < layers:
             raise ConfigError(f"layer {index} does not exist: the model has layers 0 to {layers - 1}")
         return index % layers

@@ -79,9 +79,9 @@ def erased(pixels: Tensor, patches: Sequence[int], encoder: Encoder) -> Tensor:
 
 def attention(vit: ViT, batch: Tensor, layer: int) -> Tensor:  # (H, N, N)
     tokens = vit.config.prefix_tokens + batch.shape[2] * batch.shape[3] // vit.config.stride**2
-    if vit.config.heads * tokens**2 > MAX_NUMBERS:
+    if vit.config.num_heads * tokens**2 > MAX_NUMBERS:
         raise ConfigError(
-            f"attention: {vit.config.heads} heads of {tokens} x {tokens} numbers are too many to send; "
+            f"attention: {vit.config.num_heads} heads of {tokens} x {tokens} numbers are too many to send; "
             "serve the model with a smaller --image-size"
         )
     with inference(vit):

@@ -53,10 +53,10 @@ class Served:
         given: object = model
         self.graph = given if isinstance(given, Graph) else None
         """The model, where it is an exported graph, which has an engine of its own."""
-        if self.graph is not None and not model.config.classes:
+        if self.graph is not None and not model.config.num_classes:
             raise ConfigError(f"{name}: an exported graph without a head has no answers; serve its weights")
         chosen = engine if self.graph is None else "torch"
-        self.encoder = Classifier(model, engine=chosen) if model.config.classes else Encoder(model)
+        self.encoder = Classifier(model, engine=chosen) if model.config.num_classes else Encoder(model)
         self.batcher = Batcher(queue=limits.queue, name=name, told=lambda images, s: told(name, images, s))
         self.classify: Work[Tensor, Tensor] = Work(self._logits, limits.batch, at_once=AT_ONCE)
         self.embed: Work[Tensor, Tensor] = Work(self._features, limits.batch, at_once=AT_ONCE)
@@ -82,7 +82,7 @@ class Served:
             self.encoder.prepare(blank[None])
         for size in range(1, largest + 1):
             run([blank] * size)
-        if not self.model.config.classes:
+        if not self.model.config.num_classes:
             try:
                 text_of(self.model)
                 self.speaks = True
@@ -115,7 +115,7 @@ class Served:
         facts: Json = {
             "name": self.name,
             "ready": self.warm.done(),
-            "classes": config.classes,
+            "classes": config.num_classes,
             "features": config.feature_width if self.graph is None else 0,
             "image_size": list(preprocess.image_size),
             "channels": len(preprocess.mean),
@@ -129,8 +129,8 @@ class Served:
         if isinstance(self.model, ViT):
             vit = self.model.config
             facts["vit"] = {
-                "layers": vit.layers,
-                "heads": vit.heads,
+                "layers": vit.depth,
+                "heads": vit.num_heads,
                 "width": vit.width,
                 "patch": vit.stride,
                 "grid": list(vit.grid),

@@ -183,7 +183,7 @@ def activation_bytes(config: ModelConfig, images: int) -> int:
     """An estimate, in 16 bits."""
     if not isinstance(config, ViTConfig):
         return images * multiply_adds(config) // 50
-    return images * config.layers * (config.prefix_tokens + math.prod(config.grid)) * config.width * BLOCK_BYTES
+    return images * config.depth * (config.prefix_tokens + math.prod(config.grid)) * config.width * BLOCK_BYTES
 
 
 def cluster_lines(plan: ClusterPlan) -> list[str]:

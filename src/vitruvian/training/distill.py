@@ -89,10 +89,10 @@ class Distilled(Labels):
     """The class of each image, and what a teacher says of it."""
 
     def __init__(self, recipe: Recipe, student: Model, source: Source, processes: Processes) -> None:
-        super().__init__(recipe, student.config.classes)
+        super().__init__(recipe, student.config.num_classes)
         self.kind, self.seen = DISTILLATIONS[recipe.distillation], Seen()
         self.teacher = Teacher(recipe, student, source, processes)
-        token_head = student.distillation_head if isinstance(student, ViT) else None
+        token_head = student.head_dist if isinstance(student, ViT) else None
         if self.kind.head_alone and token_head is None:
             raise ConfigError("distillation='token' needs a distillation token: architecture.distillation=true")
         assert student.head is not None
@@ -128,7 +128,7 @@ class Teacher:
         self.features = DISTILLATIONS[recipe.distillation].reads_features
         self.columns = None if self.features else shared_classes(self.model, student, recipe.teacher)
         self.student_view, self.device = student.preprocess, processes.device
-        found, wanted = self.model.config.channels, student.config.channels
+        found, wanted = self.model.config.in_channels, student.config.in_channels
         if found != wanted and recipe.teacher_view == "same":
             raise ConfigError(
                 f"teacher={recipe.teacher!r} sees {found} channels, the student {wanted}; use teacher_view='fixed'"
@@ -158,7 +158,7 @@ class Teacher:
 
     def fixed(self, source: Source, recipe: Recipe, processes: Processes) -> Tensor:
         """The features of all images, taken from the store that probes share, or put there."""
-        if isinstance(self.model, ViT) and self.model.distillation_head is not None and not self.features:
+        if isinstance(self.model, ViT) and self.model.head_dist is not None and not self.features:
             raise ConfigError(
                 f"teacher_view='fixed' keeps what one head reads, {recipe.teacher} has two; use teacher_view='same'"
             )
@@ -175,9 +175,9 @@ def shared_classes(teacher: Model, student: Model, name: str) -> Tensor | None:
     """The teacher's outputs that are the student's classes, in their order; None where they are all of them."""
     if teacher.labels == student.labels:
         return None
-    if teacher.labels is None and teacher.config.classes == student.config.classes:
+    if teacher.labels is None and teacher.config.num_classes == student.config.num_classes:
         print_status(
-            f"note: teacher={name!r} states no labels: its {teacher.config.classes:,} classes are taken in data order"
+            f"note: teacher={name!r} states no labels: its {teacher.config.num_classes:,} classes are in data order"
         )
         return None
     places = {label: number for number, label in enumerate(teacher.labels or ())}

@@ -23,7 +23,7 @@ from vitruvian.training.run import Run, lasting_data, lasting_path
 from vitruvian.weights import hub
 from vitruvian.weights.load import published_name
 
-SIZE = {"layers", "width", "mlp_width", "heads", "stem"}
+SIZE = {"depth", "width", "mlp_dim", "num_heads", "stem"}
 """Settings of a model that its name stands for."""
 
 

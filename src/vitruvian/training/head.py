@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.cache import scratch_folder
 from vitruvian.data.sources import Source, Subset
 from vitruvian.evaluation.probes.features import FeatureSet, divided
 from vitruvian.evaluation.probes.linear import L2, chosen_l2, fit
+from vitruvian.files import scratch_folder
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Encoder
@@ -63,7 +63,7 @@ def fit_head(
     Of a distilled model, whose two heads are averaged, the second stays zero and the first counts twice.
     """
     assert model.head is not None
-    heads = 2 if isinstance(model, ViT) and model.distillation_head is not None else 1
+    heads = 2 if isinstance(model, ViT) and model.head_dist is not None else 1
     training = model.training
     encoder = Encoder(model.eval(), device=str(processes.device))
     few = thinned(source, MOST_IMAGES)

@@ -40,7 +40,7 @@ class MaskedViT(ViT):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
         self.mask_embedding = nn.Parameter(torch.empty(1, 1, config.width))
-        self.colors = nn.Linear(config.width, LEVELS**config.channels)
+        self.colors = nn.Linear(config.width, LEVELS**config.in_channels)
 
     def forward(self, pixels: Tensor, draws: Tensor | None = None) -> Tensor:
         """Logits (B, M, K) of the patches that `draws` (B, 3, N) corrupt, in the order of their places."""

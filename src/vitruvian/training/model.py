@@ -54,7 +54,7 @@ def objective_for(recipe: Recipe, model: Model, source: Source, processes: Proce
     """What the model of a recipe learns to answer."""
     if isinstance(model, MaskedViT):
         return Colors(recipe, model)
-    return Distilled(recipe, model, source, processes) if recipe.teacher else Labels(recipe, model.config.classes)
+    return Distilled(recipe, model, source, processes) if recipe.teacher else Labels(recipe, model.config.num_classes)
 
 
 def model_again(description: Description, recipe: Recipe) -> Model:
@@ -68,8 +68,8 @@ def model_again(description: Description, recipe: Recipe) -> Model:
     return model.train()
 
 
-def config_of(recipe: Recipe, classes: int) -> ModelConfig:
-    changes = dict(recipe.architecture) | {"classes": classes}
+def config_of(recipe: Recipe, num_classes: int) -> ModelConfig:
+    changes = dict(recipe.architecture) | {"num_classes": num_classes}
     if recipe.image_size:
         changes["image_size"] = (recipe.image_size, recipe.image_size)
     found = changed_config(resolve(recipe.model), changes)
@@ -87,7 +87,7 @@ def changed_config(config: ModelConfig, changes: Mapping[str, Any]) -> ModelConf
 def from_scratch(recipe: Recipe, labels: Sequence[str]) -> Model:
     model = build(config_of(recipe, len(labels)), seed=recipe.seed)
     start_head(model, recipe.head_bias)
-    half = (0.5,) * model.config.channels
+    half = (0.5,) * model.config.in_channels
     model.preprocess = Preprocess(image_size=resolve(recipe.model).image_size, mean=half, std=half)
     model.origin = f"trained from scratch with {recipe.model}"
     return model
@@ -112,7 +112,7 @@ def from_weights(recipe: Recipe, labels: Sequence[str]) -> Model:
         size = None if wanted == found.config.image_size else wanted
         if found.labels == tuple(labels):
             return Changes(image_size=size)
-        return Changes(image_size=size, classes=len(labels), head="new" if labels else "keep")
+        return Changes(image_size=size, num_classes=len(labels), head="new" if labels else "keep")
 
     hints = LoadHints(name=published_name(recipe.weights))
     model, _ = open_model(locate(recipe.weights), hints, changes)

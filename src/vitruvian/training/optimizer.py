@@ -111,7 +111,7 @@ def is_kernel(name: str, parameter: Tensor) -> bool:
 
 def hidden_matrices(name: str, parameter: Tensor) -> int:
     """How many matrices between hidden layers a parameter holds: fused projections are several, a head is none."""
-    if not is_kernel(name, parameter) or name.startswith(("head.", "distillation_head.")):
+    if not is_kernel(name, parameter) or name.startswith(("head.", "head_dist.")):
         return 0
     return FUSED.get(name.split(".")[-2], 1)
 

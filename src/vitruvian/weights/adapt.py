@@ -17,7 +17,7 @@ from vitruvian.weights.families.rules import Tensors
 
 Head = Literal["keep", "new"]
 
-HEAD_NAMES = ("head.weight", "head.bias", "distillation_head.weight", "distillation_head.bias")
+HEAD_NAMES = ("head.weight", "head.bias", "head_dist.weight", "head_dist.bias")
 PRE_LOGITS_NAMES = ("pre_logits.weight", "pre_logits.bias")
 
 
@@ -27,13 +27,13 @@ class Changes:
 
     image_size: int | Size | None = None
     patch_size: int | None = None
-    classes: int | None = None
+    num_classes: int | None = None
     head: Head = "keep"
 
     def __post_init__(self) -> None:
         if self.head not in ("keep", "new"):
             raise CheckpointError(f"{argument('head', self.head)} is not 'keep' or 'new'")
-        for name in ("patch_size", "classes"):
+        for name in ("patch_size", "num_classes"):
             if getattr(self, name) is not None:
                 validate_field(ViTConfig, name, getattr(self, name))
 
@@ -63,20 +63,20 @@ def change_patches(config: ViTConfig, state: Tensors, changes: Changes) -> tuple
         state["embed.patch.weight"] = resize_patch_kernel(state["embed.patch.weight"], new.patch_size, method)
     if new.grid == config.grid:
         return new, state
-    if "embed.positions" in state:
-        state["embed.positions"] = interpolate_positions(state["embed.positions"], new.grid, method, square=square)
-    factors = "embed.row_positions", "embed.column_positions"
-    if config.positions == "factorized":
+    if "embed.pos_embed" in state:
+        state["embed.pos_embed"] = interpolate_positions(state["embed.pos_embed"], new.grid, method, square=square)
+    factors = "embed.row_pos_embed", "embed.col_pos_embed"
+    if config.pos_embed == "factorized":
         tables = state[factors[0]], state[factors[1]]
         state |= zip(factors, interpolate_factors(tables, new.grid, square=square))
-    elif config.positions == "learned_2d":
+    elif config.pos_embed == "learned_2d":
         rows, columns = state[factors[0]][:, None], state[factors[1]][None]
         state[factors[0]] = interpolate_positions(rows, (new.grid[0], 1), method)[:, 0]
         state[factors[1]] = interpolate_positions(columns, (1, new.grid[1]), method)[0]
-    for name in [name for name in state if name.endswith(".attention.position.offsets")]:
+    for name in [name for name in state if name.endswith(".attn.position.offsets")]:
         length = 2 * (new.prefix_tokens + new.grid[0] * new.grid[1]) - 1
         state[name] = F.interpolate(state[name].T[None], length, mode="linear", align_corners=True)[0].T
-    for name in [name for name in state if name.endswith(".attention.position.table")]:
+    for name in [name for name in state if name.endswith(".attn.position.table")]:
         state[name] = resize_bias_table(state[name], config.grid, new.grid, method)
     return new, state
 
@@ -87,23 +87,23 @@ def change_head(config: ModelConfig, state: Tensors, changes: Changes) -> tuple[
     A fresh head is a single linear layer, as in the paper's fine-tuning: a pre-logits layer before the
     old head goes with it. Without a head, the pre-logits layer stays and gives the features.
     """
-    classes = config.classes if changes.classes is None else changes.classes
+    classes = config.num_classes if changes.num_classes is None else changes.num_classes
     if changes.head == "new" and not classes:
         raise CheckpointError(
-            f"{argument('head', 'new')} needs {argument('classes')}, the file has no head to take the number from"
+            f"{argument('head', 'new')} needs {argument('num_classes')}, the file has no head to take the number from"
         )
-    fresh = changes.head == "new" or classes != config.classes
+    fresh = changes.head == "new" or classes != config.num_classes
     if not fresh:
         return config, state
     state = {name: tensor for name, tensor in state.items() if name not in HEAD_NAMES}
-    config = config.replace(classes=classes)
+    config = config.replace(num_classes=classes)
     if not classes:
         return config, state
     if isinstance(config, ViTConfig):
         config = config.replace(representation_size=0, projection=False, unit_features=False)
         state = {name: tensor for name, tensor in state.items() if name not in PRE_LOGITS_NAMES}
     two_heads = not isinstance(config, ResNetConfig) and config.distillation
-    for name in ("head", "distillation_head") if two_heads else ("head",):
+    for name in ("head", "head_dist") if two_heads else ("head",):
         state[f"{name}.weight"] = torch.zeros(classes, config.feature_width)
         state[f"{name}.bias"] = torch.zeros(classes)
     return config, state

@@ -88,9 +88,9 @@ def convert(
     to: str = "native",
     labels: Sequence[str] | None = None,
     template: str | None = None,
-    heads: int | None = None,
+    num_heads: int | None = None,
     image_size: int | Size | None = None,
-    classes: int | None = None,
+    num_classes: int | None = None,
     patch_size: int | None = None,
     grid: Size | None = None,
     family: str | None = None,
@@ -111,9 +111,9 @@ def convert(
     target, path = Path(destination).expanduser(), locate(source)
     check_other(target, path)
     tell(f"reading {path}")
-    changes = Changes(image_size=image_size, patch_size=patch_size, classes=classes)
+    changes = Changes(image_size=image_size, patch_size=patch_size, num_classes=num_classes)
     name = published_name(source)
-    hints = LoadHints(heads=heads, grid=grid, image_size=changes.size, family=family, config=config, name=name)
+    hints = LoadHints(num_heads=num_heads, grid=grid, image_size=changes.size, family=family, config=config, name=name)
     model, source_family = open_model(path, hints, changes)
     if labels is not None:
         from vitruvian.weights.words import with_words
@@ -152,7 +152,7 @@ def convert(
 
 def compare(model: Model, reread: Model, *, family: str, path: Path, seed: int) -> dict[str, Any]:
     """The certificate's numbers: both models, and the family's own numerics, on one random batch."""
-    shape = (2, model.config.channels, *model.config.image_size)
+    shape = (2, model.config.in_channels, *model.config.image_size)
     pixels = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     blank = model.head is None or not model.head.weight.any()
     training = model.training

@@ -35,7 +35,7 @@ DEFAULT_SIDE = 224
 
 
 def infer_config(
-    native: Tensors, facts: Facts, *, heads: int | None, grid: Size | None, image_size: Size | None
+    native: Tensors, facts: Facts, *, num_heads: int | None, grid: Size | None, image_size: Size | None
 ) -> ModelConfig:
     """The settings behind these tensors.
 
@@ -51,7 +51,7 @@ def infer_config(
     rows, columns = trained_grid(native, facts, stride=stride, grid=grid, image_size=image_size)
     positions = native.get(FLAT)
     count = positions.shape[1] if positions is not None and positions.dim() == 3 else 0
-    before = shape["class_token"] + shape["distillation"]
+    before = shape["cls_token"] + shape["distillation"]
     size = facts.image_size  # what a caller asks for is not trimmed: patches have to divide it
     whole = (rows * stride, columns * stride)
     trim = size is not None and size != whole and as_grid(size, stride) == (rows, columns) and stem is None
@@ -59,9 +59,9 @@ def infer_config(
         **shape,
         "image_size": size if trim else whole,
         "trim": trim,
-        "heads": find_heads(width, heads, facts.heads),
-        "positions": "sincos" if positions is None and facts.fixed_positions else "learned",
-        "class_position": not before or count - rows * columns >= before,
+        "num_heads": find_heads(width, num_heads, facts.num_heads),
+        "pos_embed": "sincos" if positions is None and facts.fixed_positions else "learned",
+        "cls_pos_embed": not before or count - rows * columns >= before,
         "norm_after_pool": facts.norm_after_pool,
         "numerics": facts.numerics,
     }
@@ -76,40 +76,40 @@ def read_shape(native: Tensors, facts: Facts) -> dict[str, Any]:
     """The settings that shapes alone decide."""
     width, inputs, patch_size = patch_shape(native)
     stem = infer_stem(native, facts)
-    layers = count_blocks(native, facts.layers)
+    layers = count_blocks(native, facts.depth)
     pre_logits, head = shape_of(native, "pre_logits.weight"), shape_of(native, "head.weight")
     fc1, fc2 = shape_of(native, "blocks.0.mlp.fc1.weight"), shape_of(native, "blocks.0.mlp.fc2.weight")
     mlp_width = fc2[1] if len(fc2) == 2 else fc1[0] if fc1 else 1
     root = shape_of(native, "embed.stem.root.weight") or shape_of(native, "embed.stem.root.0.conv.weight")
     pool_mlp = shape_of(native, "attn_pool.mlp.fc1.weight")
     reads = pre_logits[1] if len(pre_logits) == 2 else head[1] if len(head) == 2 else width
-    distilled = "embed.distillation_token" in native
-    out = shape_of(native, "blocks.0.attention.out.weight")
+    distilled = "embed.dist_token" in native
+    out = shape_of(native, "blocks.0.attn.proj.weight")
     return {
         "patch_size": patch_size,
-        "channels": root[1] if len(root) == 4 else inputs,
-        "classes": head[0] if head else 0,
-        "layers": layers,
+        "in_channels": root[1] if len(root) == 4 else inputs,
+        "num_classes": head[0] if head else 0,
+        "depth": layers,
         "width": width,
-        "mlp_width": mlp_width,
-        "attention_width": out[1] if len(out) == 2 and out[1] != width else 0,
+        "mlp_dim": mlp_width,
+        "attn_dim": out[1] if len(out) == 2 and out[1] != width else 0,
         "pool": infer_pool(native, facts, two_halves=reads == 2 * width),
-        "class_token": "embed.class_token" in native,
+        "cls_token": "embed.cls_token" in native,
         "distillation": distilled,
-        "registers": shape_of(native, "embed.registers")[1] if len(shape_of(native, "embed.registers")) == 3 else 0,
+        "reg_tokens": shape_of(native, "embed.reg_tokens")[1] if len(shape_of(native, "embed.reg_tokens")) == 3 else 0,
         "representation_size": pre_logits[0] if pre_logits else 0,
         "mlp": "swiglu" if fc1 and fc1[0] == 2 * mlp_width else "gelu",
-        "qkv_bias": "blocks.0.attention.qkv.bias" in native,
-        "layer_scale": "blocks.0.scale1" in native,
+        "qkv_bias": "blocks.0.attn.qkv.bias" in native,
+        "layer_scale": "blocks.0.ls1" in native,
         "patch_norm": "embed.patch_norm.weight" in native,
         "pre_norm": "embed.norm.weight" in native,
         "patch_bias": "embed.patch.bias" in native or "embed.norm.weight" not in native,
-        "qk_norm": "blocks.0.attention.q_norm.weight" in native,
-        "attention_norm": "blocks.0.attention.norm.weight" in native,
+        "qk_norm": "blocks.0.attn.q_norm.weight" in native,
+        "attn_norm": "blocks.0.attn.norm.weight" in native,
         "mlp_norm": "blocks.0.mlp.norm.weight" in native,
-        "pool_mlp_width": pool_mlp[0] if pool_mlp and pool_mlp[0] != mlp_width else 0,
-        "dense_bias": any(name.endswith(".attention.out.bias") for name in native),
-        "attention": "differential" if "blocks.0.attention.subtracted" in native else "softmax",
+        "pool_mlp_dim": pool_mlp[0] if pool_mlp and pool_mlp[0] != mlp_width else 0,
+        "dense_bias": any(name.endswith(".attn.proj.bias") for name in native),
+        "attention": "differential" if "blocks.0.attn.subtracted" in native else "softmax",
         "stem": stem,
     }
 
@@ -117,7 +117,7 @@ def read_shape(native: Tensors, facts: Facts) -> dict[str, Any]:
 def infer_pool(native: Tensors, facts: Facts, *, two_halves: bool) -> Pool:
     if "attn_pool.probe" in native:
         return "map"
-    if "embed.class_token" not in native or facts.norm_after_pool:
+    if "embed.cls_token" not in native or facts.norm_after_pool:
         return "mean"
     return "token_mean" if two_halves else "token"
 
@@ -152,7 +152,7 @@ def infer_resnet(native: Tensors) -> ResNetConfig:
     stages = count_units(native, "stages.")
     if len(root) != 4:
         raise CheckpointError(f"the first convolution has shape {root}, not 4 dimensions")
-    return ResNetConfig(channels=root[1], classes=head[0] if head else 0, stages=stages, width=root[0])
+    return ResNetConfig(in_channels=root[1], num_classes=head[0] if head else 0, stages=stages, width=root[0])
 
 
 def trained_grid(native: Tensors, facts: Facts, *, stride: int, grid: Size | None, image_size: Size | None) -> Size:
@@ -165,12 +165,12 @@ def trained_grid(native: Tensors, facts: Facts, *, stride: int, grid: Size | Non
     if flat is None:
         side = max(1, round(DEFAULT_SIDE / stride))
         return grid or known or wanted or (side, side)
-    tokens = ("embed.class_token" in native) + ("embed.distillation_token" in native)
-    registers = shape_of(native, "embed.registers")
+    tokens = ("embed.cls_token" in native) + ("embed.dist_token" in native)
+    registers = shape_of(native, "embed.reg_tokens")
     return find_grid(
         flat.shape[1] if flat.dim() == 3 else 0,
         tokens=tokens,
-        registers=registers[1] if len(registers) == 3 else 0,
+        reg_tokens=registers[1] if len(registers) == 3 else 0,
         grid=grid or known,
         image_grid=wanted,
     )
@@ -184,14 +184,14 @@ def find_heads(width: int, asked: int | None, stated: int | None) -> int:
     """The number of heads: what the file states, what the caller says, or what published models of this width have."""
     if stated is not None:
         if asked not in (None, stated):
-            raise CheckpointError(f"{argument('heads', asked)} contradicts the file, which has {stated} heads")
+            raise CheckpointError(f"{argument('num_heads', asked)} contradicts the file, which has {stated} heads")
         return stated
     if asked is not None:
         return asked
     if width in HEADS:
         return HEADS[width]
     raise CheckpointError(
-        f"the file does not state its heads, and none is published of width {width}; pass {argument('heads')}"
+        f"the file does not state its heads, and none is published of width {width}; pass {argument('num_heads')}"
     )
 
 
@@ -227,12 +227,16 @@ def contradictions(config: ModelConfig, native: Tensors) -> list[str]:
     if isinstance(config, ResNetConfig):
         if "root.weight" not in native:
             return ["it describes a ResNet"]
-        found: dict[str, Any] = {name: getattr(infer_resnet(native), name) for name in ("stages", "width", "classes")}
+        found: dict[str, Any] = {
+            name: getattr(infer_resnet(native), name) for name in ("stages", "width", "num_classes")
+        }
     else:
         if "embed.patch.weight" not in native:
             return ["it describes a Vision Transformer"]
         shape = read_shape(native, Facts(numerics=config.numerics))
-        found = {name: shape[name] for name in ("layers", "width", "mlp_width", "patch_size", "channels", "classes")}
+        found = {
+            name: shape[name] for name in ("depth", "width", "mlp_dim", "patch_size", "in_channels", "num_classes")
+        }
         found |= {"stages of the stem": shape["stem"] and shape["stem"].stages}
     stated = {name: getattr(config, name, None) for name in found}
     if isinstance(config, ViTConfig):

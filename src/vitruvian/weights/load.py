@@ -29,9 +29,9 @@ SWEEP_FILE = "sweep.json"
 def load(
     source: str | Path,
     *,
-    heads: int | None = None,
+    num_heads: int | None = None,
     image_size: int | Size | None = None,
-    classes: int | None = None,
+    num_classes: int | None = None,
     patch_size: int | None = None,
     grid: Size | None = None,
     family: str | None = None,
@@ -52,11 +52,11 @@ def load(
     settings (or the name of a variant) for a state dict that `torch.save` wrote of our own model. What a file held that
     has no place in the model stands in `model.origin`.
     """
-    changes = Changes(image_size=image_size, patch_size=patch_size, classes=classes, head=head)
+    changes = Changes(image_size=image_size, patch_size=patch_size, num_classes=num_classes, head=head)
     path = locate(source)
     name = published_name(source)
     hints = LoadHints(
-        heads=heads,
+        num_heads=num_heads,
         grid=grid,
         image_size=changes.size,
         family=family,
@@ -82,8 +82,8 @@ def open_model(
             model = empty(config)
         size = changes.size or (config.image_size if changes.patch_size else None)
         view = description.preprocess if size is None else description.preprocess.at(size)
-        names = fitting_labels(description, changes, classes=config.classes, given=labels)
-        own_head = changes.head != "new" and config.classes == description.config.classes
+        names = fitting_labels(description, changes, num_classes=config.num_classes, given=labels)
+        own_head = changes.head != "new" and config.num_classes == description.config.num_classes
         if not own_head:
             description = replace(
                 description, temperature=1.0, score_function="softmax", threshold=0.0, threshold_on="probability"
@@ -164,18 +164,18 @@ def best_trial(sweep: Path) -> Path:
 
 
 def fitting_labels(
-    description: Description, changes: Changes, *, classes: int, given: Sequence[str] | None
+    description: Description, changes: Changes, *, num_classes: int, given: Sequence[str] | None
 ) -> tuple[str, ...] | None:
     """The caller's labels, or those of the file as long as its head is kept."""
     if given is not None:
-        if len(given) != classes:
-            raise CheckpointError(f"{len(given)} labels were given for a head of {classes} classes")
+        if len(given) != num_classes:
+            raise CheckpointError(f"{len(given)} labels were given for a head of {num_classes} classes")
         return tuple(given)
-    if description.labels is None or changes.head == "new" or classes != description.config.classes:
+    if description.labels is None or changes.head == "new" or num_classes != description.config.num_classes:
         return None
-    if len(description.labels) != classes:
+    if len(description.labels) != num_classes:
         raise CheckpointError(
-            f"the file names {len(description.labels)} labels for a head of {classes} classes",
+            f"the file names {len(description.labels)} labels for a head of {num_classes} classes",
             hint=f"pass {argument('labels')}",
         )
     return description.labels

@@ -19,14 +19,14 @@ TABLE = Table(
     rows=(
         *pair("embed", "embed"),
         Row("mask_token", ("mask_token",)),
-        Row("positions", ("pos_embed",)),
+        Row("pos_embed", ("pos_embed",)),
         *pair("blocks.{i}.norm1", f"{BLOCK}.layernorm_before"),
         *pair(
-            "blocks.{i}.attention.qkv",
+            "blocks.{i}.attn.qkv",
             *(f"{BLOCK}.attention.attention.{part}" for part in ("query", "key", "value")),
             kind=STACKED,
         ),
-        *pair("blocks.{i}.attention.out", f"{BLOCK}.attention.output.dense"),
+        *pair("blocks.{i}.attn.proj", f"{BLOCK}.attention.output.dense"),
         *pair("blocks.{i}.norm2", f"{BLOCK}.layernorm_after"),
         *pair("blocks.{i}.mlp.fc1", f"{BLOCK}.intermediate.dense"),
         *pair("blocks.{i}.mlp.fc2", f"{BLOCK}.output.dense"),
@@ -51,7 +51,9 @@ def load_autoencoder(source: str | Path) -> MaskedAutoencoder:
         reading = TABLE.read(rename(inner, NAMES))
         model = MaskedAutoencoder(
             encoder,
-            decoder_settings(encoder.config, reading.native, heads=number(settings, "decoder_num_attention_heads", 16)),
+            decoder_settings(
+                encoder.config, reading.native, num_heads=number(settings, "decoder_num_attention_heads", 16)
+            ),
             normalized_patches=bool(flag(settings, "norm_pix_loss")),
         )
         own = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
@@ -67,16 +69,16 @@ def load_autoencoder(source: str | Path) -> MaskedAutoencoder:
     return model.eval()
 
 
-def decoder_settings(encoder: ViTConfig, native: Tensors, *, heads: int | None) -> ViTConfig:
+def decoder_settings(encoder: ViTConfig, native: Tensors, *, num_heads: int | None) -> ViTConfig:
     embed, fc1 = shape_of(native, "embed.weight"), shape_of(native, "blocks.0.mlp.fc1.weight")
     if len(embed) != 2 or len(fc1) != 2:
         raise CheckpointError("its first layer or its MLP is missing")
     return ViTConfig(
-        layers=count_blocks(native, None),
+        depth=count_blocks(native, None),
         width=embed[0],
-        mlp_width=fc1[0],
-        heads=heads or 16,
-        qkv_bias="blocks.0.attention.qkv.bias" in native,
-        positions="none",
+        mlp_dim=fc1[0],
+        num_heads=num_heads or 16,
+        qkv_bias="blocks.0.attn.qkv.bias" in native,
+        pos_embed="none",
         numerics=encoder.numerics,
     )

@@ -6,10 +6,11 @@ import logging
 from dataclasses import dataclass, replace
 from functools import cache
 
-from vitruvian.catalog import find_published, resolve
+from vitruvian.catalog import resolve
 from vitruvian.config import ModelConfig, Preprocess, ResNetConfig, ViTConfig
 from vitruvian.errors import CheckpointError, UnknownNameError, argument
 from vitruvian.model.build import Model, empty
+from vitruvian.published import find
 from vitruvian.settings import Size, as_size
 from vitruvian.text import brief
 from vitruvian.weights.description import Description, describe_native, is_native
@@ -26,7 +27,7 @@ from vitruvian.weights.infer import contradictions, find_heads, infer_config
 class LoadHints:
     """What the caller knows about a file that cannot say it itself."""
 
-    heads: int | None = None
+    num_heads: int | None = None
     grid: Size | None = None
     image_size: Size | None = None
     """The size asked for; it settles the grid where nothing else does."""
@@ -104,8 +105,8 @@ def fit_state_dict(config: ModelConfig | str, state: Tensors) -> ModelConfig:
     """The settings that the caller gives, with the head and the grid that the tensors have."""
     config = resolve(config) if isinstance(config, str) else config
     head = state.get("head.weight")
-    config = config.replace(classes=0 if head is None else len(head))
-    positions = state.get("embed.positions")
+    config = config.replace(num_classes=0 if head is None else len(head))
+    positions = state.get("embed.pos_embed")
     if isinstance(config, ViTConfig) and positions is not None and positions.dim() == 3:
         rows, columns = positions.shape[0] * config.stride, positions.shape[1] * config.stride
         config = config.replace(image_size=(rows, columns))
@@ -119,14 +120,16 @@ def describe(
     if not {"embed.patch.weight", "root.weight"} & reading.native.keys():
         raise CheckpointError(f"{family.name} weights without {family.anchor!r}")
     facts = family.facts(checkpoint, tensors)
-    config = infer_config(reading.native, facts, heads=hints.heads, grid=hints.grid, image_size=hints.image_size)
+    config = infer_config(
+        reading.native, facts, num_heads=hints.num_heads, grid=hints.grid, image_size=hints.image_size
+    )
     check_hints(config, hints)
     view = hints.preprocess or family.stated_view(checkpoint, config)
     assumed = []
-    if isinstance(config, ViTConfig) and facts.heads is None and hints.heads is None:
-        assumed.append(f"heads={config.heads}")
+    if isinstance(config, ViTConfig) and facts.num_heads is None and hints.num_heads is None:
+        assumed.append(f"num_heads={config.num_heads}")
     told = facts.image_size or hints.grid  # else rows*columns + 1 of an oblong grid may be a square
-    if isinstance(config, ViTConfig) and config.class_token and not config.class_position and not told:
+    if isinstance(config, ViTConfig) and config.cls_token and not config.cls_pos_embed and not told:
         assumed.append(f"grid={config.grid[0]}x{config.grid[1]} without a position of the class token")
     silent = not facts.settings if family.name == "timm" else "config.json" not in checkpoint.settings
     if isinstance(config, ViTConfig) and family.name in ("timm", "huggingface") and silent:
@@ -139,7 +142,7 @@ def describe(
     origin = f"{family.name} weights from {hints.name or checkpoint.path.name}"
     if left_out or checkpoint.beside:
         origin += f"; not used: {brief([*left_out, *checkpoint.beside])}"
-    if assumed and find_published(hints.name) is None:
+    if assumed and find(hints.name) is None:
         origin += f"; assumed: {', '.join(assumed)}"
         note(f"{checkpoint.path}: the file does not state {' and '.join(assumed)}: assumed as {family.name} has it")
     if doubt := family.doubt(checkpoint, config):
@@ -147,7 +150,7 @@ def describe(
     return Description(
         config=config,
         preprocess=view or Preprocess(image_size=config.image_size, stated=False),
-        labels=(facts.labels or family.default_labels(config.classes)) if config.classes else None,
+        labels=(facts.labels or family.default_labels(config.num_classes)) if config.num_classes else None,
         origin=origin,
         known_as=family.known_as(checkpoint),
     )
@@ -162,20 +165,20 @@ def note(text: str) -> None:
 def lone_token(native_tensors: Tensors) -> Tensors:
     """A distillation token that no head reads (DeiT fine-tuned without a teacher) is a register in its place."""
     names = native_tensors.keys()
-    if "embed.distillation_token" not in names or "head.weight" not in names or "distillation_head.weight" in names:
+    if "embed.dist_token" not in names or "head.weight" not in names or "head_dist.weight" in names:
         return native_tensors
     changed = dict(native_tensors)
-    changed["embed.registers"] = changed.pop("embed.distillation_token")
+    changed["embed.reg_tokens"] = changed.pop("embed.dist_token")
     return changed
 
 
 def check_hints(config: ModelConfig, hints: LoadHints) -> None:
     """What the caller says must not contradict a description."""
     if isinstance(config, ResNetConfig):
-        if hints.heads is not None or hints.grid is not None:
+        if hints.num_heads is not None or hints.grid is not None:
             raise CheckpointError("heads and grid have no meaning for a ResNet")
         return
-    find_heads(config.width, hints.heads, config.heads)
+    find_heads(config.width, hints.num_heads, config.num_heads)
     if hints.grid not in (None, config.grid):
         raise CheckpointError(f"grid={hints.grid} contradicts the file, which says {config.grid[0]}x{config.grid[1]}")
 
@@ -205,7 +208,7 @@ def check_names(model: Model, state: Tensors, *, family: Family | None = None, r
     lacking = [name for name in expected if name not in state]
     surplus = [name for name in state if name not in expected]
     if family is not None and reading is not None:
-        lacking = [FLAT if "positions" in name else name for name in lacking]  # still one array in the file
+        lacking = [FLAT if "pos_embed" in name else name for name in lacking]  # still one array in the file
         there = {*reading.used, *reading.unused}
         lacking = [name for name in family.table.foreign_names(lacking, model.config) if name not in there]
         surplus = family.table.foreign_names(surplus, model.config)

@@ -141,8 +141,8 @@ def readers_notes(member: Family, description: Description) -> Iterator[str]:
     if own.stem != config.stem:
         yield f"{member.name}'s own code standardizes the stem's convolutions with another epsilon"
     if member.writes_out(config):
-        yield f"{config.positions} positions were written out for a grid of {config.grid[0]}x{config.grid[1]}"
-    elif config.positions == "learned" and own.numerics.position_resize != config.numerics.position_resize:
+        yield f"{config.pos_embed} positions were written out for a grid of {config.grid[0]}x{config.grid[1]}"
+    elif config.pos_embed == "learned" and own.numerics.position_resize != config.numerics.position_resize:
         ways = f"by {own.numerics.position_resize}, this model by {config.numerics.position_resize}"
         yield f"at other image sizes, {member.name}'s own code resamples positions {ways}"
     if config.merges_tokens:

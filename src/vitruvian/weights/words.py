@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitruvian.catalog import imagenet_classes
 from vitruvian.config import ScoreFunction, ViTConfig
 from vitruvian.errors import CheckpointError, ConfigError, UnknownNameError, argument
 from vitruvian.files import read_text
+from vitruvian.labels import imagenet_classes
 from vitruvian.model.build import Model, empty
 from vitruvian.model.text import TextTower
 from vitruvian.text import brief
@@ -164,12 +164,12 @@ def with_head(model: Model, text: TextEncoder, labels: tuple[str, ...], template
     if not isinstance(config, ViTConfig) or config.feature_width != embeddings.shape[1]:
         raise ConfigError(
             f"the model's features have {config.feature_width} numbers, its texts {embeddings.shape[1]}; "
-            f"load it without {argument('classes')} or {argument('head')}"
+            f"load it without {argument('num_classes')} or {argument('head')}"
         )
     state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("head.")}
     state["head.weight"] = embeddings * text.scale
     state["head.bias"] = torch.full((len(labels),), text.bias or 0.0)
-    new = empty(config.replace(classes=len(labels), unit_features=True))
+    new = empty(config.replace(num_classes=len(labels), unit_features=True))
     new.load_state_dict(state, assign=True)
     new.preprocess, new.labels, new.score_function = model.preprocess, labels, text.score_function
     new.origin = f"{model.origin}; head of {len(labels)} words" + (f" in {template!r}" if template else "")

@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitruvian.cache import scratch_folder
 from vitruvian.data.formats import open_dataset, open_images
 from vitruvian.data.sources import Source
 from vitruvian.engines.export import Forward
@@ -21,6 +20,7 @@ from vitruvian.errors import DataError
 from vitruvian.evaluation.measuring.evaluate import chosen_split, space_for
 from vitruvian.evaluation.measuring.inference import Unreadable, check_readable, images_of, vectors
 from vitruvian.evaluation.measuring.label_spaces import LabelSpace
+from vitruvian.files import scratch_folder
 from vitruvian.model.build import Model
 from vitruvian.predict import Classifier, probabilities_of
 from vitruvian.progress import Track, print_status, track
@@ -129,7 +129,7 @@ def read_sample(classifier: Classifier, data: object, *, images: int, training: 
     source, space = opened(data, classifier.model, training=training)
     order = np.random.default_rng(seed).permutation(len(source))[:images]
     size = classifier.model.preprocess.one_size("a fast graph")
-    shape = (len(order), classifier.model.config.channels, *size)
+    shape = (len(order), classifier.model.config.in_channels, *size)
     stored = np.memmap(scratch_folder() / f"pixels{id(order)}.f32", np.float32, "w+", shape=shape)
     unreadable: Unreadable = {}
     done: list[int] = []

@@ -28,7 +28,7 @@ def can_merge(model: Model) -> bool:
     config = model.config
     if not isinstance(config, ViTConfig) or config.merges_tokens:
         return False
-    return not (config.rope or config.positions in INNER_POSITIONS)
+    return not (config.rope or config.pos_embed in INNER_POSITIONS)
 
 
 def merging(model: Model, counts: Counts) -> Model:
@@ -41,7 +41,7 @@ def ladder(model: Model, pixels: Tensor) -> list[Counts]:
     if not can_merge(model):
         return []
     assert isinstance(model.config, ViTConfig)
-    depth, patches = model.config.layers, model.config.grid[0] * model.config.grid[1]
+    depth, patches = model.config.depth, model.config.grid[0] * model.config.grid[1]
     places = candidates_of(depth)
     if not places:
         return []

@@ -12,9 +12,9 @@ from vitruvian.engines.export import check_model
 from vitruvian.engines.graph import CASCADE_FILE
 from vitruvian.engines.sessions import check_engine
 from vitruvian.errors import ConversionError, require
-from vitruvian.evaluation.fast.compress_report import optimize_page
 from vitruvian.evaluation.fast.loss import BATCH, FEWEST, Sample, read_sample
 from vitruvian.evaluation.fast.merging import merging
+from vitruvian.evaluation.fast.page import frontier_page
 from vitruvian.evaluation.fast.quantize import CALIBRATION, EVALUATION, Timer, median_seconds, workplace
 from vitruvian.evaluation.fast.search import Candidate, Limits, Search
 from vitruvian.files import atomic_path, check_writable, json_bytes
@@ -85,7 +85,7 @@ def optimize(
     batch: int = BATCH,
     images: int = EVALUATION,
     minutes: float = MINUTES,
-    heads: int | None = None,
+    num_heads: int | None = None,
     timer: Timer = median_seconds,
 ) -> Optimized:
     """Write the fastest form of a model that loses at most `max_loss` points of top-1, as a folder `vit predict` takes.
@@ -103,7 +103,7 @@ def optimize(
     validate("batch", BatchSize, batch)
     check_engine("onnxruntime")  # what int8 is written with
     check_writable(out)
-    classifier = Classifier(model, heads=heads)
+    classifier = Classifier(model, num_heads=num_heads)
     check_model(classifier.model, "onnx", dynamic_size=False)
     fitted, sample = divided(read_sample(classifier, calibrate, images=CALIBRATION + images, training=True))
     with workplace() as folder:
@@ -129,7 +129,7 @@ def optimize(
             write(search, found.chosen, place)
             numbers = found.to_json()
             (place / "optimize.json").write_bytes(json_bytes(numbers))
-            made = optimize_page(f"{classifier.name}, faster", numbers, found.rows(), str(found.chosen.loss))
+            made = frontier_page(f"{classifier.name}, faster", numbers, found.rows(), str(found.chosen.loss))
             (place / PAGE).write_text(made, encoding="utf-8")
     return found
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from torch import Tensor
 
-from vitruvian.cache import scratch_folder
 from vitruvian.engines.choose import Way, measure
 from vitruvian.engines.export import Forward, check_model, export
 from vitruvian.engines.int8 import (
@@ -33,7 +32,7 @@ from vitruvian.engines.smooth import dense_layers
 from vitruvian.engines.trial import check_runs
 from vitruvian.errors import ConversionError, UnknownNameError, argument
 from vitruvian.evaluation.fast.loss import BATCH, Loss, Sample, loss_of, read_sample
-from vitruvian.files import atomic_path, check_writable
+from vitruvian.files import atomic_path, check_writable, scratch_folder
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Classifier
@@ -111,7 +110,7 @@ def quantize(
     engine: str = "onnxruntime",
     batch: int = BATCH,
     weight_bits: int = WEIGHT_BITS,
-    heads: int | None = None,
+    num_heads: int | None = None,
     timer: Timer = median_seconds,
 ) -> Quantized:
     """Write a model in int8 as ONNX, with at most `max_loss` points of top-1 lost on the images of `evaluate`.
@@ -121,7 +120,7 @@ def quantize(
     is not faster than float in the same engine at this batch, which `timer` measures.
     """
     out = check_request(path, max_loss, engine, batch, weight_bits)
-    classifier = Classifier(model, heads=heads)
+    classifier = Classifier(model, num_heads=num_heads)
     dense_layers(classifier.model)  # refuses what is no Vision Transformer before images are read
     check_model(classifier.model, "onnx", dynamic_size=False)
     calibration = read_sample(classifier, calibrate, images=CALIBRATION, training=True)

@@ -179,11 +179,11 @@ def classifier_of(
     encoder = model if isinstance(model, Encoder) else Encoder(model)
     if isinstance(encoder, Classifier) and template is None:
         return encoder
-    if encoder.model.config.classes and template is not None:
+    if encoder.model.config.num_classes and template is not None:
         raise ConfigError(
             f"{argument('template')} is for a CLIP or SigLIP without a head of its own, and this model has one"
         )
-    words = None if encoder.model.config.classes else classes
+    words = None if encoder.model.config.num_classes else classes
     classifier = Classifier(
         encoder.model, device=encoder.device, engine=encoder.engine, flip=flip, labels=words, template=template
     )
@@ -192,7 +192,7 @@ def classifier_of(
 
 
 def space_for(classes: tuple[str, ...], model: Model, *, ids: str | Path | None, mappings: Path | None) -> LabelSpace:
-    total = model.config.classes
+    total = model.config.num_classes
     return label_space(
         classes,
         labels=model.labels,

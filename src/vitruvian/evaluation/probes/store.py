@@ -20,11 +20,10 @@ import PIL
 import torch
 from numpy.typing import NDArray
 
-from vitruvian.cache import cache_folder
 from vitruvian.config import REGULARIZERS, Preprocess
 from vitruvian.data.decode import RawImage
 from vitruvian.errors import ConfigError, FileError
-from vitruvian.files import atomic_open, short_hash
+from vitruvian.files import atomic_open, cache_folder, short_hash
 from vitruvian.predict import Encoder
 from vitruvian.settings import Settings
 from vitruvian.weights.store import tensors_digest
@@ -44,9 +43,9 @@ EARLIER_FIELDS = (
 ROWS_A_FILE = 512
 """So many features are written at a time; more are never lost by an interruption."""
 KEY_BYTES = 16
-HEADS = ("head.", "distillation_head.")
+HEADS = ("head.", "head_dist.")
 """Weights that only answer from features."""
-WITHOUT_EFFECT = {"classes", *REGULARIZERS}
+WITHOUT_EFFECT = {"num_classes", *REGULARIZERS}
 """Settings that features do not depend on."""
 GIGABYTE = 2**30
 LIMIT = "VITRUVIAN_FEATURES_GB"

@@ -68,8 +68,8 @@ class DinoV3(Dino):
         rope = RopeConfig(kind="normalized", temperature=base_of(periods), half=True)
         return Facts(
             numerics=self.numerics,
-            heads=width // (4 * len(periods)),
-            settings={"rope": rope, "positions": "none", "pool": "token"},
+            num_heads=width // (4 * len(periods)),
+            settings={"rope": rope, "pos_embed": "none", "pool": "token"},
         )
 
     def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:

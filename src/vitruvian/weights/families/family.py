@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from vitruvian.catalog import imagenet_labels
 from vitruvian.config import REGULARIZERS, ConvStyle, ModelConfig, Numerics, Preprocess, ViTConfig
+from vitruvian.labels import imagenet_labels
 from vitruvian.settings import Size
 from vitruvian.weights.description import fingerprint
 from vitruvian.weights.families.positions import FLAT, join_positions
@@ -23,8 +23,8 @@ class Facts:
     """What a checkpoint says besides the shapes of its arrays; None where it is silent."""
 
     numerics: Numerics
-    heads: int | None = None
-    layers: int | None = None
+    num_heads: int | None = None
+    depth: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings that arrays do not tell, from an architecture that the file states."""
     stated: dict[str, Any] = field(default_factory=dict)
@@ -93,9 +93,9 @@ class Family(ABC):
         changed = any(fingerprint(checkpoint.settings.get(name)) != mark for name, mark in marks.items())
         return None if changed else carried
 
-    def default_labels(self, classes: int) -> tuple[str, ...] | None:
+    def default_labels(self, num_classes: int) -> tuple[str, ...] | None:
         """What the classes are called where a file does not say: published heads of 1000 classes are ImageNet-1k's."""
-        return imagenet_labels() if classes == 1000 else None
+        return imagenet_labels() if num_classes == 1000 else None
 
     def stated_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
         """The evaluation view that the files state; None where they are silent."""
@@ -119,12 +119,12 @@ class Family(ABC):
 
     def prefix_rows(self, config: ViTConfig) -> int:
         """Rows of the position array before the patches."""
-        return config.class_token + config.distillation
+        return config.cls_token + config.distillation
 
     def write_positions(self, state: Tensors, config: ViTConfig) -> Tensors:
         """Our arrays with positions as the family keeps them: one array for all tokens, or none."""
         joined = join_positions(state, config, self.prefix_rows(config))
-        if config.positions in ("none", "relative_bias") and not any(row.native == FLAT for row in self.table.rows):
+        if config.pos_embed in ("none", "relative_bias") and not any(row.native == FLAT for row in self.table.rows):
             del joined[FLAT]
         return joined
 
@@ -151,7 +151,7 @@ class Family(ABC):
 
     def writes_out(self, config: ViTConfig) -> bool:
         """Whether positions of another kind become the learned ones of one grid."""
-        return config.positions not in ("learned", "relative_bias") and config.rope is None
+        return config.pos_embed not in ("learned", "relative_bias") and config.rope is None
 
     def family_numerics(self, config: ModelConfig) -> ModelConfig:
         """`config` with the numerics that the family's own implementation would run it with."""
@@ -171,9 +171,9 @@ def vit_obstacles(config: ModelConfig, family: str, *, inner_norms: bool = False
     if not isinstance(config, ViTConfig):
         yield f"{family} holds Vision Transformers, this is a ResNet"
         return
-    norms = config.qk_norm or config.attention_norm or config.mlp_norm or config.pre_norm or config.patch_norm
+    norms = config.qk_norm or config.attn_norm or config.mlp_norm or config.pre_norm or config.patch_norm
     parts = {
-        "no relative positions": config.positions in ("relative", "relative_bias"),
+        "no relative positions": config.pos_embed in ("relative", "relative_bias"),
         "no rotary positions": config.rope,
         "no norm after the pooling of two tokens": config.norm_after_pool and config.distillation,
         "only blocks of the paper's order": config.block != "pre_norm",
@@ -183,17 +183,28 @@ def vit_obstacles(config: ModelConfig, family: str, *, inner_norms: bool = False
         "no norms before the blocks, or inside attention and MLP": norms and not inner_norms,
         "a bias in the patch embedding": not config.patch_bias and not config.pre_norm,
         "biases in every dense layer": not config.dense_bias,
-        "no attention of another width": config.attention_width,
+        "no attention of another width": config.attn_dim,
         "no projection of features": config.projection,
         "no stem with BatchNorm": config.stem and config.stem.has_batch_norm,
         "no features of unit length (a head of words)": config.unit_features,
-        "a MAP head of the blocks' shape alone": config.pool_heads or config.pool_mlp_width or config.pool_prefix,
+        "a MAP head of the blocks' shape alone": config.pool_num_heads or config.pool_mlp_dim or config.pool_prefix,
     }
     yield from (f"{family} has {what}" for what, present in parts.items() if present)
 
 
 FREE = frozenset(
-    {"image_size", "patch_size", "trim", "channels", "layers", "width", "mlp_width", "heads", "numerics", *REGULARIZERS}
+    {
+        "image_size",
+        "patch_size",
+        "trim",
+        "in_channels",
+        "depth",
+        "width",
+        "mlp_dim",
+        "num_heads",
+        "numerics",
+        *REGULARIZERS,
+    }
 )
 """Settings that every kind of a family of its own may have as it likes."""
 
@@ -218,7 +229,7 @@ def plain_obstacles(config: ModelConfig, family: str) -> Iterator[str]:
     checks = {
         "LayerScale": config.layer_scale,
         "distillation token": config.distillation,
-        "register tokens": config.registers,
+        "register tokens": config.reg_tokens,
         "attention pooling (MAP)": config.pool == "map",
         "head on class token and mean side by side": config.pool == "token_mean",
         "gated MLP (SwiGLU)": config.mlp == "swiglu",

@@ -53,8 +53,8 @@ def block_rows(first_norm: str, attend: str, second_norm: str, mlp: str) -> tupl
     """Rows of one encoder block, under the module names of one generation of the code."""
     return (
         *norm("blocks.{i}.norm1", f"{BLOCK}/{first_norm}"),
-        *attention("blocks.{i}.attention.qkv", f"{BLOCK}/{attend}", ("query", "key", "value")),
-        *attention_out("blocks.{i}.attention.out", f"{BLOCK}/{attend}"),
+        *attention("blocks.{i}.attn.qkv", f"{BLOCK}/{attend}", ("query", "key", "value")),
+        *attention_out("blocks.{i}.attn.proj", f"{BLOCK}/{attend}"),
         *norm("blocks.{i}.norm2", f"{BLOCK}/{second_norm}"),
         *layer("blocks.{i}.mlp.fc1", f"{BLOCK}/{mlp}/Dense_0"),
         *layer("blocks.{i}.mlp.fc2", f"{BLOCK}/{mlp}/Dense_1"),
@@ -63,7 +63,7 @@ def block_rows(first_norm: str, attend: str, second_norm: str, mlp: str) -> tupl
 
 SHARED_ROWS = (
     *layer("embed.patch", "embedding", CONV),
-    Row("embed.class_token", ("cls",)),
+    Row("embed.cls_token", ("cls",)),
     *norm("norm", "Transformer/encoder_norm"),
     *layer("pre_logits", "pre_logits"),
     *layer("head", "head"),
@@ -125,7 +125,7 @@ class Google(Family):
         return rename(tensors, LATER_NAMES) if later else tensors
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
-        return Facts(numerics=self.numerics, heads=heads_in(tensors))
+        return Facts(numerics=self.numerics, num_heads=heads_in(tensors))
 
     def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
         return Preprocess(image_size=config.image_size, antialias=False)
@@ -136,7 +136,7 @@ class Google(Family):
             return
         if config.pool == "mean" and config.norm_after_pool:
             yield "google normalizes every token before the mean, not the mean"
-        if config.pool == "mean" and config.class_token:
+        if config.pool == "mean" and config.cls_token:
             yield "google has no class token where the mean of the patches is read"
         if not config.qkv_bias:
             yield "google's query, key and value always have a bias"
@@ -175,9 +175,9 @@ class BigVision(Family):
             Row(FLAT, ("pos_embedding",)),
             *block_rows("LayerNorm_0", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0"),
             Row("attn_pool.probe", ("MAPHead_0/probe",)),
-            *attention("attn_pool.query", POOL_ATTENTION, ("query",)),
-            *attention("attn_pool.key_value", POOL_ATTENTION, ("key", "value")),
-            *attention_out("attn_pool.out", POOL_ATTENTION),
+            *attention("attn_pool.q", POOL_ATTENTION, ("query",)),
+            *attention("attn_pool.kv", POOL_ATTENTION, ("key", "value")),
+            *attention_out("attn_pool.proj", POOL_ATTENTION),
             *norm("attn_pool.norm", "MAPHead_0/LayerNorm_0"),
             *layer("attn_pool.mlp.fc1", "MAPHead_0/MlpBlock_0/Dense_0"),
             *layer("attn_pool.mlp.fc2", "MAPHead_0/MlpBlock_0/Dense_1"),
@@ -192,7 +192,7 @@ class BigVision(Family):
         kernel, positions = tensors[self.anchor], tensors.get("pos_embedding")
         patches = (kernel.shape[0], positions.shape[-2]) if positions is not None and positions.dim() > 1 else None
         size = TRIMMED_SIGLIP.get(patches) if patches and has_text(checkpoint) else None
-        return Facts(numerics=self.numerics, heads=heads_in(tensors), fixed_positions=True, image_size=size)
+        return Facts(numerics=self.numerics, num_heads=heads_in(tensors), fixed_positions=True, image_size=size)
 
     def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
         size = config.image_size

@@ -28,14 +28,14 @@ LAYER, ATTENTION = "encoder.layer.{i}", "encoder.layer.{i}.attention"
 
 ROWS = (
     *pair("embed.patch", "embeddings.patch_embeddings.projection"),
-    Row("embed.class_token", ("embeddings.cls_token",)),
+    Row("embed.cls_token", ("embeddings.cls_token",)),
     Row(FLAT, ("embeddings.position_embeddings",)),
     *pair(
-        "blocks.{i}.attention.qkv",
+        "blocks.{i}.attn.qkv",
         *(f"{ATTENTION}.attention.{part}" for part in ("query", "key", "value")),
         kind=STACKED,
     ),
-    *pair("blocks.{i}.attention.out", f"{ATTENTION}.output.dense"),
+    *pair("blocks.{i}.attn.proj", f"{ATTENTION}.output.dense"),
     *pair("norm", "layernorm"),
     *pair("head", "classifier"),
 )
@@ -58,8 +58,8 @@ DEFAULT_LAYERS = 12
 
 STATED = {
     "hidden_size": "width",
-    "intermediate_size": "mlp_width",
-    "num_channels": "channels",
+    "intermediate_size": "mlp_dim",
+    "num_channels": "in_channels",
     "patch_size": "patch_size",
 }
 """Numbers of `config.json` that the arrays tell too; the two must agree."""
@@ -99,8 +99,8 @@ class HuggingFace(Family):
             raise CheckpointError(f"config.json says model_type {model_type!r}, the names inside are those of {names}")
         return Facts(
             numerics=self.numerics_of(settings),
-            heads=number(settings, "num_attention_heads", self.default_heads),
-            layers=number(settings, "num_hidden_layers", DEFAULT_LAYERS),
+            num_heads=number(settings, "num_attention_heads", self.default_heads),
+            depth=number(settings, "num_hidden_layers", DEFAULT_LAYERS),
             stated=self.stated(settings) | stated_classes(settings, tensors),
             image_size=image_size_of(settings),
             labels=labels_of(settings),
@@ -120,7 +120,7 @@ class HuggingFace(Family):
             raise CheckpointError(f"config.json: layer_norm_eps={eps!r} is not a number")
         return self.numerics.replace(gelu=ACTIVATIONS[activation], norm_eps=float(eps))
 
-    def default_labels(self, classes: int) -> None:
+    def default_labels(self, num_classes: int) -> None:
         """None: `config.json` names the classes, or says by LABEL_0 that nobody did."""
 
     def carried(self, checkpoint: Checkpoint) -> Any:
@@ -144,10 +144,10 @@ class HuggingFace(Family):
             "no pre-logits layer before the head (its classifier bypasses the pooler)": config.representation_size,
             "no attention pooling (MAP)": config.pool == "map",
             "no model that reads the mean of the patches beside a class token, unless its norm follows (BEiT)": (
-                config.pool == "mean" and config.class_token
+                config.pool == "mean" and config.cls_token
             ),
             "no norm after the mean of the patches without a class token": (
-                config.pool == "mean" and config.norm_after_pool and not config.class_token
+                config.pool == "mean" and config.norm_after_pool and not config.cls_token
             ),
             "no hybrids with a ResNet stem": config.stem,
         }
@@ -155,7 +155,7 @@ class HuggingFace(Family):
 
     def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
         assert isinstance(config, ViTConfig)
-        if not config.classes:
+        if not config.num_classes:
             return tensors
         kind = self.model_type(config)
         prefix = PREFIXES.get(kind, kind) + "."
@@ -179,24 +179,24 @@ class HuggingFace(Family):
     def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
         """`config.json` as transformers writes it."""
         rows, columns = config.image_size
-        names = labels or generic_labels(config.classes)
+        names = labels or generic_labels(config.num_classes)
         settings: dict[str, Any] = {
             "architectures": [self.architecture(config)],
             "model_type": self.model_type(config),
             "hidden_size": config.width,
-            "num_hidden_layers": config.layers,
-            "num_attention_heads": config.heads,
+            "num_hidden_layers": config.depth,
+            "num_attention_heads": config.num_heads,
             "hidden_act": WRITTEN_ACTIVATIONS[config.numerics.gelu],
             "layer_norm_eps": config.numerics.norm_eps,
             "hidden_dropout_prob": config.dropout,
             "attention_probs_dropout_prob": config.attention_dropout,
             "image_size": rows if rows == columns else [rows, columns],
             "patch_size": config.patch_size,
-            "num_channels": config.channels,
+            "num_channels": config.in_channels,
             "qkv_bias": config.qkv_bias,
             "dtype": "float32",
         }
-        if config.classes:
+        if config.num_classes:
             settings["id2label"] = {str(index): name for index, name in enumerate(names)}
             settings["label2id"] = {name: index for index, name in enumerate(names)}
         return settings
@@ -206,7 +206,7 @@ def stated_classes(settings: dict[str, Any], tensors: Tensors) -> dict[str, Any]
     """How many labels there are, where a head reads them."""
     names = settings.get("id2label")
     count = number(settings, "num_labels") or (len(names) if isinstance(names, dict) and names else None)
-    return {"classes": count} if "classifier.weight" in tensors else {}
+    return {"num_classes": count} if "classifier.weight" in tensors else {}
 
 
 def add_absent_biases(tensors: Tensors, layers: Iterable[str]) -> None:

@@ -50,12 +50,12 @@ class HuggingFaceBeit(HuggingFace):
         rows=(
             *ROWS,
             *pair("blocks.{i}.norm1", f"{LAYER}.layernorm_before"),
-            Row("blocks.{i}.scale1", (f"{LAYER}.lambda_1",)),
+            Row("blocks.{i}.ls1", (f"{LAYER}.lambda_1",)),
             *pair("blocks.{i}.norm2", f"{LAYER}.layernorm_after"),
-            Row("blocks.{i}.scale2", (f"{LAYER}.lambda_2",)),
+            Row("blocks.{i}.ls2", (f"{LAYER}.lambda_2",)),
             *pair("blocks.{i}.mlp.fc1", f"{LAYER}.intermediate.dense"),
             *pair("blocks.{i}.mlp.fc2", f"{LAYER}.output.dense"),
-            Row("blocks.{i}.attention.position.table", (f"{ATTENTION}.attention.{BIAS}",)),
+            Row("blocks.{i}.attn.position.table", (f"{ATTENTION}.attention.{BIAS}",)),
         ),
         block=r"encoder\.layer\.(\d+)\.",
     )
@@ -104,7 +104,7 @@ class HuggingFaceBeit(HuggingFace):
             stated=facts.stated | {"norm_after_pool": mean},
             settings={
                 "pool": "mean" if mean else "token",
-                "positions": "relative_bias" if relative else "learned" if placed else "none",
+                "pos_embed": "relative_bias" if relative else "learned" if placed else "none",
                 "final_norm": normed,
             },
         )
@@ -133,31 +133,31 @@ class HuggingFaceBeit(HuggingFace):
 
     def model_type(self, config: ViTConfig) -> str:
         """data2vec's model without a head does not normalize the mean."""
-        same = self.kind == "data2vec-vision" and config.classes
+        same = self.kind == "data2vec-vision" and config.num_classes
         return "data2vec-vision" if same or not config.final_norm else "beit"
 
     def architecture(self, config: ViTConfig) -> str:
         name = "Beit" if self.model_type(config) == "beit" else "Data2VecVision"
-        return name + ("ForImageClassification" if config.classes else "Model")
+        return name + ("ForImageClassification" if config.num_classes else "Model")
 
     def obstacles(self, config: ModelConfig) -> Iterator[str]:
-        free = ("classes", "layer_scale", "positions", "class_position", "pool", "norm_after_pool", "final_norm")
+        free = ("num_classes", "layer_scale", "pos_embed", "cls_pos_embed", "pool", "norm_after_pool", "final_norm")
         yield from kind_obstacles(config, "BEiT of transformers", free=free)
         if not isinstance(config, ViTConfig):
             return
-        if config.positions == "relative":
+        if config.pos_embed == "relative":
             yield "BEiT of transformers has biases for offsets, no embeddings of them"
-        if config.positions != "none" and config.grid[0] != config.grid[1]:
+        if config.pos_embed != "none" and config.grid[0] != config.grid[1]:
             yield "BEiT of transformers has positions of a square grid alone"
         mean = config.pool == "mean"
         if config.pool not in ("token", "mean") or (config.final_norm and config.norm_after_pool != mean):
             yield "BEiT of transformers has a norm after the mean of the patches, or before the class token is read"
-        if not config.final_norm and (config.classes or not mean):
+        if not config.final_norm and (config.num_classes or not mean):
             yield "BEiT and data2vec of transformers have a norm before their head"
 
     def write_positions(self, state: Tensors, config: ViTConfig) -> Tensors:
         joined = super().write_positions(state, config)
-        if config.positions in WITHOUT_ARRAY:
+        if config.pos_embed in WITHOUT_ARRAY:
             del joined[FLAT]
         return joined
 
@@ -171,10 +171,10 @@ class HuggingFaceBeit(HuggingFace):
 
     def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
         return super().config_json(config, labels) | {
-            "intermediate_size": config.mlp_width,
+            "intermediate_size": config.mlp_dim,
             "use_mask_token": False,
-            "use_absolute_position_embeddings": config.positions not in WITHOUT_ARRAY,
-            "use_relative_position_bias": config.positions == "relative_bias",
+            "use_absolute_position_embeddings": config.pos_embed not in WITHOUT_ARRAY,
+            "use_relative_position_bias": config.pos_embed == "relative_bias",
             "use_shared_relative_position_bias": False,
             "layer_scale_init_value": 0.1 if config.layer_scale else 0.0,
             "drop_path_rate": config.drop_path,

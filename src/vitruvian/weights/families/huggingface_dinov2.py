@@ -28,11 +28,11 @@ class HuggingFaceDinoV2(HuggingFace):
     table = Table(
         rows=(
             *ROWS,
-            Row("embed.registers", ("embeddings.register_tokens",)),
+            Row("embed.reg_tokens", ("embeddings.register_tokens",)),
             *pair("blocks.{i}.norm1", f"{LAYER}.norm1"),
-            Row("blocks.{i}.scale1", (f"{LAYER}.layer_scale1.lambda1",)),
+            Row("blocks.{i}.ls1", (f"{LAYER}.layer_scale1.lambda1",)),
             *pair("blocks.{i}.norm2", f"{LAYER}.norm2"),
-            Row("blocks.{i}.scale2", (f"{LAYER}.layer_scale2.lambda1",)),
+            Row("blocks.{i}.ls2", (f"{LAYER}.layer_scale2.lambda1",)),
             *pair("blocks.{i}.mlp.fc1", f"{LAYER}.mlp.fc1"),
             *pair("blocks.{i}.mlp.fc2", f"{LAYER}.mlp.fc2"),
         ),
@@ -67,19 +67,19 @@ class HuggingFaceDinoV2(HuggingFace):
         registered = settings.get("model_type") == "dinov2_with_registers"
         return stated | {
             "mlp": None if gated is None else "swiglu" if gated else "gelu",
-            "mlp_width": hidden_width(int(width * ratio), gated=bool(gated)) if known else None,
-            "registers": number(settings, "num_register_tokens", least=0) if registered else None,
+            "mlp_dim": hidden_width(int(width * ratio), gated=bool(gated)) if known else None,
+            "reg_tokens": number(settings, "num_register_tokens", least=0) if registered else None,
         }
 
     def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
         return imagenet_view((224, 224))
 
     def model_type(self, config: ViTConfig) -> str:
-        return self.model_types[bool(config.registers)]
+        return self.model_types[bool(config.reg_tokens)]
 
     def architecture(self, config: ViTConfig) -> str:
-        name = "Dinov2WithRegisters" if config.registers else "Dinov2"
-        return name + ("ForImageClassification" if config.classes else "Model")
+        name = "Dinov2WithRegisters" if config.reg_tokens else "Dinov2"
+        return name + ("ForImageClassification" if config.num_classes else "Model")
 
     def obstacles(self, config: ModelConfig) -> Iterator[str]:
         yield from super().obstacles(config)
@@ -87,16 +87,16 @@ class HuggingFaceDinoV2(HuggingFace):
             return
         if not config.layer_scale:
             yield "huggingface has gated MLPs and a head on class token and mean only with LayerScale (DINOv2)"
-        if config.classes and config.pool == "token":
+        if config.num_classes and config.pool == "token":
             yield "huggingface's model with LayerScale (DINOv2) reads class token and mean side by side"
-        if not config.class_token:
+        if not config.cls_token:
             yield "huggingface's DINOv2 always has a class token"
         if config.grid[0] != config.grid[1]:
             yield "huggingface's DINOv2 has positions of a square grid alone"
         if config.distillation:
             yield "huggingface has no LayerScale beside a distillation token"
         if mlp_ratio(config) is None:
-            yield f"huggingface's DINOv2 has no MLP of {config.mlp_width} at a width of {config.width}"
+            yield f"huggingface's DINOv2 has no MLP of {config.mlp_dim} at a width of {config.width}"
 
     def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
         assert isinstance(config, ViTConfig)
@@ -108,21 +108,21 @@ class HuggingFaceDinoV2(HuggingFace):
     def family_numerics(self, config: ModelConfig) -> ModelConfig:
         own = super().family_numerics(config)
         assert isinstance(own, ViTConfig)
-        if own.registers:
+        if own.reg_tokens:
             own = own.replace(numerics=own.numerics.replace(position_resize="bicubic_antialias"))
         return own
 
     def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
         extra: dict[str, Any] = {"use_swiglu_ffn": config.mlp == "swiglu", "mlp_ratio": mlp_ratio(config)}
-        if config.registers:
-            extra["num_register_tokens"] = config.registers
+        if config.reg_tokens:
+            extra["num_register_tokens"] = config.reg_tokens
         return super().config_json(config, labels) | extra
 
 
 def mlp_ratio(config: ViTConfig) -> int | None:
     """The whole number from which transformers computes the width of DINOv2's MLP; None if none gives it."""
     for ratio in range(1, 65):
-        if hidden_width(config.width * ratio, gated=config.mlp == "swiglu") == config.mlp_width:
+        if hidden_width(config.width * ratio, gated=config.mlp == "swiglu") == config.mlp_dim:
             return ratio
     return None
 

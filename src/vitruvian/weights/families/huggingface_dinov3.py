@@ -30,20 +30,20 @@ class HuggingFaceDinoV3(HuggingFace):
     table = Table(
         rows=(
             *pair("embed.patch", "embeddings.patch_embeddings"),
-            Row("embed.class_token", ("embeddings.cls_token",)),
-            Row("embed.registers", ("embeddings.register_tokens",)),
+            Row("embed.cls_token", ("embeddings.cls_token",)),
+            Row("embed.reg_tokens", ("embeddings.register_tokens",)),
             *pair("blocks.{i}.norm1", "layer.{i}.norm1"),
             *pair(
-                "blocks.{i}.attention.qkv",
+                "blocks.{i}.attn.qkv",
                 *(f"layer.{{i}}.attention.attention.{part}" for part in ("query", "key", "value")),
                 kind=STACKED,
             ),
-            *pair("blocks.{i}.attention.out", "layer.{i}.attention.output.dense"),
-            Row("blocks.{i}.scale1", ("layer.{i}.layer_scale1.lambda1",)),
+            *pair("blocks.{i}.attn.proj", "layer.{i}.attention.output.dense"),
+            Row("blocks.{i}.ls1", ("layer.{i}.layer_scale1.lambda1",)),
             *pair("blocks.{i}.norm2", "layer.{i}.norm2"),
             *pair("blocks.{i}.mlp.fc1", "layer.{i}.mlp.up_proj"),
             *pair("blocks.{i}.mlp.fc2", "layer.{i}.mlp.down_proj"),
-            Row("blocks.{i}.scale2", ("layer.{i}.layer_scale2.lambda1",)),
+            Row("blocks.{i}.ls2", ("layer.{i}.layer_scale2.lambda1",)),
             *pair("norm", "norm"),
         ),
         block=r"layer\.(\d+)\.",
@@ -83,14 +83,14 @@ class HuggingFaceDinoV3(HuggingFace):
         if not isinstance(theta, int | float) or isinstance(theta, bool):
             raise CheckpointError(f"config.json: rope_theta={theta!r} is not a number")
         rope = RopeConfig(kind="normalized", temperature=float(theta), half=True)
-        return replace(super().facts(checkpoint, tensors), settings={"rope": rope, "positions": "none"})
+        return replace(super().facts(checkpoint, tensors), settings={"rope": rope, "pos_embed": "none"})
 
     def stated(self, settings: dict[str, Any]) -> dict[str, Any]:
         gated = flag(settings, "use_gated_mlp")
         biases = [flag(settings, f"{part}_bias") for part in ("query", "key", "value")]
         dense = [flag(settings, f"{part}_bias") for part in ("proj", "mlp")]
         return super().stated(settings) | {
-            "registers": number(settings, "num_register_tokens", least=0),
+            "reg_tokens": number(settings, "num_register_tokens", least=0),
             "mlp": None if gated is None else "swiglu" if gated else "gelu",
             "qkv_bias": None if None in biases else any(biases),
             "dense_bias": None if None in dense else any(dense),
@@ -113,8 +113,8 @@ class HuggingFaceDinoV3(HuggingFace):
     def obstacles(self, config: ModelConfig) -> Iterator[str]:
         rope = config.rope if isinstance(config, ViTConfig) else None
         own = RopeConfig(kind="normalized", temperature=rope.temperature if rope else 100.0, half=True)
-        free = ("registers", "mlp", "qkv_bias", "class_position")
-        shape = {"rope": own, "positions": "none", "layer_scale": True, "classes": 0}
+        free = ("reg_tokens", "mlp", "qkv_bias", "cls_pos_embed")
+        shape = {"rope": own, "pos_embed": "none", "layer_scale": True, "num_classes": 0}
         yield from kind_obstacles(config, "DINOv3 of transformers", free=free, **shape)
 
     def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
@@ -133,8 +133,8 @@ class HuggingFaceDinoV3(HuggingFace):
 
     def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
         assert config.rope is not None
-        settings = super().config_json(config, labels) | {"intermediate_size": config.mlp_width}
+        settings = super().config_json(config, labels) | {"intermediate_size": config.mlp_dim}
         biases = {f"{part}_bias": config.qkv_bias for part in ("query", "key", "value")}
         gated = {"use_gated_mlp": True, "hidden_act": "silu"} if config.mlp == "swiglu" else {}
-        own = {"num_register_tokens": config.registers, "rope_theta": config.rope.temperature}
+        own = {"num_register_tokens": config.reg_tokens, "rope_theta": config.rope.temperature}
         return settings | biases | gated | own

@@ -44,12 +44,12 @@ class HuggingFaceTower(HuggingFace):
     table = Table(
         rows=(
             *pair("embed.patch", "embeddings.patch_embedding"),
-            Row("embed.class_token", ("embeddings.class_embedding",), TOKEN),
+            Row("embed.cls_token", ("embeddings.class_embedding",), TOKEN),
             Row(FLAT, (POSITIONS,), TOKEN),
             *pair("embed.norm", "pre_layrnorm"),
             *pair("blocks.{i}.norm1", f"{LAYER}.layer_norm1"),
-            *pair("blocks.{i}.attention.qkv", *(f"{LAYER}.self_attn.{part}_proj" for part in "qkv"), kind=STACKED),
-            *pair("blocks.{i}.attention.out", f"{LAYER}.self_attn.out_proj"),
+            *pair("blocks.{i}.attn.qkv", *(f"{LAYER}.self_attn.{part}_proj" for part in "qkv"), kind=STACKED),
+            *pair("blocks.{i}.attn.proj", f"{LAYER}.self_attn.out_proj"),
             *pair("blocks.{i}.norm2", f"{LAYER}.layer_norm2"),
             *pair("blocks.{i}.mlp.fc1", f"{LAYER}.mlp.fc1"),
             *pair("blocks.{i}.mlp.fc2", f"{LAYER}.mlp.fc2"),
@@ -57,9 +57,9 @@ class HuggingFaceTower(HuggingFace):
             Row("pre_logits.weight", ("visual_projection.weight",)),
             *pair("head", "classifier"),
             Row("attn_pool.probe", ("head.probe",)),
-            *pair("attn_pool.query", "head.attention.query"),
-            *pair("attn_pool.key_value", "head.attention.key_value"),
-            *pair("attn_pool.out", "head.attention.out_proj"),
+            *pair("attn_pool.q", "head.attention.query"),
+            *pair("attn_pool.kv", "head.attention.key_value"),
+            *pair("attn_pool.proj", "head.attention.out_proj"),
             *pair("attn_pool.norm", "head.layernorm"),
             *pair("attn_pool.mlp.fc1", "head.mlp.fc1"),
             *pair("attn_pool.mlp.fc2", "head.mlp.fc2"),
@@ -172,9 +172,9 @@ class HuggingFaceTower(HuggingFace):
         if isinstance(config, ViTConfig) and config.grid[0] != config.grid[1]:
             yield "CLIP and SigLIP of transformers have positions of a square grid alone"
         if isinstance(config, ViTConfig) and config.pool == "map":
-            yield from kind_obstacles(config, "SigLIP of transformers", pool="map", class_token=False, classes=0)
+            yield from kind_obstacles(config, "SigLIP of transformers", pool="map", cls_token=False, num_classes=0)
             return
-        clip: dict[str, Any] = {"pre_norm": True, "patch_bias": False, "classes": 0}
+        clip: dict[str, Any] = {"pre_norm": True, "patch_bias": False, "num_classes": 0}
         if isinstance(config, ViTConfig) and config.representation_size:
             clip["projection"] = True
         yield from kind_obstacles(config, "CLIP of transformers", free=("representation_size",), **clip)
@@ -192,7 +192,7 @@ class HuggingFaceTower(HuggingFace):
         return {name if name.startswith("visual_p") else f"vision_model.{name}": t for name, t in found.items()}
 
     def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
-        settings = super().config_json(config, labels) | {"intermediate_size": config.mlp_width}
+        settings = super().config_json(config, labels) | {"intermediate_size": config.mlp_dim}
         if self.model_type(config) == SIGLIP[1]:
             del settings["image_size"]
             settings["num_patches"] = config.grid[0] * config.grid[1]

@@ -29,8 +29,8 @@ class HuggingFaceViT(HuggingFace):
     table = Table(
         rows=(
             *ROWS,
-            Row("embed.distillation_token", ("embeddings.distillation_token",)),
-            *pair("distillation_head", "distillation_classifier"),
+            Row("embed.dist_token", ("embeddings.distillation_token",)),
+            *pair("head_dist", "distillation_classifier"),
             *pair("blocks.{i}.norm1", f"{LAYER}.layernorm_before"),
             *pair("blocks.{i}.norm2", f"{LAYER}.layernorm_after"),
             *pair("blocks.{i}.mlp.fc1", f"{LAYER}.intermediate.dense"),
@@ -48,33 +48,33 @@ class HuggingFaceViT(HuggingFace):
         return None if kind == "vit" else imagenet_view(config.image_size)
 
     def model_type(self, config: ViTConfig) -> str:
-        if not config.class_token:
+        if not config.cls_token:
             return "ijepa"
-        if config.distillation or config.registers:
+        if config.distillation or config.reg_tokens:
             return "deit"
-        alike = ("vit_msn",) if config.classes else ("vit_msn", "vit_mae")
+        alike = ("vit_msn",) if config.num_classes else ("vit_msn", "vit_mae")
         return self.kind if self.kind in alike else "vit"
 
     def architecture(self, config: ViTConfig) -> str:
         names = {"vit": "ViT", "deit": "DeiT", "vit_mae": "ViTMAE", "vit_msn": "ViTMSN", "ijepa": "IJepa"}
         name = names[self.model_type(config)]
-        name += "ForImageClassification" if config.classes else "Model"
-        return name + ("WithTeacher" if config.distillation and config.classes else "")
+        name += "ForImageClassification" if config.num_classes else "Model"
+        return name + ("WithTeacher" if config.distillation and config.num_classes else "")
 
     def obstacles(self, config: ModelConfig) -> Iterator[str]:
         yield from super().obstacles(config)
-        if isinstance(config, ViTConfig) and config.registers and not self.lone_token(config):
+        if isinstance(config, ViTConfig) and config.reg_tokens and not self.lone_token(config):
             yield "huggingface has register tokens only with LayerScale (DINOv2)"
 
     def lone_token(self, config: ViTConfig) -> bool:
         """A single register is what DeiT without a teacher has: a distillation token that no head reads."""
-        return config.registers == 1 and config.classes > 0 and not config.distillation
+        return config.reg_tokens == 1 and config.num_classes > 0 and not config.distillation
 
     def prefix_rows(self, config: ViTConfig) -> int:
-        return super().prefix_rows(config) + config.registers
+        return super().prefix_rows(config) + config.reg_tokens
 
     def rename_parameters(self, native: Tensors, config: ModelConfig) -> Tensors:
-        return rename(native, [(r"^embed\.registers$", "embed.distillation_token")])
+        return rename(native, [(r"^embed\.reg_tokens$", "embed.dist_token")])
 
     def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
         assert isinstance(config, ViTConfig)
@@ -82,5 +82,5 @@ class HuggingFaceViT(HuggingFace):
         return rename(renamed, [(r"^classifier\.", "cls_classifier.")]) if config.distillation else renamed
 
     def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
-        settings = super().config_json(config, labels) | {"intermediate_size": config.mlp_width}
+        settings = super().config_json(config, labels) | {"intermediate_size": config.mlp_dim}
         return settings | ({"mask_ratio": 0.0} if self.model_type(config) == "vit_mae" else {})

@@ -76,18 +76,18 @@ class OpenClip(Family):
     table = Table(
         rows=(
             Row("embed.patch.weight", ("conv1.weight",)),
-            Row("embed.class_token", ("class_embedding",), TOKEN),
+            Row("embed.cls_token", ("class_embedding",), TOKEN),
             Row(FLAT, ("positional_embedding",), TOKEN),
             *pair("embed.norm", "ln_pre"),
             *pair("blocks.{i}.norm1", f"{BLOCK}.ln_1"),
-            Row("blocks.{i}.attention.qkv.weight", (f"{BLOCK}.attn.in_proj_weight",)),
-            Row("blocks.{i}.attention.qkv.bias", (f"{BLOCK}.attn.in_proj_bias",)),
-            *pair("blocks.{i}.attention.out", f"{BLOCK}.attn.out_proj"),
-            Row("blocks.{i}.scale1", (f"{BLOCK}.ls_1.gamma",)),
+            Row("blocks.{i}.attn.qkv.weight", (f"{BLOCK}.attn.in_proj_weight",)),
+            Row("blocks.{i}.attn.qkv.bias", (f"{BLOCK}.attn.in_proj_bias",)),
+            *pair("blocks.{i}.attn.proj", f"{BLOCK}.attn.out_proj"),
+            Row("blocks.{i}.ls1", (f"{BLOCK}.ls_1.gamma",)),
             *pair("blocks.{i}.norm2", f"{BLOCK}.ln_2"),
             *pair("blocks.{i}.mlp.fc1", f"{BLOCK}.mlp.c_fc"),
             *pair("blocks.{i}.mlp.fc2", f"{BLOCK}.mlp.c_proj"),
-            Row("blocks.{i}.scale2", (f"{BLOCK}.ls_2.gamma",)),
+            Row("blocks.{i}.ls2", (f"{BLOCK}.ls_2.gamma",)),
             *pair("norm", "ln_post"),
             Row("pre_logits.weight", ("proj",), DENSE),
         ),
@@ -119,8 +119,8 @@ class OpenClip(Family):
         size = tower.get("image_size", 224)
         return Facts(
             numerics=self.numerics_of(model, tower),
-            heads=max(1, width // head_width),
-            layers=number(tower, "layers", 12),
+            num_heads=max(1, width // head_width),
+            depth=number(tower, "layers", 12),
             stated={"width": width, "patch_size": number(tower, "patch_size", 16)},
             image_size=as_size(size) if isinstance(size, int | list | tuple) else None,
             norm_after_pool=bool(tower.get("final_ln_after_pool")),
@@ -136,7 +136,7 @@ class OpenClip(Family):
         gelu = "quick" if model.get("quick_gelu") else "tanh" if approximate == "tanh" else "erf"
         return NUMERICS.replace(gelu=gelu, norm_eps=float(eps))
 
-    def default_labels(self, classes: int) -> None:
+    def default_labels(self, num_classes: int) -> None:
         """None: the head is a projection."""
 
     def stated_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:

@@ -32,21 +32,21 @@ def split_positions(native: Tensors, config: ViTConfig) -> Tensors:
     rows, columns = config.grid
     fits = flat.dim() == 3 and flat.shape[0] == 1 and flat.shape[2] == config.width
     extra = flat.shape[1] - rows * columns if fits else -1
-    placed = config.class_token + config.distillation
-    if extra not in (0, placed, placed + config.registers):
+    placed = config.cls_token + config.distillation
+    if extra not in (0, placed, placed + config.reg_tokens):
         raise CheckpointError(
             f"positions have shape {tuple(flat.shape)}, which does not fit a grid of {rows}x{columns} patches "
             f"and {placed} tokens before them"
         )
     prefix, grid = flat[0, :extra], flat[0, extra:].reshape(rows, columns, -1)
-    if config.prefix_positions:
-        state["embed.prefix_positions"] = prefix[:placed] if extra else prefix.new_zeros(placed, config.width)
+    if config.prefix_pos_embeds:
+        state["embed.prefix_pos_embed"] = prefix[:placed] if extra else prefix.new_zeros(placed, config.width)
     elif extra:
-        tokens = ["embed.class_token"] * config.class_token + ["embed.distillation_token"] * config.distillation
+        tokens = ["embed.cls_token"] * config.cls_token + ["embed.dist_token"] * config.distillation
         for name, row in zip(tokens, prefix):
             add_rows(state, name, row[None])
     if extra > placed:
-        add_rows(state, "embed.registers", prefix[placed:])
+        add_rows(state, "embed.reg_tokens", prefix[placed:])
     return state | grid_parameters(grid, config)
 
 
@@ -58,17 +58,17 @@ def add_rows(state: Tensors, name: str, rows: Tensor) -> None:
 
 def grid_parameters(grid: Tensor, config: ViTConfig) -> Tensors:  # (R, C, D)
     """Our parameters for the patches' positions; fixed positions have none, the array must be what is computed."""
-    if config.positions == "learned":
-        return {"embed.positions": grid}
-    if config.positions == "factorized":
+    if config.pos_embed == "learned":
+        return {"embed.pos_embed": grid}
+    if config.pos_embed == "factorized":
         return factored(grid)
-    if config.positions == "learned_2d":
+    if config.pos_embed == "learned_2d":
         half = config.width // 2
-        return {"embed.row_positions": grid[:, 0, :half], "embed.column_positions": grid[0, :, half:]}
-    fixed = sincos_positions(config.grid, config.width) if config.positions == "sincos" else torch.zeros_like(grid)
+        return {"embed.row_pos_embed": grid[:, 0, :half], "embed.col_pos_embed": grid[0, :, half:]}
+    fixed = sincos_positions(config.grid, config.width) if config.pos_embed == "sincos" else torch.zeros_like(grid)
     if not torch.allclose(grid, fixed, atol=1e-5):
         raise CheckpointError(
-            f"the file says positions={config.positions!r}, but its position array holds other values; "
+            f"the file says positions={config.pos_embed!r}, but its position array holds other values; "
             "pass family= to read it without the description it carries"
         )
     return {}
@@ -82,7 +82,7 @@ def factored(grid: Tensor) -> Tensors:  # (R, C, D)
             "the file says positions='factorized', but its position array is no sum of rows and columns; "
             "pass family= to read it without the description it carries"
         )
-    return {"embed.row_positions": rows, "embed.column_positions": columns}
+    return {"embed.row_pos_embed": rows, "embed.col_pos_embed": columns}
 
 
 def join_positions(state: Tensors, config: ViTConfig, prefix_rows: int) -> Tensors:
@@ -92,20 +92,20 @@ def join_positions(state: Tensors, config: ViTConfig, prefix_rows: int) -> Tenso
     token that has none here gets a row of zeros.
     """
     native = dict(state)
-    prefix = native.pop("embed.prefix_positions", torch.zeros(0, config.width))
+    prefix = native.pop("embed.prefix_pos_embed", torch.zeros(0, config.width))
     if len(prefix) and not prefix_rows:
-        native["embed.class_token"] = native["embed.class_token"] + prefix[0]
+        native["embed.cls_token"] = native["embed.cls_token"] + prefix[0]
         prefix = prefix[:0]
     prefix = torch.cat([prefix, torch.zeros(prefix_rows - len(prefix), config.width)])
-    if config.positions == "learned":
-        grid = native.pop("embed.positions")
-    elif config.positions == "learned_2d":
-        rows, columns = native.pop("embed.row_positions"), native.pop("embed.column_positions")
+    if config.pos_embed == "learned":
+        grid = native.pop("embed.pos_embed")
+    elif config.pos_embed == "learned_2d":
+        rows, columns = native.pop("embed.row_pos_embed"), native.pop("embed.col_pos_embed")
         halves = [rows[:, None].expand(-1, len(columns), -1), columns[None].expand(len(rows), -1, -1)]
         grid = torch.cat(halves, dim=-1)
-    elif config.positions == "factorized":
-        grid = native.pop("embed.row_positions")[:, None] + native.pop("embed.column_positions")[None]
-    elif config.positions == "sincos":
+    elif config.pos_embed == "factorized":
+        grid = native.pop("embed.row_pos_embed")[:, None] + native.pop("embed.col_pos_embed")[None]
+    elif config.pos_embed == "sincos":
         grid = sincos_positions(config.grid, config.width)
     else:
         grid = torch.zeros(*config.grid, config.width)
@@ -113,13 +113,13 @@ def join_positions(state: Tensors, config: ViTConfig, prefix_rows: int) -> Tenso
     return native
 
 
-def find_grid(total: int, *, tokens: int, registers: int, grid: Size | None, image_grid: Size | None) -> Size:
+def find_grid(total: int, *, tokens: int, reg_tokens: int, grid: Size | None, image_grid: Size | None) -> Size:
     """Rows and columns of the trained grid behind `total` position rows.
 
     LoadHints from `grid`; else a square, or `image_grid`, the grid of the image size asked for. Rows may be
     there for all tokens before the patches, for those without registers, or for none, tried in this order.
     """
-    counts = [total - tokens, total - tokens - registers, total]
+    counts = [total - tokens, total - tokens - reg_tokens, total]
     if grid is not None:
         if grid[0] * grid[1] not in counts:
             raise CheckpointError(

@@ -96,8 +96,8 @@ def huggingface_kind(config: ViTConfig) -> type[HuggingFace]:
         return HuggingFaceDinoV3
     if config.pre_norm or config.pool == "map":
         return HuggingFaceTower
-    after_mean = config.pool == "mean" and config.class_token and (config.norm_after_pool or not config.final_norm)
-    if config.positions == "relative_bias" or after_mean:
+    after_mean = config.pool == "mean" and config.cls_token and (config.norm_after_pool or not config.final_norm)
+    if config.pos_embed == "relative_bias" or after_mean:
         return HuggingFaceBeit
     like_dinov2 = config.layer_scale or config.mlp == "swiglu" or config.pool == "token_mean"
     return HuggingFaceDinoV2 if like_dinov2 else HuggingFaceViT

@@ -118,7 +118,7 @@ class Table:
 
     def write(self, state: Tensors, config: ModelConfig) -> Tensors:
         """`state` under the family's names and in its layout; each of our names must have a row."""
-        heads = 1 if isinstance(config, ResNetConfig) else config.heads
+        heads = 1 if isinstance(config, ResNetConfig) else config.num_heads
         written: Tensors = {}
         left = dict(state)
         for native, foreign, kind in self.entries(places_of(config)):
@@ -154,7 +154,7 @@ def places_of(config: ModelConfig) -> dict[str, list[dict[str, int]]]:
     if isinstance(config, ResNetConfig):
         layers, stages = 0, config.stages
     else:
-        layers, stages = config.layers, config.stem.stages if config.stem else ()
+        layers, stages = config.depth, config.stem.stages if config.stem else ()
     return numbered(range(layers), [(s, u) for s, units in enumerate(stages) for u in range(units)])
 
 

@@ -48,19 +48,19 @@ class TextFamily(ABC):
 
     def config(self, checkpoint: Checkpoint, tensors: Tensors, native: Tensors) -> TextConfig:
         facts = self.facts(checkpoint, tensors)
-        words, places = shape_of(native, "tokens.weight"), shape_of(native, "positions")
+        words, places = shape_of(native, "tokens.weight"), shape_of(native, "pos_embed")
         projection, mlp = shape_of(native, "projection.weight"), shape_of(native, "blocks.0.mlp.fc1.weight")
         if len(words) != 2 or len(places) != 2 or len(mlp) != 2:
             raise CheckpointError("the text tower's embeddings or blocks are not matrices")
         return TextConfig(
             vocabulary=words[0],
             context_length=places[0],
-            layers=count_blocks(native, facts.pop("layers", None)),
+            depth=count_blocks(native, facts.pop("depth", None)),
             width=words[1],
-            mlp_width=mlp[0],
+            mlp_dim=mlp[0],
             embedding_width=projection[0] if projection else 0,
             projection_bias="projection.bias" in native,
-            layer_scale="blocks.0.scale1" in native,
+            layer_scale="blocks.0.ls1" in native,
             **facts,
         )
 
@@ -71,7 +71,7 @@ class HuggingFaceText(TextFamily):
     table = Table(
         rows=(
             Row("tokens.weight", ("embeddings.token_embedding.weight",)),
-            Row("positions", ("embeddings.position_embedding.weight",)),
+            Row("pos_embed", ("embeddings.position_embedding.weight",)),
             *blocks_of(HuggingFaceTower.table),
             *pair("norm", "final_layer_norm"),
             Row("projection.weight", ("text_projection.weight",)),
@@ -107,8 +107,8 @@ class HuggingFaceText(TextFamily):
             raise CheckpointError(f"config.json: eos_token_id={eos!r} is not one token")
         pool: TextPool = "last" if not clip else "argmax" if eos == 2 else "eos"  # 2 in files before it was corrected
         return {
-            "heads": number(stated, "num_attention_heads", 8 if clip else 12),
-            "layers": number(stated, "num_hidden_layers", 12),
+            "num_heads": number(stated, "num_attention_heads", 8 if clip else 12),
+            "depth": number(stated, "num_hidden_layers", 12),
             "causal": clip,
             "pool": pool,
             "eos": eos,
@@ -126,7 +126,7 @@ class OpenClipText(TextFamily):
     table = Table(
         rows=(
             Row("tokens.weight", ("token_embedding.weight",)),
-            Row("positions", ("positional_embedding",)),
+            Row("pos_embed", ("positional_embedding",)),
             *blocks_of(OpenClip.table),
             *pair("norm", "ln_final"),
             Row("projection.weight", ("text_projection",), DENSE),
@@ -152,8 +152,8 @@ class OpenClipText(TextFamily):
         if pool not in self.pools:
             raise CheckpointError(f"{CONFIG}: pool_type {pool!r} of texts is not one of {', '.join(self.pools)}")
         return {
-            "heads": number(tower, "heads", 8),
-            "layers": number(tower, "layers", 12),
+            "num_heads": number(tower, "heads", 8),
+            "depth": number(tower, "layers", 12),
             "causal": not tower.get("no_causal_mask"),
             "pool": self.pools[pool],
             "eos": tower.get("eos_id", 2),
@@ -175,7 +175,7 @@ class BigVisionText(TextFamily):
     table = Table(
         rows=(
             Row("tokens.weight", ("Embed_0/embedding",)),
-            Row("positions", ("pos_embedding",), FIRST),
+            Row("pos_embed", ("pos_embedding",), FIRST),
             *blocks_of(BigVision.table),
             *norm("norm", "Transformer/encoder_norm", SAME),
             *layer("projection", "head"),
@@ -193,7 +193,7 @@ class BigVisionText(TextFamily):
         return unstack({name.replace("Encoder_0/", "Transformer/"): tensor for name, tensor in inner.items()})
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> dict[str, Any]:
-        return {"heads": heads_in(tensors), "causal": False, "pool": "last", "numerics": self.numerics}
+        return {"num_heads": heads_in(tensors), "causal": False, "pool": "last", "numerics": self.numerics}
 
     def cleaning(self, checkpoint: Checkpoint) -> dict[str, Any]:
         return {"clean": "siglip"}

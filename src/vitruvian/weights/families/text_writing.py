@@ -100,9 +100,9 @@ def joined_config(kind: str, vision: dict[str, Any], config: TextConfig) -> dict
         "vocab_size": config.vocabulary,
         "max_position_embeddings": config.context_length,
         "hidden_size": config.width,
-        "intermediate_size": config.mlp_width,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
+        "intermediate_size": config.mlp_dim,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.num_heads,
         "hidden_act": WRITTEN_ACTIVATIONS[config.numerics.gelu],
         "layer_norm_eps": config.numerics.norm_eps,
     }

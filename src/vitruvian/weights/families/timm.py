@@ -82,7 +82,7 @@ class Timm(Family):
             *POOL_ROWS,
             *pair("pre_logits", "pre_logits.fc"),
             *pair("head", "head"),
-            *pair("distillation_head", "head_dist"),
+            *pair("head_dist", "head_dist"),
             *STEM_ROWS,
             *BATCH_STEM_ROWS,
             *FACTOR_ROWS,
@@ -106,7 +106,7 @@ class Timm(Family):
         settings = self.settings_of(checkpoint) or {}
         stated = published_size(published(checkpoint))
         channels = self.arguments(checkpoint).get("in_chans") or (stated[0] if stated else 3)
-        return in_one_piece(tensors, settings | {"channels": channels})
+        return in_one_piece(tensors, settings | {"in_channels": channels})
 
     def arguments(self, checkpoint: Checkpoint) -> dict[str, Any]:
         found = self.config_of(checkpoint).get("model_args")
@@ -124,11 +124,11 @@ class Timm(Family):
         flexible_size = naflex_size(tensors, checkpoint, square=bool(settings.get("square_positions")))
         numbers = {name: settings.pop(name) for name in NUMBERS if name in settings}
         settings.pop("norm_after_pool", None)  # the arrays' names tell it
-        if "heads" in settings:
-            settings["heads"] *= branches_in(checkpoint.tensors)
+        if "num_heads" in settings:
+            settings["num_heads"] *= branches_in(checkpoint.tensors)
         return Facts(
             numerics=self.numerics.replace(**numbers),
-            heads=settings.pop("heads", None),
+            num_heads=settings.pop("num_heads", None),
             settings=settings,
             stated=stated,
             image_size=flexible_size or size,
@@ -144,8 +144,8 @@ class Timm(Family):
         words = {
             "patch_size": any(name.startswith(("patch_embed.backbone.", "patch_embed.root.")) for name in tensors),
             "qkv_bias": branches_in(checkpoint.tensors) > 1,
-            "mlp_width": branches_in(checkpoint.tensors) > 1 or fc1[:1] != fc2[-1:],  # gated
-            "class_position": "cls_token" not in tensors or "pos_embed" not in tensors,
+            "mlp_dim": branches_in(checkpoint.tensors) > 1 or fc1[:1] != fc2[-1:],  # gated
+            "cls_pos_embed": "cls_token" not in tensors or "pos_embed" not in tensors,
         }
         return {name: value for name, value in stated.items() if not words.get(name)}
 
@@ -166,7 +166,7 @@ class Timm(Family):
         usual, stated = config_named(name), self.arguments(checkpoint)
         if usual is None:
             return ""
-        names = {"layers": "depth", "width": "embed_dim"}
+        names = {"depth": "depth", "width": "embed_dim"}
         differing = [
             f"{setting}={getattr(usual, setting)}; the weights have {getattr(config, setting)}"
             for setting, argument in names.items()
@@ -202,12 +202,12 @@ class Timm(Family):
             yield "timm has no head on class token and mean side by side"
         if config.pool == "map" and config.norm_after_pool:
             yield "timm normalizes the tokens before attention pooling"
-        if config.distillation and config.registers:
+        if config.distillation and config.reg_tokens:
             yield "timm has no register tokens beside a distillation token"
 
     def prefix_rows(self, config: ViTConfig) -> int:
         """None with registers: timm then keeps positions for the patches alone."""
-        return super().prefix_rows(config) if config.class_position and not config.registers else 0
+        return super().prefix_rows(config) if config.cls_pos_embed and not config.reg_tokens else 0
 
     def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
         assert isinstance(config, ViTConfig)
@@ -219,7 +219,12 @@ class Timm(Family):
 
     def restore(self, native: Tensors, config: ModelConfig) -> Tensors:
         """A projection of features, which timm has as a head without bias."""
-        if not isinstance(config, ViTConfig) or not config.projection or "head.weight" not in native or config.classes:
+        if (
+            not isinstance(config, ViTConfig)
+            or not config.projection
+            or "head.weight" not in native
+            or config.num_classes
+        ):
             return native
         return rename({name: t for name, t in native.items() if name != "head.bias"}, [(r"^head\.", "pre_logits.")])
 

@@ -20,19 +20,19 @@ def same(argument: str, setting: str) -> Argument:
 
 def sides(config: ViTConfig, shape: Shape) -> dict[str, Any] | None:
     rows, columns = config.image_size
-    if rows != columns and config.positions == "relative_bias":
+    if rows != columns and config.pos_embed == "relative_bias":
         return None  # timm's reading takes the biases for those of a square
     return {"img_size": rows if rows == columns else [rows, columns]}
 
 
 def heads(config: ViTConfig, shape: Shape) -> dict[str, Any] | None:
     branches = BRANCHES if "branches" in shape.pieces else 1
-    return {"num_heads": config.heads // branches} if config.heads % branches == 0 else None
+    return {"num_heads": config.num_heads // branches} if config.num_heads % branches == 0 else None
 
 
 def mlp(config: ViTConfig, shape: Shape) -> dict[str, Any]:
     """`mlp_ratio`, also where the width alone is another one."""
-    hidden = config.mlp_width
+    hidden = config.mlp_dim
     if "branches" in shape.pieces:
         hidden //= BRANCHES
     arguments: dict[str, Any] = {"mlp_ratio": ratio(hidden * (2 if "halved" in shape.pieces else 1), config.width)}
@@ -45,7 +45,7 @@ def mlp(config: ViTConfig, shape: Shape) -> dict[str, Any]:
 
 def pool_mlp(config: ViTConfig, shape: Shape) -> dict[str, Any] | None:
     if shape.maker == "Eva":
-        return {"attn_pool_mlp_ratio": ratio(config.pool_mlp_width or config.mlp_width, config.width)}
+        return {"attn_pool_mlp_ratio": ratio(config.pool_mlp_dim or config.mlp_dim, config.width)}
     return None
 
 
@@ -77,10 +77,10 @@ def prefix(config: ViTConfig, shape: Shape) -> dict[str, Any] | None:
     if config.distillation:
         return None
     registers = "num_reg_tokens" if shape.maker == "Eva" else "reg_tokens"
-    tokens = {"class_token": config.class_token, registers: config.registers}
+    tokens = {"class_token": config.cls_token, registers: config.reg_tokens}
     if shape.maker == "NaFlexVit":
         return tokens
-    return tokens | {"no_embed_class": not (config.class_token and config.class_position)}
+    return tokens | {"no_embed_class": not (config.cls_token and config.cls_pos_embed)}
 
 
 def pool(config: ViTConfig, shape: Shape) -> dict[str, Any] | None:
@@ -98,7 +98,7 @@ def pool(config: ViTConfig, shape: Shape) -> dict[str, Any] | None:
         return {"global_pool": POOLS[config.pool]} | norms
     if config.pool == "map" and shape.maker == "VisionTransformer" and shape.config.mlp == "swiglu":
         return None  # its pooling has the SiLU of the blocks
-    if config.pool == "map" and config.pool_mlp_width != (2 * config.mlp_width if "halved" in shape.pieces else 0):
+    if config.pool == "map" and config.pool_mlp_dim != (2 * config.mlp_dim if "halved" in shape.pieces else 0):
         return None
     arguments = {"global_pool": POOLS[config.pool], "fc_norm": after, "final_norm": config.final_norm}
     included = config.pool == "map" and config.pool_prefix
@@ -110,8 +110,8 @@ def pool_heads(config: ViTConfig, shape: Shape) -> dict[str, Any] | None:
     if config.pool != "map":
         return {}
     if shape.maker == "Eva":
-        return {"attn_pool_num_heads": config.pool_heads or config.heads}
-    return {} if config.pool_heads in (0, config.heads) else None
+        return {"attn_pool_num_heads": config.pool_num_heads or config.num_heads}
+    return {} if config.pool_num_heads in (0, config.num_heads) else None
 
 
 def pre_norm(config: ViTConfig, shape: Shape) -> dict[str, Any] | None:
@@ -136,12 +136,12 @@ def rope(config: ViTConfig, shape: Shape) -> dict[str, Any] | None:
 
 
 def positions(config: ViTConfig, shape: Shape) -> dict[str, Any] | None:
-    return {"pos_embed": config.positions} if config.positions in ("learned", "factorized") else None
+    return {"pos_embed": config.pos_embed} if config.pos_embed in ("learned", "factorized") else None
 
 
 def grid(config: ViTConfig, shape: Shape) -> dict[str, Any] | None:
     rows, columns = config.grid
-    if rows != columns and config.positions == "factorized" and config.numerics.square_positions:
+    if rows != columns and config.pos_embed == "factorized" and config.numerics.square_positions:
         return None  # timm resizes both to the longer side, even at this grid
     return {"pos_embed_grid_size": list(config.grid)}
 
@@ -149,12 +149,12 @@ def grid(config: ViTConfig, shape: Shape) -> dict[str, Any] | None:
 SHARED: dict[str, Argument] = {
     "image_size": sides,
     "patch_size": same("patch_size", "patch_size"),
-    "channels": same("in_chans", "channels"),
-    "classes": same("num_classes", "classes"),
-    "layers": same("depth", "layers"),
+    "in_channels": same("in_chans", "in_channels"),
+    "num_classes": same("num_classes", "num_classes"),
+    "depth": same("depth", "depth"),
     "width": width,
-    "mlp_width": mlp,
-    "heads": heads,
+    "mlp_dim": mlp,
+    "num_heads": heads,
     "qkv_bias": qkv_bias,
     "layer_scale": layer_scale,
     "pool": pool,
@@ -162,11 +162,11 @@ SHARED: dict[str, Argument] = {
 }
 POOLED: dict[str, Argument] = {
     **dict.fromkeys(("final_norm", "pool_prefix"), pool),
-    "pool_heads": pool_heads,
-    "pool_mlp_width": pool_mlp,
+    "pool_num_heads": pool_heads,
+    "pool_mlp_dim": pool_mlp,
 }
 TOKENS: dict[str, Argument] = {
-    **dict.fromkeys(("class_token", "registers", "class_position"), prefix),
+    **dict.fromkeys(("cls_token", "reg_tokens", "cls_pos_embed"), prefix),
     **dict.fromkeys(("pre_norm", "patch_bias"), pre_norm),
 }
 PLAIN: dict[str, Argument] = SHARED | POOLED | TOKENS | {"qk_norm": same("qk_norm", "qk_norm")}
@@ -175,6 +175,6 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
     WITH_TEACHER: SHARED,
     "Eva": SHARED | POOLED | TOKENS | {"rope": rope},
     "Beit": SHARED,
-    "NaFlexVit": SHARED | POOLED | TOKENS | {"image_size": grid, "positions": positions},
+    "NaFlexVit": SHARED | POOLED | TOKENS | {"image_size": grid, "pos_embed": positions},
 }
 """By timm's class: the settings that its arguments change."""

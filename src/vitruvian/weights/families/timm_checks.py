@@ -24,7 +24,7 @@ def check_distilled(tensors: Tensors, *, fc_norm: bool) -> None:
     if "head.weight" not in tensors:
         raise CheckpointError(
             "a distilled model without its heads, whose features timm takes from the mean of two tokens; "
-            f"keep the heads, and load it with {argument('classes', 0)} for the features of the class token"
+            f"keep the heads, and load it with {argument('num_classes', 0)} for the features of the class token"
         )
     if fc_norm:
         raise CheckpointError(

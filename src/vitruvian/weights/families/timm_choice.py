@@ -13,7 +13,7 @@ from vitruvian.weights.families.timm_shapes import BRANCHES, WITH_TEACHER, Shape
 UNEXPRESSED_COST, NAFLEX_COST = 100, 5
 """In arguments: an architecture that differs in numerics no argument states; NaFlexVit for a model of one size."""
 GIVEN_BY_STEM = ("width", "patch_size")
-UNPOOLED = {"pool_heads": 0, "pool_mlp_width": 0, "pool_prefix": False}
+UNPOOLED = {"pool_num_heads": 0, "pool_mlp_dim": 0, "pool_prefix": False}
 ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}
 
 
@@ -64,7 +64,7 @@ def fitted(shape: Shape, config: ViTConfig, *, key_bias: bool) -> Choice | list[
         return others
     numerics, unexpressed = stated_numerics(shape, config, arguments)
     cost = len(arguments) + UNEXPRESSED_COST * unexpressed
-    flexible = config.numerics.square_positions or config.positions == "factorized"
+    flexible = config.numerics.square_positions or config.pos_embed == "factorized"
     if shape.maker == "NaFlexVit" and not (flexible or config.numerics.position_resize == "bilinear_antialias"):
         cost += NAFLEX_COST
     return Choice(shape=shape, arguments=arguments, numerics=numerics, cost=cost)
@@ -76,13 +76,13 @@ def compared(config: ViTConfig, shape: Shape) -> dict[str, Any]:
     for name in (*CHANGEABLE, "numerics", "trim"):
         del settings[name]
     flexible = shape.maker == "NaFlexVit"
-    written_out = config.positions in ("learned_2d", "sincos") or (config.positions == "factorized" and not flexible)
-    zeros = config.positions == "none" and config.rope is None and shape.config.positions == "learned"
+    written_out = config.pos_embed in ("learned_2d", "sincos") or (config.pos_embed == "factorized" and not flexible)
+    zeros = config.pos_embed == "none" and config.rope is None and shape.config.pos_embed == "learned"
     if written_out or zeros:
-        settings["positions"] = "learned"
-    if settings["positions"] != "learned" or not config.class_token or flexible or shape.maker == WITH_TEACHER:
-        settings["class_position"] = True
-    settings |= {"pool_heads": config.pool_heads or config.heads} if config.pool == "map" else UNPOOLED
+        settings["pos_embed"] = "learned"
+    if settings["pos_embed"] != "learned" or not config.cls_token or flexible or shape.maker == WITH_TEACHER:
+        settings["cls_pos_embed"] = True
+    settings |= {"pool_num_heads": config.pool_num_heads or config.num_heads} if config.pool == "map" else UNPOOLED
     if (config.pool == "token" and not config.distillation) or not config.final_norm:
         settings["norm_after_pool"] = False
     if not config.layer_scale:
@@ -91,8 +91,8 @@ def compared(config: ViTConfig, shape: Shape) -> dict[str, Any]:
         settings["pool_prefix"] = shape.config.pool_prefix and config.pool == "map"
     if config.stem is not None and config.stem.style == "hybrid":
         settings["stem"] = config.stem.replace(style="timm")
-    if config.attention_width == BRANCHES * config.width:
-        settings["attention_width"] = "of two branches"
+    if config.attn_dim == BRANCHES * config.width:
+        settings["attn_dim"] = "of two branches"
     return settings
 
 

@@ -32,7 +32,7 @@ class TimmArchitecture(Timm):
         self.choice: Choice | None = None if isinstance(found, list) else found
         self.kv_heads: list[int] = []
         if self.choice and "key_bias" in self.choice.shape.pieces:  # some of its blocks share keys and values
-            self.kv_heads = [config.heads // n for n in shared_in_blocks(state, config)]
+            self.kv_heads = [config.num_heads // n for n in shared_in_blocks(state, config)]
 
     @property
     def chosen(self) -> Choice:
@@ -44,24 +44,24 @@ class TimmArchitecture(Timm):
         yield from self.reasons
 
     def write_positions(self, state: Tensors, config: ViTConfig) -> Tensors:
-        if self.chosen.shape.maker == "NaFlexVit" and config.positions == "factorized":
+        if self.chosen.shape.maker == "NaFlexVit" and config.pos_embed == "factorized":
             return dict(state)
         joined = super().write_positions(state, config)
-        if self.chosen.shape.config.positions in ("none", "relative_bias"):
+        if self.chosen.shape.config.pos_embed in ("none", "relative_bias"):
             del joined[FLAT]
         return joined
 
     def prefix_rows(self, config: ViTConfig) -> int:
         shape, arguments = self.chosen.shape, self.chosen.arguments
-        own = shape.config.class_position if shape.config.class_token else "register_rows" in shape.pieces
+        own = shape.config.cls_pos_embed if shape.config.cls_token else "register_rows" in shape.pieces
         placed = shape.maker == WITH_TEACHER or not arguments.get("no_embed_class", not own)
         return config.prefix_tokens if placed and shape.maker != "NaFlexVit" else 0
 
     def rename_parameters(self, native: Tensors, config: ModelConfig) -> Tensors:
-        if self.seen.classes == config.classes:
+        if self.seen.num_classes == config.num_classes:
             return native
         head = rename(native, [(r"^pre_logits\.", "head.")])
-        return head | {"head.bias": torch.zeros(self.seen.classes)}
+        return head | {"head.bias": torch.zeros(self.seen.num_classes)}
 
     def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
         assert isinstance(config, ViTConfig)
@@ -73,7 +73,7 @@ class TimmArchitecture(Timm):
         return own.replace(numerics=self.chosen.numerics) if isinstance(own, ViTConfig) else own
 
     def writes_out(self, config: ViTConfig) -> bool:
-        own = self.chosen.shape.maker == "NaFlexVit" and config.positions == "factorized"
+        own = self.chosen.shape.maker == "NaFlexVit" and config.pos_embed == "factorized"
         return super().writes_out(config) and not own
 
     def assumed_view(self, config: ModelConfig, view: Preprocess) -> Preprocess:
@@ -86,7 +86,7 @@ class TimmArchitecture(Timm):
         if self.kv_heads:
             arguments["num_kv_heads"] = self.kv_heads
         classifier = ["head", "head_dist"] if shape.maker == WITH_TEACHER else "head"
-        plain = config.stem is None and shape.maker != "NaFlexVit" and config.channels == 3
+        plain = config.stem is None and shape.maker != "NaFlexVit" and config.in_channels == 3
         extra = {"fixed_input_size": shape.maker != "NaFlexVit"} | ({"first_conv": "patch_embed.proj"} if plain else {})
         settings = hub_settings(shape.name, self.seen, labels=labels, view=view, classifier=classifier)
         settings["global_pool"] = POOLS[config.pool]
@@ -128,9 +128,9 @@ def hub_settings(
     """`config.json` as timm saves it for its hub."""
     settings: dict[str, Any] = {
         "architecture": name,
-        "num_classes": config.classes,
+        "num_classes": config.num_classes,
         "num_features": config.feature_width,
-        "pretrained_cfg": {"custom_load": False, "num_classes": config.classes, "classifier": classifier}
+        "pretrained_cfg": {"custom_load": False, "num_classes": config.num_classes, "classifier": classifier}
         | stated_view(view, config),
     }
     return settings | ({"label_names": list(labels)} if labels else {})
@@ -138,17 +138,16 @@ def hub_settings(
 
 def with_projection_as_head(config: ViTConfig) -> ViTConfig:
     """CLIP's projection is what timm has as its head, with a bias of zeros."""
-    if not config.projection or config.classes or config.unit_features:
+    if not config.projection or config.num_classes or config.unit_features:
         return config
-    return config.replace(classes=config.representation_size, representation_size=0, projection=False)
+    return config.replace(num_classes=config.representation_size, representation_size=0, projection=False)
 
 
 def has_key_bias(state: Tensors) -> bool:
-    biases = (tensor for name, tensor in state.items() if name.endswith(".attention.qkv.bias"))
+    biases = (tensor for name, tensor in state.items() if name.endswith(".attn.qkv.bias"))
     return any(bool(bias.chunk(3)[1].any()) for bias in biases)
 
 
 def shared_in_blocks(state: Tensors, config: ViTConfig) -> list[int]:
     """How many heads of each block have the same keys and values."""
-    named = rename(state, [(r"\.attention\.qkv\.", ".attn.qkv.")])
-    return [shared_heads(named, f"blocks.{layer}", config.heads) for layer in range(config.layers)]
+    return [shared_heads(state, f"blocks.{layer}", config.num_heads) for layer in range(config.depth)]

@@ -27,12 +27,12 @@ def in_one_piece(tensors: Tensors, settings: dict[str, Any]) -> Tensors:
             if match := PIECES.fullmatch(name):
                 JOINS[match[2]](found, match[1])
             elif match := re.fullmatch(r"(blocks\.\d+)\.attn\.q_proj\.weight", name):
-                join_projections(found, match[1], settings.get("heads"))
+                join_projections(found, match[1], settings.get("num_heads"))
         if "rope.freqs" in found:
             for layer, frequencies in enumerate(found.pop("rope.freqs").unbind(1)):  # (2, layers, H, K / 2)
                 found[f"blocks.{layer}.attn.rope_freqs"] = frequencies
         if "embeds.proj.weight" in found:
-            found = classic_names(found, settings.get("channels", 3))
+            found = classic_names(found, settings.get("in_channels", 3))
     except (RuntimeError, IndexError, KeyError) as error:
         raise CheckpointError(f"arrays of query, key, value or MLP do not fit together: {error}") from error
     return found

@@ -9,35 +9,35 @@ UNIT, NATIVE_UNIT = "patch_embed.backbone.stages.{s}.blocks.{u}", "embed.stem.st
 
 BLOCK_ROWS = (
     *pair("blocks.{i}.norm1", "blocks.{i}.norm1"),
-    *pair("blocks.{i}.attention.qkv", "blocks.{i}.attn.qkv"),
-    *pair("blocks.{i}.attention.q_norm", "blocks.{i}.attn.q_norm"),
-    *pair("blocks.{i}.attention.k_norm", "blocks.{i}.attn.k_norm"),
-    *pair("blocks.{i}.attention.norm", "blocks.{i}.attn.norm"),
-    Row("blocks.{i}.attention.position.table", ("blocks.{i}.attn.relative_position_bias_table",)),
-    Row("blocks.{i}.attention.position.frequencies", ("blocks.{i}.attn.rope_freqs",)),
-    Row("blocks.{i}.attention.subtracted", ("blocks.{i}.attn.subtracted",)),
-    Row("blocks.{i}.attention.head_norm.weight", ("blocks.{i}.attn.sub_norm.weight",)),
-    *pair("blocks.{i}.attention.out", "blocks.{i}.attn.proj"),
-    Row("blocks.{i}.scale1", ("blocks.{i}.ls1.gamma",)),
+    *pair("blocks.{i}.attn.qkv", "blocks.{i}.attn.qkv"),
+    *pair("blocks.{i}.attn.q_norm", "blocks.{i}.attn.q_norm"),
+    *pair("blocks.{i}.attn.k_norm", "blocks.{i}.attn.k_norm"),
+    *pair("blocks.{i}.attn.norm", "blocks.{i}.attn.norm"),
+    Row("blocks.{i}.attn.position.table", ("blocks.{i}.attn.relative_position_bias_table",)),
+    Row("blocks.{i}.attn.position.frequencies", ("blocks.{i}.attn.rope_freqs",)),
+    Row("blocks.{i}.attn.subtracted", ("blocks.{i}.attn.subtracted",)),
+    Row("blocks.{i}.attn.head_norm.weight", ("blocks.{i}.attn.sub_norm.weight",)),
+    *pair("blocks.{i}.attn.proj", "blocks.{i}.attn.proj"),
+    Row("blocks.{i}.ls1", ("blocks.{i}.ls1.gamma",)),
     *pair("blocks.{i}.norm2", "blocks.{i}.norm2"),
     *pair("blocks.{i}.mlp.fc1", "blocks.{i}.mlp.fc1"),
     *pair("blocks.{i}.mlp.norm", "blocks.{i}.mlp.norm"),
     *pair("blocks.{i}.mlp.fc2", "blocks.{i}.mlp.fc2"),
-    Row("blocks.{i}.scale2", ("blocks.{i}.ls2.gamma",)),
+    Row("blocks.{i}.ls2", ("blocks.{i}.ls2.gamma",)),
 )
 
 TOKEN_ROWS = (
     *pair("embed.patch", "patch_embed.proj"),
     *pair("embed.patch_norm", "patch_embed.norm"),
     *pair("embed.norm", "norm_pre"),
-    Row("embed.class_token", ("cls_token",)),
-    Row("embed.distillation_token", ("dist_token",)),
-    Row("embed.registers", ("reg_token",)),
+    Row("embed.cls_token", ("cls_token",)),
+    Row("embed.dist_token", ("dist_token",)),
+    Row("embed.reg_tokens", ("reg_token",)),
     Row(FLAT, ("pos_embed",)),
     *pair("norm", "norm"),
 )
 
-FACTOR_ROWS = Row("embed.row_positions", ("pos_embed_y",)), Row("embed.column_positions", ("pos_embed_x",))
+FACTOR_ROWS = Row("embed.row_pos_embed", ("pos_embed_y",)), Row("embed.col_pos_embed", ("pos_embed_x",))
 
 STEM_ROWS = (
     Row("embed.stem.root.weight", ("patch_embed.backbone.stem.conv.weight",)),
@@ -77,9 +77,9 @@ BATCH_STEM_NAMES = (
 
 POOL_ROWS = (
     Row("attn_pool.probe", ("attn_pool.latent",)),
-    *pair("attn_pool.query", "attn_pool.q"),
-    *pair("attn_pool.key_value", "attn_pool.kv"),
-    *pair("attn_pool.out", "attn_pool.proj"),
+    *pair("attn_pool.q", "attn_pool.q"),
+    *pair("attn_pool.kv", "attn_pool.kv"),
+    *pair("attn_pool.proj", "attn_pool.proj"),
     *pair("attn_pool.norm", "attn_pool.norm"),
     *pair("attn_pool.mlp.fc1", "attn_pool.mlp.fc1"),
     *pair("attn_pool.mlp.fc2", "attn_pool.mlp.fc2"),

@@ -19,7 +19,7 @@ from vitruvian.weights.families.timm_shapes import BRANCHES
 def in_pieces(tensors: Tensors, config: ViTConfig, pieces: frozenset[str], *, maker: str) -> Tensors:
     """Arrays under the names of the table as an architecture of timm's class `maker` with these pieces keeps them."""
     found = dict(tensors)
-    for layer in range(config.layers):
+    for layer in range(config.depth):
         for piece, split in SPLITS.items():
             if piece in pieces:
                 split(found, f"blocks.{layer}", config)
@@ -27,7 +27,7 @@ def in_pieces(tensors: Tensors, config: ViTConfig, pieces: frozenset[str], *, ma
             found.pop(f"blocks.{layer}.attn.k_proj.bias", None)
         if "branches" in pieces:
             split_branches(found, f"blocks.{layer}", BRANCHES)
-    frequencies = [found.pop(f"blocks.{layer}.attn.rope_freqs", None) for layer in range(config.layers)]
+    frequencies = [found.pop(f"blocks.{layer}.attn.rope_freqs", None) for layer in range(config.depth)]
     known = [each for each in frequencies if each is not None]
     if known:
         found["rope.freqs"] = torch.stack(known, dim=1)  # (2, layers, H, K / 2)
@@ -46,13 +46,13 @@ def split_bias(found: Tensors, block: str, config: ViTConfig) -> None:
 
 def split_projections(found: Tensors, block: str, config: ViTConfig) -> None:
     """Query, key and value apart; keys and values that heads share, once."""
-    shared = shared_heads(found, block, config.heads)
+    shared = shared_heads(found, block, config.num_heads)
     for kind in ("weight", "bias"):
         joined = found.pop(f"{block}.attn.qkv.{kind}", None)
         if joined is None:
             continue
         for part, array in zip("qkv", joined.chunk(3)):
-            kept = array if part == "q" else grouped(array, config.heads)[::shared].flatten(0, 1)
+            kept = array if part == "q" else grouped(array, config.num_heads)[::shared].flatten(0, 1)
             found[f"{block}.attn.{part}_proj.{kind}"] = kept
 
 

@@ -17,7 +17,7 @@ CHOICES: dict[str, tuple[str, dict[Any, Any]]] = {
     "act_layer": ("gelu", {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}),
     "attn_layer": ("attention", {"": "softmax", "attn": "softmax", "diff": "differential"}),
     "pos_embed": (
-        "positions",
+        "pos_embed",
         {"learn": "learned", "learned": "learned", "factorized": "factorized", "none": "none", "": "none"},
     ),
     "pos_embed_interp_mode": ("position_resize", {way: f"{way}_antialias" for way in ("bicubic", "bilinear")}),
@@ -29,20 +29,20 @@ CHOICES: dict[str, tuple[str, dict[Any, Any]]] = {
 """Arguments of a timm model whose values are words, the setting that each has here, and its values."""
 
 TOLD_BY_ARRAYS = {
-    "depth": "layers",
+    "depth": "depth",
     "embed_dim": "width",
     "patch_size": "patch_size",
-    "num_classes": "classes",
-    "in_chans": "channels",
-    "mlp_ratio": "mlp_width",
-    "class_token": "class_token",
-    "no_embed_class": "class_position",
-    "reg_tokens": "registers",
-    "num_reg_tokens": "registers",
+    "num_classes": "num_classes",
+    "in_chans": "in_channels",
+    "mlp_ratio": "mlp_dim",
+    "class_token": "cls_token",
+    "no_embed_class": "cls_pos_embed",
+    "reg_tokens": "reg_tokens",
+    "num_reg_tokens": "reg_tokens",
     "qkv_bias": "qkv_bias",
     "qk_norm": "qk_norm",
-    "scale_attn_norm": "attention_norm",
-    "scale_attn_inner": "attention_norm",
+    "scale_attn_norm": "attn_norm",
+    "scale_attn_inner": "attn_norm",
     "scale_mlp_norm": "mlp_norm",
     "scale_mlp": "mlp_norm",
     "proj_bias": "dense_bias",
@@ -54,7 +54,7 @@ TOLD_BY_ARRAYS = {
 }
 """Arguments of a timm model that its arrays tell too, and the setting that each has here; the two must agree."""
 
-HEADS = {"num_heads": "heads", "attn_pool_num_heads": "pool_heads"}
+HEADS = {"num_heads": "num_heads", "attn_pool_num_heads": "pool_num_heads"}
 ROTARY = {
     "rope_temperature": "temperature",
     "rope_grid_offset": "offset",
@@ -104,9 +104,9 @@ def stated_settings(config: dict[str, Any]) -> dict[str, Any] | None:
     if settings["pool"] != known["pool"]:  # the pooling decides where the norm is, unless the architecture does
         settings["norm_after_pool"] = known.get("fc_norm", settings["pool"] == "mean")
     settings.pop("fc_norm", None)
-    as_elsewhere = known.get("pool_heads") == known["heads"] and "pool_heads" not in changes
+    as_elsewhere = known.get("pool_num_heads") == known["num_heads"] and "pool_num_heads" not in changes
     if as_elsewhere or settings["pool"] != "map":
-        settings.pop("pool_heads", None)  # as many as elsewhere, also where model_args changes that number
+        settings.pop("pool_num_heads", None)  # as many as elsewhere, also where model_args changes that number
     if changes.get("pool_prefix") and settings["pool"] == "mean":
         raise CheckpointError("config.json: pool_include_prefix means a mean of all tokens, which is not known here")
     if settings.get("rope"):
@@ -131,13 +131,13 @@ def stated_shape(config: dict[str, Any], settings: dict[str, Any], width: int) -
     """What `config.json` says of settings that the arrays tell too; `settings` are those of `stated_settings`."""
     found = {"num_classes": config.get("num_classes")} | arguments_of(config)
     stated = {TOLD_BY_ARRAYS[name]: value for name, value in found.items() if name in TOLD_BY_ARRAYS}
-    size, ratio = stated.get("patch_size"), stated.pop("mlp_width", None)
+    size, ratio = stated.get("patch_size"), stated.pop("mlp_dim", None)
     if isinstance(size, list) and size[1:] == size[:-1]:
         stated["patch_size"] = size[0]
     if isinstance(ratio, int | float):
-        stated["mlp_width"] = int(width * ratio)
-    if stated.get("class_position") is not None:
-        stated["class_position"] = not stated["class_position"]
+        stated["mlp_dim"] = int(width * ratio)
+    if stated.get("cls_pos_embed") is not None:
+        stated["cls_pos_embed"] = not stated["cls_pos_embed"]
     if "layer_scale" in stated:  # of 0 some models have none, and others scale by arrays of zeros
         stated["layer_scale"] = True if stated["layer_scale"] else None
     if stated.get("norm_after_pool") is None and settings.get("final_norm"):

@@ -73,7 +73,7 @@ def crop_view(size: Size, share: float, *, squash: bool = False) -> Preprocess:
 
 def stated_view(view: Preprocess, config: ModelConfig) -> dict[str, Any]:
     """The evaluation view in the words of `pretrained_cfg`; what they cannot say is left out."""
-    settings: dict[str, Any] = {"input_size": [config.channels, *config.image_size]}
+    settings: dict[str, Any] = {"input_size": [config.in_channels, *config.image_size]}
     if not view.stated:
         return settings
     return settings | {

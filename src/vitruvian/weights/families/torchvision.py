@@ -32,12 +32,12 @@ class Torchvision(Family):
     table = Table(
         rows=(
             *pair("embed.patch", "conv_proj"),
-            Row("embed.class_token", ("class_token",)),
+            Row("embed.cls_token", ("class_token",)),
             Row(FLAT, ("encoder.pos_embedding",)),
             *pair("blocks.{i}.norm1", f"{BLOCK}.ln_1"),
-            Row("blocks.{i}.attention.qkv.weight", (f"{BLOCK}.self_attention.in_proj_weight",)),
-            Row("blocks.{i}.attention.qkv.bias", (f"{BLOCK}.self_attention.in_proj_bias",)),
-            *pair("blocks.{i}.attention.out", f"{BLOCK}.self_attention.out_proj"),
+            Row("blocks.{i}.attn.qkv.weight", (f"{BLOCK}.self_attention.in_proj_weight",)),
+            Row("blocks.{i}.attn.qkv.bias", (f"{BLOCK}.self_attention.in_proj_bias",)),
+            *pair("blocks.{i}.attn.proj", f"{BLOCK}.self_attention.out_proj"),
             *pair("blocks.{i}.norm2", f"{BLOCK}.ln_2"),
             *pair("blocks.{i}.mlp.fc1", f"{BLOCK}.mlp.0"),
             *pair("blocks.{i}.mlp.fc2", f"{BLOCK}.mlp.3"),
@@ -67,7 +67,7 @@ class Torchvision(Family):
         yield from plain_obstacles(config, "torchvision")
         if not isinstance(config, ViTConfig):
             return
-        if not config.class_token or config.pool == "mean":
+        if not config.cls_token or config.pool == "mean":
             yield "torchvision always reads a class token, not the mean of the patches"
         if config.image_size[0] != config.image_size[1]:
             yield "torchvision's model takes square images only"
@@ -75,7 +75,7 @@ class Torchvision(Family):
             yield "torchvision has no hybrids with a ResNet stem"
         if not config.qkv_bias:
             yield "torchvision's query, key and value always have a bias"
-        if not config.classes:
+        if not config.num_classes:
             yield "torchvision's model always has a head"
-        if config.channels != 3:
-            yield f"torchvision's model takes 3 channels, this one {config.channels}"
+        if config.in_channels != 3:
+            yield f"torchvision's model takes 3 channels, this one {config.in_channels}"

@@ -1,8 +1,8 @@
 """The model in the package, from a trained one: its temperature, the energy of its head, its threshold, its card.
 
     vit train cifar10/ --recipe cifar10-hybrid --out runs/box
-    python benchmarks/box.py runs/box cifar10/ --imagenet val/ --pets pets/test --unknown faces/ \
-        --time "two hours on one core" --out src/vitruvian/box
+    python benchmarks/bundled.py runs/box cifar10/ --imagenet val/ --pets pets/test --unknown faces/ \
+        --time "two hours on one core" --out src/vitruvian/bundled
 
 Temperature and threshold are chosen on the images that the recipe holds out; the energy is fitted to training images
 and to generated images of no class (`outliers.py`). Then the test set is measured once, as are photos of the ten
@@ -83,7 +83,7 @@ It answers where no model is named and none can be downloaded.
 - Threshold: an image is "none of these" if its energy, log(sum(exp(logits))), is less than {model.threshold:g};
   {ANSWERED:.0%} of the held-out images have more. The head was fitted to it: logistic regression between 8,000 training
   images and 2,250 generated images of no class ({", ".join(KINDS)}) gives a
-  linear term, the same in all logits, which changes the energy and no probability (`benchmarks/box.py`).
+  linear term, the same in all logits, which changes the energy and no probability (`benchmarks/bundled.py`).
 
 Photos of the ten classes, whose middle is reduced to 32 x 32 pixels:
 

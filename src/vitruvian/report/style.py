@@ -1,9 +1,19 @@
-:root {
+"""The look of every page: one stylesheet for light and dark screens, wide and narrow ones."""
+
+from __future__ import annotations
+
+from vitruvian.report.color import COLORS, INK, LINE, PAPER, SOFT
+
+LIGHT = f"""
+:root {{
   color-scheme: light dark;
-  --back: #ffffff; --card: #f6f7f9; --text: #1c1e21; --soft: #5d646e; --line: #d9dde3;
+  --back: {PAPER}; --card: #f6f7f9; --text: {INK}; --soft: {SOFT}; --line: {LINE};
   --right: 0 114 178; --wrong: 213 94 0; --hurts: #c62828; --look: #9a5b00; --fine: #2e7d32;
-  --c0: #0072b2; --c1: #d55e00; --c2: #007a59; --c3: #a94a82; --c4: #946500; --c5: #2f7fb5;
-}
+  {" ".join(f"--c{number}: {color};" for number, color in enumerate(COLORS))}
+}}
+""".lstrip()
+
+REST = """
 @media (prefers-color-scheme: dark) {
   :root {
     --back: #14161a; --card: #1d2026; --text: #e7e9ec; --soft: #9ba3af; --line: #343a44;
@@ -38,7 +48,7 @@ table.plain { width: 100%; font-size: .9375rem; }
 .plain thead th { position: sticky; top: 0; background: var(--back); box-shadow: inset 0 -1px var(--line); }
 .plain tbody tr:last-child > * { border-bottom: 0; }
 .plain .number { text-align: right; white-space: nowrap; width: 1%; padding-left: 1.25rem; }
-.plain td:not(.number) { min-width: 7.5rem; } .plain th.number { white-space: normal; min-width: 5.5rem; }
+.plain td:not(.number) { min-width: 7.5rem; } .plain th.number { white-space: normal; }
 .facts { columns: 2 22rem; column-gap: 2rem; margin: .75rem 0 0; font-size: .9375rem; }
 .facts div { display: grid; grid-template-columns: minmax(0, 2fr) minmax(0, 3fr); gap: .75rem; break-inside: avoid;
   border-bottom: 1px solid var(--line); padding: .3rem 0; }
@@ -82,12 +92,9 @@ figure { margin: 0; min-width: 0; } figcaption { font-size: .875rem; line-height
 .chart polyline, .legend polyline { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
 @media (max-width: 30rem) {
   .chart text { font-size: 16px; } .chart { padding: .8rem .75rem .5rem; }
-  .plain th, .plain td, .plain .number { padding: .35rem .4rem; } .plain th.number { min-width: 0; } .plain td:not(.number) { min-width: 6rem; }
+  .plain th, .plain td, .plain .number { padding: .35rem .4rem; } .plain td:not(.number) { min-width: 6rem; }
   .bar { width: 4rem; }
 }
-#bar { position: sticky; top: 0; background: var(--back); padding: .5rem 0; z-index: 1; }
-#bar button, #bar select { font: inherit; padding: .3rem .6rem; max-width: 16rem; }
-kbd { border: 1px solid var(--line); border-radius: .25rem; padding: 0 .35rem; font-size: .8em; }
-.doubt { display: flex; gap: 1.5rem; } .doubt > .frame { width: min(22rem, 45vw); flex: none; }
-.doubt p:first-child { margin-top: 0; }
-.evidence { display: flex; flex-wrap: wrap; gap: .75rem; } .evidence figure { width: 8.5rem; }
+""".strip()
+
+STYLE = LIGHT + REST
