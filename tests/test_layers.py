@@ -88,13 +88,13 @@ NAMES = (
 
 
 def test_public_names_are_these():
-    assert vitruvian.__all__ == sorted(vitruvian._HOMES) == NAMES.split()
+    assert vitruvian.__all__ == NAMES.split()
     for name in vitruvian.__all__:
         assert getattr(vitruvian, name) is not None
 
 
 def test_an_unknown_attribute_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="has no attribute 'transformer'"):
+    with pytest.raises(AttributeError, match="No vitruvian attribute transformer"):
         vitruvian.transformer  # noqa: B018
 
 

@@ -21,6 +21,7 @@ NOT_COPIED = ignore_patterns(".*", "build", "dist", "site", "runs", "*.egg-info"
 MAX_WHEEL_BYTES = 9 << 20  # 8 MB of them may be the model
 IN_THE_WHEEL = (
     "py.typed",
+    "__init__.pyi",
     "box/model.safetensors",
     "box/config.json",
     "recipes/paper-imagenet.toml",

@@ -65,17 +65,21 @@ class VitruvianError(Exception):
         super().__init__(reason)
         self._reason, self._hint, self._parameter = reason, hint, parameter
         self.where = where
+        """The file, directory, URL or setting that the error is about."""
 
     @property
     def reason(self) -> str:
+        """What is wrong."""
         return self._format(self._reason)
 
     @property
     def hint(self) -> str:
+        """What to do about it; empty if there is no advice."""
         return self._format(self._hint)
 
     @property
     def parameter(self) -> str:
+        """Name of the invalid argument; empty if the error is not about an argument."""
         marked = (self._reason + self._hint).split(_MARK)[1:2]
         return self._parameter or "".join(marked).partition("=")[0]
 

@@ -83,7 +83,7 @@ class Views:
         return ["measured with a view of your own (view=): the saved model's preprocess is the recipe's, not that view"]
 
 
-NO_VIEWS = Views()
+NO_VIEWS: Views = Views()
 
 
 def given_again(run: Run, data: object) -> object:

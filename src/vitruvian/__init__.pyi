@@ -1,0 +1,49 @@
+"""The public names and their modules, from which `__init__.py` imports them when first used."""
+
+from .bulk import ray as ray
+from .bulk.merge import merge as merge
+from .bulk.run import embed as embed
+from .bulk.similar import similar as similar
+from .config import ModelConfig as ModelConfig
+from .config import Numerics as Numerics
+from .config import Preprocess as Preprocess
+from .config import ResNetConfig as ResNetConfig
+from .config import StemConfig as StemConfig
+from .config import ViTConfig as ViTConfig
+from .data.preprocess import preprocess_image as preprocess_image
+from .data.transform import transform as transform
+from .engines.export import export as export
+from .errors import Interrupted as Interrupted
+from .errors import VitruvianError as VitruvianError
+from .evaluation.fast.optimize import optimize as optimize
+from .evaluation.fast.quantize import quantize as quantize
+from .evaluation.measuring.evaluate import evaluate as evaluate
+from .evaluation.probes.probe import probe as probe
+from .explain import Explainer as Explainer
+from .explain import MapSettings as MapSettings
+from .model.build import build as build
+from .model.build import create_model as create_model
+from .model.resnet import ResNet as ResNet
+from .model.vit import ViT as ViT
+from .predict import Answer as Answer
+from .predict import Classifier as Classifier
+from .predict import Prediction as Prediction
+from .predict import embed_images as embed_images
+from .predict import features as features
+from .training import Listener as Listener
+from .training import Recipe as Recipe
+from .training import Run as Run
+from .training import read_recipe as read_recipe
+from .training.finetune import finetune as finetune
+from .training.finetune import protocol_for as protocol_for
+from .training.train import resume as resume
+from .training.train import train as train
+from .weights import Certificate as Certificate
+from .weights import convert as convert
+from .weights import load as load
+from .weights import save as save
+from .weights.load import with_merging as with_merging
+from .weights.words import embed_texts as embed_texts
+from .weights.words import with_words as with_words
+
+__version__: str
