@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from vitruvian.report.chart import Chart, Line
-from vitruvian.report.images import write_image
+from vitruvian.report.html import write_image
 from vitruvian.training import Run
 
 Point = tuple[float, float]

@@ -28,6 +28,8 @@ IN_THE_WHEEL = (
     "serve/page/index.html",
     "serve/page/cat.jpg",
     "data/doctor/review.js",
+    "report/templates/base.html",
+    "report/templates/style.css",
     "data/digits.npz",
     "published.csv",
     "weights/families/timm.json",

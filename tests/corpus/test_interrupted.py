@@ -15,7 +15,7 @@ from PIL.ImageFile import ImageFile
 import vitruvian.bulk.run
 import vitruvian.data.doctor
 import vitruvian.data.pack
-import vitruvian.evaluation.pages.probe
+import vitruvian.evaluation.report
 import vitruvian.explain.run
 import vitruvian.training.finetune  # noqa: F401, so that no copy of this process imports them
 from forked import Forked, Ran

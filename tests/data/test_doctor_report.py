@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from vitruvian.cli.doctor import doctor
 from vitruvian.data.doctor import diagnose
+from vitruvian.data.doctor.doctor_report import diagnosis_page
 from vitruvian.data.doctor.findings import report
-from vitruvian.data.doctor.page import page
 from vitruvian.data.formats import open_dataset
 
 app = typer.Typer()
@@ -116,4 +116,4 @@ def test_the_page_needs_no_other_file_and_shows_copies_side_by_side(sick, tmp_pa
 def test_the_page_survives_images_that_have_gone(sick):
     diagnosis, data = diagnose(sick), open_dataset(sick)
     (sick / "train" / "cat" / "003.jpg").unlink()
-    assert len(Page(page(diagnosis, data)).sources) == 2
+    assert len(Page(diagnosis_page(diagnosis, data)).sources) == 2

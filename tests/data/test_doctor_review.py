@@ -14,7 +14,7 @@ from PIL import Image
 from vitruvian.cli import main
 from vitruvian.data.doctor import diagnose
 from vitruvian.data.doctor.corrections import apply_corrections
-from vitruvian.data.doctor.review import doubtful, review
+from vitruvian.data.doctor.doctor_report import review_page, suspicious_labels
 from vitruvian.data.formats import open_dataset
 from vitruvian.errors import DataError, FileError
 
@@ -54,10 +54,10 @@ def tree(folder):
 
 
 def test_the_doubtful_label_is_on_the_page_and_the_others_are_not(photos, diagnosis):
-    (found,) = doubtful(diagnosis)
+    (found,) = suspicious_labels(diagnosis)
     assert found[0].key == "a/00.png"
     assert found[1][0].label.startswith("b ")
-    page = review(diagnosis, open_dataset(photos))
+    page = review_page(diagnosis, open_dataset(photos))
     assert page.count('<article id="item') == 1
     assert page.count("</script>") == 2  # the data and the script; no name ends them early
 
@@ -66,7 +66,7 @@ def test_two_labels_of_one_image_are_both_doubted(photos, tmp_path):
     folder = shutil.copytree(photos, tmp_path / "photos")
     other = next(path.name for path in folder.iterdir() if path.name != "a")
     shutil.copy(folder / "a" / "03.png", folder / other / "99.png")
-    keys = [image.key for image, _, _ in doubtful(diagnose(folder))]
+    keys = [image.key for image, _, _ in suspicious_labels(diagnose(folder))]
     assert set(keys[:2]) == {"a/03.png", f"{other}/99.png"}
     assert len(keys) == len(set(keys))
 

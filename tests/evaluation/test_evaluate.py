@@ -25,10 +25,10 @@ from vitruvian.data.sources import Subset
 from vitruvian.errors import ConfigError, DataError, VitruvianError
 from vitruvian.evaluation.measuring.calibration import Calibration
 from vitruvian.evaluation.measuring.evaluate import evaluate, save_calibrated
-from vitruvian.evaluation.pages.evaluation import write_evaluation
 from vitruvian.evaluation.probes.features import features_of
 from vitruvian.evaluation.probes.linear import fit
 from vitruvian.evaluation.probes.store import FeatureStore
+from vitruvian.evaluation.report import write_evaluation
 from vitruvian.predict import Classifier, Encoder
 from vitruvian.training import train
 from vitruvian.weights.load import load

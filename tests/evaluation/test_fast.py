@@ -17,9 +17,9 @@ from vitruvian.engines.int8_graph import write_int8
 from vitruvian.engines.smooth import channel_maxima, dense_layers, smoothed, watched
 from vitruvian.errors import ConfigError, ConversionError, DataError, FileError, MissingExtraError, UnknownNameError
 from vitruvian.evaluation.fast import merging
+from vitruvian.evaluation.fast.compress_report import frontier, optimize_page, write_quantized
 from vitruvian.evaluation.fast.loss import Sample, loss_of, read_sample
 from vitruvian.evaluation.fast.optimize import write
-from vitruvian.evaluation.fast.page import frontier, frontier_page, write_quantized
 from vitruvian.evaluation.fast.quantize import CALIBRATION, least
 from vitruvian.evaluation.fast.search import Candidate, Limits, Search
 
@@ -383,7 +383,7 @@ def test_the_page_draws_the_frontier_and_names_what_was_written():
         "chosen": "int8",
         "speedup": 1.75,
     }
-    page = frontier_page("a model", numbers, [], "a note")
+    page = optimize_page("a model", numbers, [], "a note")
     assert "Written: int8." in page
     assert "0.40" in page
     assert frontier([(0.0, 1.0), (0.0, 1.5), (0.4, 1.75), (0.6, 1.25)]) == [(0.0, 1.5), (0.4, 1.75)]

@@ -14,9 +14,9 @@ import vitruvian
 from vitruvian.cli.probe import probe as command
 from vitruvian.data.formats import open_dataset
 from vitruvian.errors import ConfigError, DataError, UnknownNameError, VitruvianError
-from vitruvian.evaluation.pages.probe import write_probe
 from vitruvian.evaluation.probes.features import held_numbers, parts_of
 from vitruvian.evaluation.probes.probe import Wanted, probe
+from vitruvian.evaluation.report import write_probe
 from vitruvian.predict import Encoder
 from vitruvian.weights.save import save
 
@@ -102,7 +102,7 @@ def test_the_table_names_probes_settings_and_percentages(weights, tmp_path):
     ran = vit_probe(photos, "--model", weights, "--only", "fewshot,neighbors", "--shots", "5", "--neighbors", 3)
     assert ran.exit_code == 0, ran.output
     first, heads, shot, near = ran.stdout.splitlines()
-    assert first == "24 images of 3 classes to learn from, 6 to test on: 20% of each class, held out"
+    assert first == "24 training images of 3 classes, 6 test images: 20% of each class, held out"
     assert heads.split() == ["probe", "setting", "top-1", "%", "mean", "per", "class", "%"]
     assert shot.split() == ["few-shot", "5", "a", "class", "100.00", "±", "0.00", "100.00"]
     assert near.split() == ["neighbors", "3", "nearest", "100.00", "100.00"]

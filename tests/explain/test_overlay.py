@@ -8,7 +8,7 @@ from vitruvian.config import Preprocess
 from vitruvian.explain import image_with_crop, overlay, seen_box
 from vitruvian.explain.figures import grid_of_grids, tiled
 from vitruvian.explain.overlay import stretched
-from vitruvian.report.color import color_map, colored
+from vitruvian.report.color import apply_color_map, color_map
 
 CROP = Preprocess(image_size=224, fit="crop", scaled_size=256)
 SQUASH = Preprocess(image_size=224, fit="squash")
@@ -45,7 +45,7 @@ def test_lightness_rises_for_color_blind_eyes_too(matrix):
 def test_values_are_stretched_to_all_colors_and_a_flat_map_takes_the_lowest():
     assert stretched(np.array([2.0, 3.0, 6.0])).tolist() == [0, 0.25, 1]
     assert stretched(np.full((2, 2), 5.0)).tolist() == [[0, 0], [0, 0]]
-    ends = colored(np.array([-9.0, 0.0, 1.0, 9.0]))
+    ends = apply_color_map(np.array([-9.0, 0.0, 1.0, 9.0]))
     assert ends.tolist() == [color_map()[0].tolist()] * 2 + [color_map()[255].tolist()] * 2
 
 
@@ -67,7 +67,7 @@ def test_large_images_are_reduced_and_tiny_ones_enlarged_at_their_aspect_ratio()
     assert overlay(Image.new("RGB", (8, 4)), np.eye(4), CROP).size == (256, 128)
 
 
-def test_the_top_patch_is_bright_in_its_place_and_nothing_is_colored_outside_the_crop():
+def test_the_top_patch_is_bright_in_its_place_and_nothing_is_apply_color_map_outside_the_crop():
     values = np.zeros((14, 14))
     values[3, 10] = 1
     image = Image.new("RGB", (600, 400), (200, 120, 60))

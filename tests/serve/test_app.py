@@ -377,11 +377,12 @@ def test_a_service_is_not_ready_before_every_batch_size_is_warm(model, monkeypat
 
 def test_the_page_has_the_colors_of_the_reports(client):
     from vitruvian.report.color import COLORS, color_map
-    from vitruvian.report.style import STYLE
+    from vitruvian.report.html import environment
 
+    report = environment().get_template("style.css").render()
     style = client.get("/page/style.css").text
     for number, color in enumerate(COLORS):
-        dark = STYLE.split("prefers-color-scheme: dark")[1].split(f"--c{number}: ")[1][:7]
+        dark = report.split("prefers-color-scheme: dark")[1].split(f"--c{number}: ")[1][:7]
         assert style.count(f"--c{number}: {color};") == style.count(f"--c{number}: {dark};") == 1
     anchors = client.get("/page/arrays.js").text.split("ANCHORS = [")[1].split("]")[0].replace('"', "").split(", ")
     places = np.rint(np.linspace(0, 255, len(anchors))).astype(int)

@@ -9,8 +9,7 @@ from forked import ranks
 from vitruvian.cost import multiply_adds
 from vitruvian.errors import TrainingError
 from vitruvian.study.growth import RECIPES as USUAL
-from vitruvian.study.growth import SIZE_STEPS, SIZES, run_study, study_of
-from vitruvian.study.page import write_page
+from vitruvian.study.growth import SIZE_STEPS, SIZES, run_study, study_of, write_study_report
 from vitruvian.training import Interrupted, read_recipe
 from vitruvian.training.journal import Listener
 from vitruvian.training.model import config_of
@@ -71,11 +70,11 @@ class StopAt(Listener):
 def test_a_study_goes_on_where_it_stopped_and_repeats_nothing(tmp_path):
     study = small_study(tmp_path / "study")
     with pytest.raises(Interrupted, match="stopped in resnet-50-images-2-steps; the same command goes on"):
-        run_study(study, listeners=[StopAt(3)], said=lambda text: None, after=write_page)
+        run_study(study, listeners=[StopAt(3)], said=lambda text: None, after=write_study_report)
     assert [cell.state for cell in study.cells] == ["done", "begun", "waiting", "waiting"]
     first = (study.cells[0].folder / "model" / "model.safetensors").stat().st_mtime_ns
     heard = []
-    run_study(small_study(tmp_path / "study"), said=heard.append, after=write_page)
+    run_study(small_study(tmp_path / "study"), said=heard.append, after=write_study_report)
     assert [text.rpartition(": ")[2] for text in heard] == [
         "vit-50-images-2-steps (done before)",
         "resnet-50-images-2-steps (goes on)",
@@ -96,7 +95,7 @@ def test_a_study_goes_on_where_it_stopped_and_repeats_nothing(tmp_path):
         assert plot.width == 760
     other = small_study(tmp_path / "study", settings=["workers=0", "batch_size=8", "image_size=16"])
     with pytest.raises(TrainingError, match="trained with batch_size=16, not 8; choose another out="):
-        run_study(other, said=lambda text: None, after=write_page)
+        run_study(other, said=lambda text: None, after=write_study_report)
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from vitruvian.training.masked import (
     shown_color,
 )
 from vitruvian.training.recipe import Recipe
-from vitruvian.training.report import three_views
+from vitruvian.training.report import corruption_images
 from vitruvian.weights.load import load
 
 MASKED = (*TINY, "objective=masked")
@@ -244,13 +244,13 @@ def test_the_report_shows_predicted_colors_and_no_classes(pretrained):
     assert "Classes</h2>" not in page
 
 
-def test_the_three_views_of_an_example_are_image_corruption_and_prediction():
+def test_the_three_images_of_an_example_are_image_corruption_and_prediction():
     levels = np.arange(4, dtype=np.uint8).repeat(4).reshape(1, 4, 4) * 60  # rows 0, 60, 120, 180
     draws = np.array([[0.9, 0.1, 0.2, 0.8], [0.0, 0.0, 0.85, 0.0], [0.0, 0.0, 0.0, 0.0]], np.float32)
     pixels = (levels / 255 - 0.5).astype(np.float32) / np.float32(0.5)
     view = Preprocess(image_size=(4, 4), mean=(0.5,), std=(0.5,))
     example = Example(index=0, pixels=pixels, draws=draws, predicted=np.array([7, 0]))
-    image, seen, said = three_views(example, view, side=2)
+    image, seen, said = corruption_images(example, view, side=2)
     assert np.array_equal(image, levels[0])
     assert (seen[:2, 2:] == 128).all()  # patch 1 is masked
     assert np.array_equal(seen[2:, :2], image[2:, 2:])  # patch 2 is patch 3

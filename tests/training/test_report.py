@@ -88,7 +88,7 @@ def test_a_report_has_every_part_and_nothing_that_is_interpreted(run):
         "left out: 3 &lt;files&gt;",
         "<dt>threads</dt><dd>77</dd>",
         "fewer than 5 images in train",
-        "</svg>held-out</span>",
+        "</svg>validation</span>",
     ):
         assert words in page, words
     assert ">val<" not in page
@@ -101,7 +101,7 @@ def test_a_report_has_every_part_and_nothing_that_is_interpreted(run):
     [
         (resolve("ViT-Ti/16").replace(num_classes=3), "", "ViT-Ti/16 on"),
         (resolve("ViT-Ti/16").replace(depth=4, width=96), "", "ViT of depth 4, width 96, patch 16 on"),
-        (resolve("ViT-B/32"), "/weights/mine.npz", "ViT-B/32 from mine.npz on"),
+        (resolve("ViT-B/32"), "/weights/mine.npz", "ViT-B/32 fine-tuned from mine.npz on"),
     ],
 )
 def test_a_title_names_the_model_that_it_is(tmp_path, config, weights, title):
@@ -126,9 +126,9 @@ def test_mistakes_are_shown_worst_first_with_label_prediction_and_probability(ru
 def test_a_run_without_lines_or_held_out_images_still_has_a_report(tmp_path):
     run = create(tmp_path / "run", Recipe(epochs=1), {"model": MODEL})
     page = write_report(run, Outcome(train=Squares([0, 1] * 30), stopped="the <disk> is full")).read_text()
-    assert "no step is on record" in page
-    assert "its accuracy is not known" in page
-    assert "The run ended early: the &lt;disk&gt; is full" in page
+    assert "no steps recorded" in page
+    assert "the accuracy is unknown" in page
+    assert "The run stopped early: the &lt;disk&gt; is full" in page
     assert "Every image could be read" in page
     assert "<h2>Curves</h2>" not in page
 

@@ -12,14 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.bulk.merge import Result, open_result
-from vitruvian.data.decode import ImageInput
+from vitruvian.data.decode import ImageInput, decode
+from vitruvian.data.doctor.doctor_report import thumbnail_of
+from vitruvian.data.formats import open_images
 from vitruvian.errors import CheckpointError, ConfigError, DataError, FileError, ImageError, argument, require
 from vitruvian.evaluation.probes.store import model_keys
-from vitruvian.files import atomic_path, cache_folder, file_lock, file_stamp, read_json, write_json
+from vitruvian.files import atomic_path, cache_folder, file_lock, file_stamp, read_json, write_json, write_text
 from vitruvian.model.cores import map_over_shapes
 from vitruvian.predict import Encoder
 from vitruvian.progress import print_status
+from vitruvian.report.html import render, thumbnail
 from vitruvian.settings import check_range
+from vitruvian.text import printable
 
 # n vectors, D wide, Q queries
 
@@ -230,3 +234,40 @@ def opened_index(result: Result, width: int, tables: Iterable[Any]) -> Any:
         index.view(path)
     index.expansion_search = CANDIDATES
     return index
+
+
+def write_neighbors(
+    out: Path, images: Sequence[str], texts: Sequence[str], results: Sequence[Sequence[Neighbor]], result: Result
+) -> Path:
+    """Write a page with thumbnails of the queries and their neighbors, read again from the data of the job.
+
+    Raises:
+        DataError: The data is not what the vectors were computed from.
+    """
+    name = result.job["data"]
+    sources = open_images(name, split=result.job["split"])
+    if sum(map(len, sources.values())) < result.images:
+        raise DataError(f"{name}: no longer the {result.images:,} images that the vectors were made of")
+
+    def neighbor_context(neighbor: Neighbor) -> dict[str, Any]:
+        index = neighbor.index
+        for source in sources.values():
+            if index < len(source):
+                break
+            index -= len(source)
+        if printable(source.key(index)) != neighbor.key:
+            raise DataError(f"{name}: no longer the images that the vectors were made of: {neighbor.key} has moved")
+        image, label = thumbnail_of(source, index), neighbor.label or ""
+        return {"image": image, "similarity": neighbor.similarity, "label": label, "key": neighbor.key}
+
+    queries = [(image, thumbnail(decode(image), image)) for image in images] + [(f"“{text}”", None) for text in texts]
+    page = render(
+        "similar.html",
+        title="Similar images",
+        subtitle=f"{result.images:,} images of {name}, by {result.job['model']}",
+        queries=[
+            {"name": query, "image": image, "neighbors": [neighbor_context(neighbor) for neighbor in neighbors]}
+            for (query, image), neighbors in zip(queries, results)
+        ],
+    )
+    return write_text(out, page)

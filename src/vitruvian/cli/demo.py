@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from vitruvian.explain import Explainer
     from vitruvian.explain.explainer import Explained
     from vitruvian.predict import Answer
-    from vitruvian.report.html import Html
     from vitruvian.training import Run
 
 SHOWN = 6
@@ -62,7 +61,7 @@ def demo(
     say("looking at photos with the model in the package, and at what it looks at: vit explain cat.jpg")
     explainer, explained = explained_photos()
     print(indented("\n".join(f"{each.path}: {first_answer(each)}" for each in explained)))
-    page = write_page(run, [digit_figure(*each) for each in zip(digits, said)], explainer, explained)
+    page = write_page(run, digits, said, explainer, explained)
     print(f"\nDone in {time.monotonic() - started:.0f} seconds. All of it on one page:\n  {page}")
     print(f"Curves, confusions and mistakes of the training:\n  {run.folder / 'report.html'}")
     print("With images of your own, a folder for each kind:\n  vit train photos/")
@@ -114,37 +113,41 @@ def first_answer(explained: Explained) -> str:
 
 
 def write_page(
-    run: Run, digits: Sequence[tuple[Html, Html]], explainer: Explainer, photos: Sequence[Explained]
+    run: Run,
+    digits: Sequence[NDArray[np.uint8]],
+    captions: Sequence[str],
+    explainer: Explainer,
+    photos: Sequence[Explained],
 ) -> Path:
-    """Training, digits and photos on one page in the folder of the run."""
-    from vitruvian.explain.page import image_section
+    """Write training, digits and photos on one page in the folder of the run."""
+    from PIL import Image
+
+    from vitruvian.explain.explain_report import image_context
     from vitruvian.explain.run import overlays
     from vitruvian.files import write_text
     from vitruvian.report.chart import Chart, Line
-    from vitruvian.report.html import columns, heading, page, remark, section, tiles
-    from vitruvian.report.images import gallery
+    from vitruvian.report.html import render, thumbnail
 
     last = run.evaluation
-    curve = Line("held-out digits", [(line["step"], line["top1"]) for line in run.metrics("val")])
-    numbers = {"of the held-out digits right": f"{last['top1']:.1f}%", "of training": f"{last['seconds']:.0f} s"}
-    parts = [heading("What vit demo did"), tiles(numbers)]
-    parts.append(columns(Chart(title="Accuracy in %", lines=[curve], x_label="step").svg(), gallery(digits)))
-    known = ", ".join(explainer.vit.labels or ())
-    parts.append(section("Photos", remark(f"The model in the package knows {known}; yellow is what its answer needs.")))
-    for each in photos:
-        titles = {"image": "the image"} | {map.name: map.title for map in each.maps}
-        shown = {titles[name]: image for name, image in overlays(explainer, each).items()}
-        parts.append(image_section(each, shown))
-    return write_text(run.folder / PAGE, page("vit demo", parts))
-
-
-def digit_figure(digit: NDArray[np.uint8], caption: str) -> tuple[Html, Html]:
-    from PIL import Image
-
-    from vitruvian.report.html import text
-    from vitruvian.report.images import thumbnail
-
-    return thumbnail(Image.fromarray(digit), caption), text(caption)
+    curve = Line("test digits", [(line["step"], line["top1"]) for line in run.metrics("val")])
+    contexts = []
+    for photo in photos:
+        titles = {"image": "the image"} | {map.name: map.title for map in photo.maps}
+        images = {titles[name]: image for name, image in overlays(explainer, photo).items()}
+        contexts.append(image_context(photo, images))
+    page = render(
+        "demo.html",
+        title="vit demo",
+        heading="What vit demo did",
+        tile_values={"accuracy on test digits": f"{last['top1']:.1f}%", "training time": f"{last['seconds']:.0f} s"},
+        chart=Chart(title="Accuracy in %", lines=[curve], x_label="step"),
+        digits=[
+            {"image": thumbnail(Image.fromarray(digit), text), "caption": text} for digit, text in zip(digits, captions)
+        ],
+        classes=explainer.vit.labels or (),
+        photos=contexts,
+    )
+    return write_text(run.folder / PAGE, page)
 
 
 def drawing(ink: NDArray[np.uint8]) -> list[str]:

@@ -42,7 +42,6 @@ def doctor(
     """
     from vitruvian.data.doctor import diagnose
     from vitruvian.data.doctor.findings import report
-    from vitruvian.data.doctor.page import page
     from vitruvian.data.formats import open_dataset
     from vitruvian.files import write_text
 
@@ -66,10 +65,12 @@ def doctor(
         for level, line in report(diagnosis):
             typer.secho(line, fg=COLORS[level] if level else None)  # colored if stdout is a terminal
     if out is not None:
-        write_text(out, page(diagnosis, opened))
+        from vitruvian.data.doctor.doctor_report import diagnosis_page
+
+        write_text(out, diagnosis_page(diagnosis, opened))
         print_status(f"the images are in {out}")
     if review is not None:
-        from vitruvian.data.doctor.review import review as review_page
+        from vitruvian.data.doctor.doctor_report import review_page
 
         write_text(review, review_page(diagnosis, opened))
         print_status(

@@ -71,7 +71,7 @@ def evaluate(
     with quick_imports():
         from vitruvian.evaluation.measuring.evaluate import evaluate as run_evaluation
         from vitruvian.evaluation.measuring.evaluate import save_calibrated
-        from vitruvian.evaluation.pages.evaluation import write_evaluation
+        from vitruvian.evaluation.report import write_evaluation
         from vitruvian.predict import Encoder
 
     found = run_evaluation(
@@ -106,14 +106,14 @@ def evaluate(
 def as_table(found: Evaluation) -> str:
     """Numbers with their intervals, under a line on what they were measured on."""
     from vitruvian.evaluation.measuring.intervals import LEVEL
-    from vitruvian.evaluation.pages.evaluation import NAMES, shown_numbers, summary
+    from vitruvian.evaluation.report import NAMES, evaluation_summary, interval_numbers
     from vitruvian.text import table
 
     rows = []
-    for name, value in shown_numbers(found).items():
+    for name, value in interval_numbers(found).items():
         low, high = found.intervals[name]
         rows.append((NAMES[name], f"{value:.2f}", f"{low:.2f} to {high:.2f}"))
-    lines = [summary(found), table(("", ">percent", f"{LEVEL:g}% interval"), rows)]
+    lines = [evaluation_summary(found), table(("", ">percent", f"{LEVEL:g}% interval"), rows)]
     if found.real is not None:
         lines.append(f"ReaL: {found.real_count:,} images have labels")
     fitted = found.calibration

@@ -109,13 +109,13 @@ def finetune(
 def show(sweep: Sweep) -> None:
     """Every trial, the result and where the model is, on stdout."""
     from vitruvian.text import table
-    from vitruvian.training.sweep import stated
+    from vitruvian.training.sweep import format_mean
 
     headings = ("trial", ">lr", ">seed", "for", ">top-1", ">mean per class", "")
     print(table(headings, [row(sweep, trial) for trial in sweep.trials]))
     count = len(sweep.values())
     runs = f"mean and standard deviation of {count} runs" if count > 1 else "one run"
-    print(f"\ntop-1 {stated(sweep, 'top1')}, mean per class {stated(sweep, 'mean_per_class')} ({runs})")
+    print(f"\ntop-1 {format_mean(sweep, 'top1')}, mean per class {format_mean(sweep, 'mean_per_class')} ({runs})")
     print(f"measured on {sweep.measured_on}")
     best = next(trial for trial in sweep.test if trial.state == "done")
     print(f"the report is {sweep.folder / 'report.html'}")

@@ -51,8 +51,8 @@ def probe(
         raise typer.BadParameter("--vectors stands for DATA and --model, which its job.json names")
     wanted_shots = None if shots is None else parse_numbers(shots)
     with quick_imports():
-        from vitruvian.evaluation.pages.probe import write_probe
         from vitruvian.evaluation.probes.probe import probe as run_probe
+        from vitruvian.evaluation.report import write_probe
         from vitruvian.predict import Encoder
 
     if vectors is not None:
@@ -79,7 +79,7 @@ def probe(
 
 
 def as_table(report: ProbeReport) -> str:
-    from vitruvian.evaluation.pages.probe import summary
+    from vitruvian.evaluation.report import probe_summary
     from vitruvian.text import table
 
     rows = []
@@ -87,4 +87,6 @@ def as_table(report: ProbeReport) -> str:
         spread = f"± {found.deviation:.2f}" if len(found.runs) > 1 else ""
         rows.append((found.probe, found.setting, f"{found.top1:.2f}", spread, f"{found.mean_per_class:.2f}"))
     notes = [f"note: {note}" for note in report.notes]
-    return "\n".join([summary(report), *notes, table(("probe", "setting", ">top-1 %", "", ">mean per class %"), rows)])
+    return "\n".join(
+        [probe_summary(report), *notes, table(("probe", "setting", ">top-1 %", "", ">mean per class %"), rows)]
+    )

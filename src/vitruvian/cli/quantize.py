@@ -50,7 +50,7 @@ def quantize(
     Layers that lose the most stay float. Nothing is written if more is lost than --max-loss, or if float is as fast.
     """
     with quick_imports():
-        from vitruvian.evaluation.fast.page import write_quantized
+        from vitruvian.evaluation.fast.compress_report import write_quantized
         from vitruvian.evaluation.fast.quantize import quantize as quantize_model
 
     done = quantize_model(

@@ -48,7 +48,7 @@ def similar(
     search = Search(where, exact=exact, track=partial(track, label="parts"))
     found = search.nearest(search.queries(images, texts, model), top)
     if out is not None:
-        from vitruvian.bulk.page import write_neighbors
+        from vitruvian.bulk.similar import write_neighbors
 
         write_neighbors(out, images, texts, found, search.result)
     asked = [("path", image) for image in images] + [("text", words) for words in texts]

@@ -202,13 +202,12 @@ def show_vtab(result: VtabResult, cells: list[Cell]) -> None:
 
 def grow(found: Study, *, plan: bool, as_json: bool) -> None:
     """Carry a study out and print it, or only say what it would do."""
-    from vitruvian.study.growth import run_study
-    from vitruvian.study.page import write_page
+    from vitruvian.study.growth import run_study, write_study_report
 
     if plan:
         show_plan(found)
         return
-    run_study(found, after=write_page)
+    run_study(found, after=write_study_report)
     if as_json and speaks():
         print("\n".join(json.dumps(cell.to_json()) for cell in found.cells))
     elif speaks():

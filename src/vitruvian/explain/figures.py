@@ -22,7 +22,7 @@ from vitruvian.explain.attention import require_vit
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.report.chart import Chart, Line
-from vitruvian.report.color import INK, PAPER, SOFT, Rgb, color_bar, colored
+from vitruvian.report.color import INK, PAPER, SOFT, Rgb, apply_color_map, color_bar
 
 TILES_IN_A_ROW = 7
 TEXT_PIXELS = 15
@@ -139,7 +139,7 @@ def distance_chart(distance: NDArray[np.floating]) -> Chart:
     """Distances (L, H): a dot for each head over its layer, and a line through the means."""
     heads = [(float(layer), float(value)) for layer, values in enumerate(distance) for value in values]
     means = [(float(layer), float(values.mean())) for layer, values in enumerate(distance)]
-    lines = [Line("head", heads, joined=False), Line("mean of the layer", means)]
+    lines = [Line("head", heads, scatter=True), Line("mean of the layer", means)]
     title = "Mean attention distance, in pixels"
     return Chart(title=title, lines=lines, x_label="layer", y_from=0.0, size=(620, 360))
 
@@ -174,7 +174,7 @@ def grid_of_grids(values: Places, low: float, high: float) -> Image.Image:
     canvas = Image.new("RGB", (left + columns * across + MARGIN, top + rows * down + 84), PAPER)
     for row in range(rows):
         for column in range(columns):
-            cell = Image.fromarray(colored(shown[row, column], low, high))
+            cell = Image.fromarray(apply_color_map(shown[row, column], low, high))
             cell = cell.resize((inner_columns * scale, inner_rows * scale), Image.Resampling.NEAREST)
             canvas.paste(cell, (left + column * across, top + row * down))
     pen = ImageDraw.Draw(canvas)

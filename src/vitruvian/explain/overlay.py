@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw
 
 from vitruvian.config import Preprocess
 from vitruvian.data.preprocess import Bounds, geometry
-from vitruvian.report.color import colored
+from vitruvian.report.color import apply_color_map
 from vitruvian.settings import Size
 
 LONGEST_SIDE = 640
@@ -46,7 +46,7 @@ def overlay(
     heights = np.asarray(heat).clip(0, 1)[:, :, None]
     strength = WEAKEST + (STRONGEST - WEAKEST) * heights
     below = np.asarray(shown.crop(box).convert("L"))[:, :, None]
-    mixed = strength * colored(heights[:, :, 0]) + (1 - strength) * below
+    mixed = strength * apply_color_map(heights[:, :, 0]) + (1 - strength) * below
     canvas = darkened(shown)
     canvas.paste(Image.fromarray(np.rint(mixed).astype(np.uint8)), box)
     canvas = framed(canvas, box)

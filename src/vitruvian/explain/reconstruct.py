@@ -16,7 +16,7 @@ from vitruvian.data.preprocess import preprocess_image
 from vitruvian.errors import ImageError
 from vitruvian.explain.run import file_name
 from vitruvian.model.mae import MaskedAutoencoder
-from vitruvian.report.images import write_image
+from vitruvian.report.html import write_image
 
 GRAY = 0.5
 """Light in place of a hidden patch."""

@@ -20,17 +20,16 @@ from vitruvian.data.pixels import DigitsSource
 from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.errors import ImageError
 from vitruvian.explain.attention import require_vit
+from vitruvian.explain.explain_report import MAX_IMAGES, explanation_page, figures_page, image_context
 from vitruvian.explain.explainer import Explained, Explainer
 from vitruvian.explain.figures import Figure, figures
 from vitruvian.explain.overlay import image_with_crop, overlay, seen_box
-from vitruvian.explain.page import MOST_ON_PAGE, explanation_page, figures_page, image_section
 from vitruvian.files import atomic_open, write_text
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Encoder
 from vitruvian.progress import Track, no_tracking
-from vitruvian.report.html import Html
-from vitruvian.report.images import write_image
+from vitruvian.report.html import write_image
 
 PAGE = "explain.html"
 FIGURES_PAGE = "figures.html"
@@ -64,7 +63,7 @@ def explain_images(explainer: Explainer, images: Sequence[ImageInput], out: Path
 
     Where not one image can be read, nothing is written.
     """
-    parts: list[Html] = []
+    parts: list[dict[str, Any]] = []
     unread = 0
     for number, image in enumerate(images, 1):
         explained = explainer.explain(image)
@@ -73,12 +72,12 @@ def explain_images(explainer: Explainer, images: Sequence[ImageInput], out: Path
         digits = len(str(len(images)))
         start = out / f"{number:0{digits}d}-{file_name(Path(explained.path).stem)}"
         written = write_explained(explained, shown, start=start, preprocess=explainer.vit.preprocess)
-        if len(parts) < MOST_ON_PAGE:
+        if len(parts) < MAX_IMAGES:
             titles = {"image": "the image"} | {each.name: each.title for each in explained.maps}
-            parts.append(image_section(explained, {titles[name]: image for name, image in shown.items()}))
+            parts.append(image_context(explained, {titles[name]: image for name, image in shown.items()}))
         yield written
     if unread < len(images):
-        write_text(out / PAGE, explanation_page(about(explainer.vit), parts, images=len(images), unread=unread))
+        write_text(out / PAGE, explanation_page(about(explainer.vit), parts, count=len(images), unreadable=unread))
 
 
 def overlays(explainer: Explainer, explained: Explained) -> dict[str, Image.Image]:

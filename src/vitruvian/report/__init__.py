@@ -1,1 +1,1 @@
-"""Pages for people: the HTML kit, its one stylesheet, one palette and color map, and one chart."""
+"""HTML reports: Jinja templates with one stylesheet, charts and colors."""

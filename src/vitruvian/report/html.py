@@ -1,150 +1,129 @@
-"""The parts of an HTML page that needs no other file: text, sections, tables, tiles and bars."""
+"""HTML reports that need no other file: the Jinja environment, numbers and images in pages, and writing them."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vitruvian.files import atomic_path, json_bytes
-from vitruvian.report.style import STYLE
+from markupsafe import Markup
+from PIL import Image
+
+from vitruvian.files import atomic_open, atomic_path, json_bytes
 from vitruvian.text import printable
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 PAGE = "report.html"
-"""The usual name of a page's file."""
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""What a browser lets the page do: no scripts, no requests, whatever a class or file is called."""
+"""File name of a report."""
+THUMBNAIL_SIDE = 240
+"""Longest side in pixels. Shown at about half of that, for high-density screens."""
+TINY_SIDE = 64
+"""Images up to this side are shown with square pixels instead of being smoothed."""
+QUALITY = 82
+"""JPEG quality of embedded images."""
 
 
-class Html(str):
-    """Text that is HTML already; any other text is escaped where it enters a page."""
+@cache
+def environment() -> Environment:
+    """The templates in `report/templates`. All values are escaped, and control characters become visible."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    __slots__ = ()
-
-
-def text(value: object) -> Html:
-    """A value as HTML: names of files and classes are shown as they are, whatever characters they have."""
-    if isinstance(value, Html):
-        return value
-    return Html(escape(printable(str(value))))
-
-
-def joined(parts: Iterable[Html], between: str = "\n") -> Html:
-    return Html(between.join(parts))
-
-
-def page(title: str, parts: Iterable[Html], *, script: str = "", style: str = "") -> str:
-    """A whole page; of scripts, a browser runs only the one given here."""
-    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"{POLICY}; script-src 'sha256-{allowed}'" if script else POLICY
-    run = f"<script>{script}</script>\n" if script else ""
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        f"<title>{text(title)}</title>\n<style>\n{STYLE}{style}\n</style>\n</head>\n"
-        f"<body>\n{joined(parts)}\n{run}</body>\n</html>\n"
+    jinja = Environment(
+        loader=PackageLoader("vitruvian.report"),
+        autoescape=True,
+        finalize=lambda value: value if isinstance(value, Markup) or not isinstance(value, str) else printable(value),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
     )
+    jinja.filters |= {"flatten": flatten, "number": format_number}
+    return jinja
+
+
+def render(template: str, **context: Any) -> Markup:
+    """Render a page or a part of one; as `Markup`, a part can be inserted into another template."""
+    return Markup(environment().get_template(template).render(context))
+
+
+def script_hash(script: str) -> str:
+    """The hash by which the page's content security policy allows this script and no other."""
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def short_name(name: str) -> str:
-    """A path's last part; a name such as ViT-B/16 as it is."""
+    """The last part of an existing path; any other name, such as ViT-B/16, unchanged."""
     return Path(name).name if Path(name).expanduser().exists() else name
 
 
-def paragraph(value: object) -> Html:
-    return Html(f"<p>{text(value)}</p>")
-
-
-def remark(value: object) -> Html:
-    """A paragraph that explains what stands beside it, in small soft letters."""
-    return Html(f'<p class="soft small">{text(value)}</p>')
-
-
-def heading(title: str, note: str = "") -> Html:
-    below = f'<p class="soft">{text(note)}</p>' if note else ""
-    return Html(f"<header><h1>{text(title)}</h1>{below}</header>")
-
-
-def section(title: object, *parts: Html, note: str = "") -> Html:
-    """A part of the page with a title, and a sentence on how to read it."""
-    below = remark(note) if note else ""
-    return Html(f"<section>\n<h2>{text(title)}</h2>\n{below}{joined(parts)}\n</section>")
-
-
-def columns(*parts: Html) -> Html:
-    """Parts side by side where the screen is wide enough."""
-    return Html(f'<div class="columns">\n{joined(parts)}\n</div>')
-
-
-def notice(message: str) -> Html:
-    """A sentence that must not be missed."""
-    return Html(f'<p class="notice">{text(message)}</p>')
-
-
-def tiles(values: Mapping[str, str]) -> Html:
-    """The few numbers that matter most, by what they are."""
-    each = (f'<div class="tile"><b>{text(value)}</b><span>{text(name)}</span></div>' for name, value in values.items())
-    return Html(f'<div class="tiles">{"".join(each)}</div>')
-
-
-def table(titles: Sequence[str], rows: Iterable[Sequence[object]], *, tall: bool = False) -> Html:
-    """A table; numbers, and HTML that stands for them, are set to the right. `tall` lets a long one scroll."""
-    lines = [[cell(value) for value in row] for row in rows]
-    right = [bool(lines) and 'class="number"' in lines[0][i] for i in range(len(titles))]
-    head = "".join(f"<th{' class=number' if to_right else ''}>{text(t)}</th>" for t, to_right in zip(titles, right))
-    body = "\n".join(f"<tr>{''.join(line)}</tr>" for line in lines)
-    place = "scroll tall" if tall else "scroll"
-    return Html(
-        f'<div class="{place}"><table class="plain">\n<thead><tr>{head}</tr></thead>\n'
-        f"<tbody>\n{body}\n</tbody>\n</table></div>"
-    )
-
-
-def cell(value: object) -> str:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return f'<td class="number">{number(value)}</td>'
-    kind = ' class="number"' if isinstance(value, Html) else ""
-    return f"<td{kind}>{text(value)}</td>"
-
-
-def facts(values: Mapping[str, object]) -> Html:
-    """Names and their values, one a line; settings inside settings are named `outer.inner`."""
-    rows = "\n".join(f"<div><dt>{text(name)}</dt><dd>{text(shown)}</dd></div>" for name, shown in flat(values))
-    return Html(f'<dl class="facts">\n{rows}\n</dl>')
-
-
-def flat(values: Mapping[str, Any], outer: str = "") -> Iterable[tuple[str, str]]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Names and values of nested settings, called `outer.inner`."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{outer}{name}.")
+            yield from flatten(value, f"{prefix}{name}.")
         elif isinstance(value, list | tuple):
-            yield f"{outer}{name}", ", ".join(map(str, value)) or "none"
+            yield f"{prefix}{name}", ", ".join(map(str, value)) or "none"
         else:
-            yield f"{outer}{name}", "none" if value is None or value == "" or value == {} else str(value)
+            yield f"{prefix}{name}", "none" if value is None or value == "" or value == {} else str(value)
 
 
-def number(value: float) -> str:
-    """A number as people write it: 12,345, 0.125, 3e-05."""
+def format_number(value: object) -> object:
+    """A number as 12,345, 0.125 or 3e-05; anything else unchanged."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
     if isinstance(value, int) or not math.isfinite(value):
         return f"{value:,}"
-    size = abs(value)
-    return f"{value:.3g}" if 0 < size < 1 else f"{value:,.2f}"
+    return f"{value:.3g}" if 0 < abs(value) < 1 else f"{value:,.2f}"
 
 
-def percent_bar(percent: float) -> Html:
-    """A percentage with a bar; a dash where there is none."""
+def percent_bar(percent: float) -> Markup:
+    """A percentage with a bar; a dash for NaN."""
     if math.isnan(percent):
-        return Html("–")
-    return Html(f'{percent:.1f}&nbsp;%<span class="bar"><i style="width:{percent:.1f}%"></i></span>')
+        return Markup("–")
+    bar = Markup('{0}&nbsp;%<span class="bar"><i style="width:{0}%"></i></span>')
+    return bar.format(f"{percent:.1f}")
+
+
+def embed_image(image: Image.Image, alt: str, *, kind: str = "", exact: bool = False) -> Markup:
+    """An <img> with the image inside: JPEG, or PNG if it is tiny, transparent or must be `exact`.
+
+    Args:
+        kind: CSS class.
+    """
+    exact = exact or image.mode == "RGBA" or max(image.size) <= TINY_SIDE
+    buffer = io.BytesIO()
+    if exact:
+        image.save(buffer, "PNG", optimize=True)
+    else:
+        image.save(buffer, "JPEG", quality=QUALITY)
+    data = base64.b64encode(buffer.getvalue()).decode()
+    tag = Markup('<img class="{}" alt="{}" width="{}" height="{}" src="data:image/{};base64,{}">')
+    return tag.format(kind, printable(alt), image.width, image.height, "png" if exact else "jpeg", data)
+
+
+def thumbnail(image: Image.Image, alt: str, *, side: int = THUMBNAIL_SIDE, kind: str = "") -> Markup:
+    """A smaller copy of the image, at most `side` pixels wide and high, as an <img>."""
+    small = image.copy()
+    small.thumbnail((side, side))
+    return embed_image(small, alt, kind=kind or ("tiny" if max(small.size) <= TINY_SIDE else ""))
+
+
+def write_image(path: Path, image: Image.Image) -> Path:
+    """Write a PNG file atomically."""
+    with atomic_open(path) as file:
+        image.save(file, "PNG", optimize=True)
+    return path
 
 
 def write_report(folder: Path, *, name: str, numbers: dict[str, Any], page: str) -> Path:
-    """Write numbers as JSON, called `name`, and the page into a folder that appears whole; gives the page's path."""
+    """Create a folder with the page and its numbers as JSON, called `name`, atomically; returns the page's path."""
     with atomic_path(folder) as draft:
         draft.mkdir()
         (draft / name).write_bytes(json_bytes(numbers))

@@ -10,9 +10,12 @@ from typing import Any, Literal
 
 from vitruvian.cost import parameters
 from vitruvian.errors import ConfigError, TrainingError, argument
-from vitruvian.files import write_json
+from vitruvian.files import write_json, write_text
 from vitruvian.progress import print_status
+from vitruvian.report.chart import Chart, Line
+from vitruvian.report.html import PAGE, render, write_image
 from vitruvian.study import STUDY_FILE
+from vitruvian.text import format_duration
 from vitruvian.training.distributed import process_group
 from vitruvian.training.finetune import Series
 from vitruvian.training.given import DataRef
@@ -202,3 +205,38 @@ def estimates(study: Study, seconds: float = 5.0) -> Iterator[tuple[Cell, float]
             measured[cell.recipe_name] = found.step_seconds, found.evaluation_seconds / max(1, found.evaluations)
         step, evaluation = measured[cell.recipe_name]
         yield cell, 0.0 if cell.state == "done" else cell.recipe.steps * step + evaluation
+
+
+PLOT_FILE = "study.png"
+TITLES = {
+    "data-size": ("Accuracy over the number of training images", "training images"),
+    "compute": ("Accuracy over training compute", "multiply-adds of training"),
+}
+
+
+def write_study_report(study: Study) -> Path:
+    """Write `report.html`, and `study.png` once there is a point to plot; returns the path of the page."""
+    heading, x_label = TITLES[study.kind]
+    lines = [Line(name, points) for name, points in study.lines().items()]
+    title = f"{heading}: top-1, %"
+    chart = Chart(title=title, lines=lines, x_label=f"{x_label} (logarithmic)", log_x=True, size=(760, 400))
+    image = chart.image()
+    if image is not None:
+        write_image(study.folder / PLOT_FILE, image)
+    done = sum(cell.state == "done" for cell in study.cells)
+    page = render(
+        "study.html",
+        title=f"{study.kind} study on {study.data.short_name}",
+        subtitle=f"{done} of {len(study.cells)} runs done",
+        chart=chart if image is not None else None,
+        chart_title=heading,
+        runs=[table_row(cell.to_json()) for cell in study.cells],
+    )
+    return write_text(study.folder / PAGE, page)
+
+
+def table_row(cell: dict[str, Any]) -> list[object]:
+    top1 = f"{cell['top1']:.2f} %" if "top1" in cell else "–"
+    seconds = format_duration(cell["seconds"]) if "seconds" in cell else "–"
+    counts = [cell["images"], cell["steps"], float(cell["epochs"]), cell["parameters"]]
+    return [cell["recipe"], *counts, f"{cell['multiply_adds']:.3g}", top1, seconds, cell["state"]]

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from markupsafe import Markup
+
 from vitruvian.errors import TrainingError, argument
 from vitruvian.evaluation.measuring.metrics import MEASURE_NAMES
 from vitruvian.files import read_json, read_object, write_json, write_text
-from vitruvian.report.html import PAGE, Html, facts, heading, notice, page, section, table, text, tiles
+from vitruvian.report.html import PAGE, render
 from vitruvian.tasks import SEEDS, Metric
 from vitruvian.text import format_duration
 from vitruvian.training.recipe import DESCRIPTION, HARMLESS, Recipe
@@ -233,56 +235,42 @@ METRICS = {key: MEASURE_NAMES[key] for key in ("top1", "mean_per_class")}
 
 
 def write_sweep_report(sweep: Sweep) -> Path:
-    """Write `report.html` into the sweep's folder and give its path; an older one stays until the new is complete."""
-    title = f"{Path(sweep.protocol.recipe.weights).name} fine-tuned on {Path(sweep.protocol.data).name}"
-    return write_text(sweep.folder / PAGE, page(title, sections(title, sweep)))
+    """Write `report.html` into the sweep's folder, atomically; returns its path."""
+    chosen = {"learning rate": f"{sweep.chosen_lr:g}"} if sweep.chosen_lr is not None else {}
+    tiles = {name: format_mean(sweep, key) for key, name in METRICS.items()} | chosen
+    done = sum(trial.state == "done" for trial in sweep.trials)
+    progress = f"{done} of {len(sweep.dev) + sweep.protocol.seeds} trials done"
+    page = render(
+        "sweep.html",
+        title=f"{Path(sweep.protocol.recipe.weights).name} fine-tuned on {Path(sweep.protocol.data).name}",
+        subtitle=progress + ("" if sweep.finished else ", not finished yet"),
+        tile_values=tiles if sweep.values() else {},
+        failed=[trial.name for trial in sweep.trials if trial.state == "failed"],
+        titles=["trial", ">lr", ">seed", *(f">{name}" for name in METRICS.values()), ">cross-entropy", "time", "state"],
+        dev_trials=[trial_row(sweep, trial) for trial in sweep.dev],
+        test_trials=[trial_row(sweep, trial) for trial in sweep.test],
+        measured_on=sweep.measured_on or "test images",
+        # the sweep may have replaced the recipe's learning rates
+        settings=sweep.protocol.recipe.shown() | {"lr": sweep.chosen_lr or "not chosen yet", "lrs": sweep.protocol.lrs},
+    )
+    return write_text(sweep.folder / PAGE, page)
 
 
-def sections(title: str, sweep: Sweep) -> Iterator[Html]:
-    yield heading(title, progress(sweep))
-    if sweep.values():
-        chosen = {"learning rate": f"{sweep.chosen_lr:g}"} if sweep.chosen_lr is not None else {}
-        yield tiles({METRICS[key]: stated(sweep, key) for key in METRICS} | chosen)
-    failed = [trial.name for trial in sweep.trials if trial.state == "failed"]
-    if failed:
-        yield notice(f"Training diverged in {', '.join(failed)}; these trials do not count.")
-    if sweep.dev:
-        note = "Measured on images that are neither trained on nor in the result; the best learning rate is taken."
-        yield section("Choosing the learning rate", trial_table(sweep, sweep.dev), note=note)
-    if sweep.test:
-        where = sweep.measured_on or "held-out images"
-        note = f"Trained on everything else, and measured once, at the end, on {where}."
-        yield section("Result", trial_table(sweep, sweep.test), note=note)
-    rates = {"lr": sweep.chosen_lr or "not chosen yet", "lrs": sweep.protocol.lrs}  # the recipe's may be replaced
-    yield section("Settings", facts(sweep.protocol.recipe.shown() | rates))
-
-
-def progress(sweep: Sweep) -> str:
-    states = [trial.state for trial in sweep.trials]
-    planned = len(sweep.dev) + sweep.protocol.seeds
-    return f"{states.count('done')} of {planned} trials done" + ("" if sweep.finished else ", not finished yet")
-
-
-def stated(sweep: Sweep, measure: str) -> str:
-    """`91.03 ± 0.12 %` over several seeds, `91.03 %` of one."""
-    found = mean_and_std(sweep.values(measure))
-    if found["mean"] is None:
+def format_mean(sweep: Sweep, measure: str) -> str:
+    """`91.03 ± 0.12 %` over several seeds, `91.03 %` for one."""
+    values = mean_and_std(sweep.values(measure))
+    if values["mean"] is None:
         return "–"
-    around = "" if found["deviation"] is None else f" ± {found['deviation']:.2f}"
-    return f"{found['mean']:.2f}{around} %"
+    spread = "" if values["deviation"] is None else f" ± {values['deviation']:.2f}"
+    return f"{values['mean']:.2f}{spread} %"
 
 
-def trial_table(sweep: Sweep, trials: tuple[Trial, ...]) -> Html:
-    columns = ["trial", "lr", "seed", *METRICS.values(), "cross-entropy", "time", "state"]
-    return table(columns, [row(sweep, trial) for trial in trials])
-
-
-def row(sweep: Sweep, trial: Trial) -> list[object]:
+def trial_row(sweep: Sweep, trial: Trial) -> list[object]:
     measures, state = trial.measures, trial.state
-    link = f'<a href="{text(trial.name)}/{PAGE}">{text(trial.name)}</a>'
-    numbers = [Html(f"{measures[key]:.2f}&nbsp;%") if measures else Html("–") for key in METRICS]
-    loss = Html(f"{measures['loss']:.4f}") if measures else Html("–")
+    link = Markup('<a href="{0}/{1}">{0}</a>').format(trial.name, PAGE)
+    numbers = [f"{measures[key]:.2f} %" if measures else "–" for key in METRICS]
+    loss = f"{measures['loss']:.4f}" if measures else "–"
     seconds = format_duration(measures["seconds"]) if measures else "–"
-    word = "chosen" if trial.kind == "dev" and trial.lr == sweep.chosen_lr else state
-    name: object = Html(f"<span>{link}</span>") if state == "done" else trial.name
-    return [name, Html(f"{trial.lr:g}"), trial.seed, *numbers, loss, seconds, word]
+    is_chosen = trial.kind == "dev" and trial.lr == sweep.chosen_lr
+    name = link if state == "done" else trial.name
+    return [name, f"{trial.lr:g}", trial.seed, *numbers, loss, seconds, "chosen" if is_chosen else state]

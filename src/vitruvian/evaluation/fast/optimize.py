@@ -12,9 +12,9 @@ from vitruvian.engines.export import check_model
 from vitruvian.engines.graph import CASCADE_FILE
 from vitruvian.engines.sessions import check_engine
 from vitruvian.errors import ConversionError, require
+from vitruvian.evaluation.fast.compress_report import optimize_page
 from vitruvian.evaluation.fast.loss import BATCH, FEWEST, Sample, read_sample
 from vitruvian.evaluation.fast.merging import merging
-from vitruvian.evaluation.fast.page import frontier_page
 from vitruvian.evaluation.fast.quantize import CALIBRATION, EVALUATION, Timer, median_seconds, workplace
 from vitruvian.evaluation.fast.search import Candidate, Limits, Search
 from vitruvian.files import atomic_path, check_writable, json_bytes
@@ -129,7 +129,7 @@ def optimize(
             write(search, found.chosen, place)
             numbers = found.to_json()
             (place / "optimize.json").write_bytes(json_bytes(numbers))
-            made = frontier_page(f"{classifier.name}, faster", numbers, found.rows(), str(found.chosen.loss))
+            made = optimize_page(f"{classifier.name}, faster", numbers, found.rows(), str(found.chosen.loss))
             (place / PAGE).write_text(made, encoding="utf-8")
     return found
 

@@ -1,0 +1,114 @@
+"""The HTML pages of `vit doctor`: all findings with their images, and the review of suspicious labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any
+
+from markupsafe import Markup
+
+from vitruvian.data.decode import decode
+from vitruvian.data.doctor.findings import (
+    EXAMPLES,
+    HEADINGS,
+    MARKS,
+    REVIEWED,
+    Diagnosis,
+    Finding,
+    ImageRef,
+    heading,
+    verdict,
+)
+from vitruvian.data.sources import Dataset, Source
+from vitruvian.errors import VitruvianError
+from vitruvian.report.html import render, script_hash, thumbnail
+
+LABEL_CHECKS = ("conflict", "near-conflict", "label")
+"""Checks that question labels, the most reliable first."""
+
+
+def diagnosis_page(diagnosis: Diagnosis, data: Dataset) -> str:
+    """All findings as HTML, with thumbnails of the example images."""
+    levels = [
+        {
+            "name": level,
+            "title": title.capitalize(),
+            "mark": MARKS[level],
+            "findings": [finding_context(finding, data) for finding in diagnosis.at(level)],
+        }
+        for level, title in HEADINGS.items()
+        if diagnosis.at(level)
+    ]
+    return render(
+        "doctor.html",
+        title=f"vit doctor: {diagnosis.data}",
+        heading=verdict(diagnosis),
+        subtitle=heading(diagnosis),
+        levels=levels,
+    )
+
+
+def finding_context(finding: Finding, data: Dataset) -> dict[str, Any]:
+    examples = [
+        {"note": example.note, "images": [image_context(image, data) for image in example.images]}
+        for example in finding.examples[:EXAMPLES]
+    ]
+    return {
+        "text": finding.text,
+        "advice": finding.advice,
+        "examples": examples,
+        "hidden": finding.count - len(examples),
+    }
+
+
+def image_context(image: ImageRef, data: Dataset) -> dict[str, Any]:
+    thumbnail = thumbnail_of(data.splits[image.split], image.index)
+    return {"image": thumbnail, "key": image.key, "split": image.split, "label": image.label}
+
+
+def thumbnail_of(source: Source, index: int) -> Markup:
+    """A thumbnail of a sample, or "no image" if it cannot be read."""
+    try:
+        return thumbnail(decode(source.read(index)), source.key(index))
+    except (VitruvianError, OSError):
+        return Markup("no image")
+
+
+def review_page(diagnosis: Diagnosis, data: Dataset) -> str:
+    """A page that shows suspicious labels one by one, for the keyboard, and saves the corrections as a file."""
+    items, decisions = [], []
+    for image, evidence, note in suspicious_labels(diagnosis):
+        suggested = evidence[0].label
+        items.append(
+            image_context(image, data)
+            | {"suggested": suggested, "note": note, "evidence": [image_context(other, data) for other in evidence]}
+        )
+        decision = {"split": image.split, "index": image.index, "key": image.key}
+        decisions.append({**decision, "was": image.label, "suggested": suggested})
+    script = (files("vitruvian") / "data" / "doctor" / "review.js").read_text(encoding="utf-8")
+    return render(
+        "review.html",
+        title=f"vit doctor: labels of {diagnosis.data}",
+        heading="Suspicious labels",
+        subtitle=f"{len(items):,} of {diagnosis.data}; nothing is changed until `--apply`",
+        items=items,
+        content={"data": diagnosis.data, "classes": list(data.classes), "items": decisions},
+        **({"script": Markup(script), "script_hash": script_hash(script)} if items else {}),
+    )
+
+
+def suspicious_labels(diagnosis: Diagnosis) -> Iterator[tuple[ImageRef, tuple[ImageRef, ...], str]]:
+    """Images with suspicious labels, each once, with the images that contradict the label and an explanation."""
+    listed: set[tuple[str, int]] = set()
+    findings = {finding.check: finding for finding in diagnosis.findings}
+    for check in LABEL_CHECKS:
+        for example in findings[check].examples if check in findings else ():
+            first, *others = example.images
+            pairs = [(first, tuple(others))]
+            if check != "label":  # either label may be wrong
+                pairs.append((others[0], (first,)))
+            for image, evidence in pairs:
+                if (image.split, image.index) not in listed and len(listed) < REVIEWED:
+                    listed.add((image.split, image.index))
+                    yield image, evidence, example.note

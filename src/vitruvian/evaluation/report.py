@@ -1,0 +1,229 @@
+"""Reports of evaluations and probes, and the sections on metrics that training reports share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+from PIL import Image, ImageColor
+
+from vitruvian.data.doctor.doctor_report import thumbnail_of
+from vitruvian.data.sources import Source
+from vitruvian.evaluation.measuring.calibration import BINS, Reliability
+from vitruvian.evaluation.measuring.evaluate import Evaluation
+from vitruvian.evaluation.measuring.intervals import LEVEL
+from vitruvian.evaluation.measuring.metrics import MEASURE_NAMES, Counts, Measures
+from vitruvian.evaluation.probes.fewshot import SEEDS
+from vitruvian.evaluation.probes.probe import ProbeReport
+from vitruvian.report.chart import Chart, Line
+from vitruvian.report.color import COLORS
+from vitruvian.report.html import embed_image, percent_bar, render, short_name, write_report
+
+NAMES = MEASURE_NAMES | {
+    "real": "ReaL accuracy",
+    "top1_among_all_outputs": "top-1 among all outputs",
+    "calibration_error": "calibration error",
+}
+"""Display names of the numbers that have an interval."""
+
+
+def write_evaluation(evaluation: Evaluation, folder: Path) -> Path:
+    """Write evaluation.json and report.html into a new folder; returns the path of the page."""
+    calibration = evaluation.calibration
+    tiles = measure_tiles(evaluation.measures)
+    if evaluation.real is not None:
+        tiles[NAMES["real"]] = f"{evaluation.real:.2f} %"
+    tiles[NAMES["calibration_error"]] = f"{calibration.now.error:.2f} %"
+    stages = {
+        "all images": calibration.now,
+        "other images, before": calibration.before,
+        "other images, after": calibration.after,
+    }
+    page = render(
+        "evaluation.html",
+        title=f"{short_name(evaluation.model)} on {Path(evaluation.data).name}",
+        subtitle=evaluation_summary(evaluation),
+        tile_values=tiles,
+        unreadable_images=evaluation.unreadable,
+        excluded=evaluation.left_out,
+        level=LEVEL,
+        bins=BINS,
+        accuracies=[
+            (NAMES[name], value, "{:.2f} to {:.2f}".format(*evaluation.intervals[name]))
+            for name, value in interval_numbers(evaluation).items()
+        ],
+        reliability=reliability_chart(calibration.before or calibration.now, calibration.after),
+        calibration=[(name, s.temperature, s.error, s.loss) for name, s in stages.items() if s is not None],
+        no_temperature=calibration.obstacle if calibration.temperature is None else "",
+        fitted_on=calibration.fitted_on,
+        measures=measure_sections(evaluation.measures, evaluation.space.classes, evaluation.source),
+        notes=evaluation.notes,
+    )
+    return write_report(folder, name="evaluation.json", numbers=evaluation.to_json(), page=page)
+
+
+def evaluation_summary(evaluation: Evaluation) -> str:
+    """Images, classes and the way of evaluation in one line."""
+    space, count = evaluation.space, evaluation.measures.count
+    line = f"{count:,} images of {evaluation.part}, {len(space.classes):,} classes"
+    line += f" matched with the model's outputs by {space.about}"
+    if evaluation.restricted:
+        line += f"; restricted to {space.competing:,} of the model's {space.total:,} outputs"
+    return line + ("; averaged with the mirrored image" if evaluation.classifier.flip else "")
+
+
+def interval_numbers(evaluation: Evaluation) -> dict[str, float]:
+    """The numbers that have an interval, in the order of display."""
+    measures = evaluation.measures
+    numbers = {"top1": measures.top1}
+    if measures.top5_tells:
+        numbers["top5"] = measures.top5
+    numbers["mean_per_class"] = measures.mean_per_class
+    if evaluation.real is not None:
+        numbers["real"] = evaluation.real
+    if evaluation.restricted:
+        numbers["top1_among_all_outputs"] = evaluation.among_all
+    return numbers | {"calibration_error": evaluation.calibration.now.error}
+
+
+def reliability_chart(model: Reliability, calibrated: Reliability | None) -> Chart:
+    curves = {"this model": model} | ({"with the fitted temperature": calibrated} if calibrated else {})
+    lines = [Line("perfectly calibrated", [(0.0, 0.0), (100.0, 100.0)])]
+    lines += [Line(name, [(b.confidence, b.accuracy) for b in curve.bins]) for name, curve in curves.items()]
+    return Chart(title="Reliability: accuracy in %", lines=lines, x_label="probability in %", y_from=0.0)
+
+
+def write_probe(report: ProbeReport, folder: Path) -> Path:
+    """Write probe.json and report.html into a new folder; returns the path of the page."""
+    results = report.results
+    shots = [(float(r.setting.split()[0]), r.top1) for r in results if r.probe == "few-shot"]
+    line = Line("mean over seeds", shots)
+    page = render(
+        "probe.html",
+        title=f"{short_name(report.model)} probed on {Path(report.data).name}",
+        subtitle=probe_summary(report),
+        tile_values={f"{result.probe}, {result.setting}": f"{result.top1:.2f} %" for result in results},
+        draws=len(SEEDS),
+        results=[
+            (r.probe, r.setting, r.top1, f"{r.deviation:.2f}" if len(r.runs) > 1 else "–", r.mean_per_class)
+            for r in results
+        ],
+        chart=Chart(title="Few-shot top-1, %", lines=[line], x_label="images per class") if len(shots) > 1 else None,
+        tried=[(result.probe, result.tried) for result in results if result.tried],
+        notes=report.notes,
+        unreadable_images=report.unreadable,
+    )
+    return write_report(folder, name="probe.json", numbers=report.to_json(), page=page)
+
+
+def probe_summary(report: ProbeReport) -> str:
+    """Training and test images in one line."""
+    return (
+        f"{report.train_images:,} training images of {report.classes:,} classes, "
+        f"{report.test_images:,} test images: {report.test_is}"
+    )
+
+
+def measure_tiles(measures: Measures) -> dict[str, str]:
+    """The single numbers by display name."""
+    numbers = measures.scalars()
+    names = {key: name for key, name in MEASURE_NAMES.items() if key != "top5" or measures.top5_tells}
+    return {name: f"{numbers[key]:.2f} %" for key, name in names.items()} | {
+        "cross-entropy": f"{measures.loss:.4f}",
+        "images": f"{measures.count:,}",
+    }
+
+
+def measure_sections(measures: Measures, classes: Sequence[str], source: Source | None = None) -> Markup:
+    """Confusion matrix, most confident mistakes with their images from `source`, and classes, worst first."""
+    mistakes: list[dict[str, Any]] = [
+        {
+            "image": thumbnail_of(source, mistake.index),
+            "prediction": classes[mistake.prediction],
+            "percent": 100 * mistake.probability,
+            "label": classes[mistake.label],
+            "key": source.key(mistake.index),
+        }
+        for mistake in (measures.mistakes if source is not None else ())
+        if source is not None
+    ]
+    return render(
+        "measures.html",
+        confusion=None if measures.confusion is None else confusion_part(measures.confusion, classes),
+        matrix=len(classes) <= MAX_MATRIX_CLASSES,
+        mistakes=mistakes,
+        classes=list(class_rows(measures, classes)),
+    )
+
+
+def class_rows(measures: Measures, classes: Sequence[str]) -> Iterator[tuple[object, ...]]:
+    """Class, images, correct predictions and accuracy; classes without images come last."""
+    accuracy = measures.class_accuracy
+    for index in np.lexsort((-measures.class_counts, np.nan_to_num(accuracy, nan=np.inf))).tolist():
+        counts = int(measures.class_counts[index]), int(measures.class_correct[index])
+        yield classes[index], *counts, percent_bar(float(accuracy[index]))
+
+
+# K classes; rows are labels, columns predictions
+
+MAX_MATRIX_CLASSES = 30
+"""Up to this many classes, the confusion matrix is a table with a count in each cell; above, an image."""
+MAX_PAIRS = 20
+MAX_IMAGE_SIDE = 512
+"""Side in pixels of the confusion matrix as an image. With more classes, a pixel shows the maximum of several cells."""
+RIGHT, WRONG = (ImageColor.getrgb(color) for color in COLORS[:2])
+
+
+def confusion_part(confusion: Counts, classes: Sequence[str]) -> Markup:
+    """The confusion matrix as a table of counts, or as an image with the most confused pairs."""
+    if len(classes) <= MAX_MATRIX_CLASSES:
+        opacities = opacity(row_fractions(confusion)).tolist()
+        rows = [list(zip(counts, row)) for counts, row in zip(confusion.tolist(), opacities)]
+        return render("confusion.html", image=None, classes=list(classes), rows=rows)
+    return render("confusion.html", image=confusion_image(confusion), pairs=list(confused_pairs(confusion, classes)))
+
+
+def row_fractions(confusion: Counts) -> NDArray[np.float64]:
+    """Each row divided by its sum; zeros for a class without images."""
+    return np.asarray(confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1))
+
+
+def opacity(fraction: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Opacity of a cell's color. The square root keeps a few mistakes among many correct predictions visible."""
+    return np.where(fraction > 0, 0.15 + 0.85 * np.sqrt(fraction), 0.0)
+
+
+def confused_pairs(confusion: Counts, classes: Sequence[str]) -> Iterator[tuple[str, str, int, str]]:
+    """Label, prediction, count and fraction of the label's images, most frequent first, at most MAX_PAIRS."""
+    wrong = confusion.copy()
+    np.fill_diagonal(wrong, 0)
+    fractions = row_fractions(confusion)
+    for cell in np.argsort(-wrong, axis=None, kind="stable")[:MAX_PAIRS].tolist():
+        row, column = divmod(cell, len(classes))
+        if wrong[row, column]:
+            yield classes[row], classes[column], int(wrong[row, column]), f"{fractions[row, column]:.0%}"
+
+
+def confusion_image(confusion: Counts) -> Markup:
+    """The confusion matrix with one pixel per cell or block of cells; transparent where there are no images."""
+    fractions = row_fractions(confusion)
+    block = -(-len(fractions) // MAX_IMAGE_SIDE)
+    diagonal = np.diag(np.diag(fractions))
+    right, wrong = block_maximum(diagonal, block), block_maximum(fractions - diagonal, block)
+    pixels = np.zeros((*right.shape, 4), np.uint8)
+    pixels[..., :3] = np.where((right >= wrong)[..., None], RIGHT, WRONG)
+    pixels[..., 3] = np.round(255 * opacity(np.maximum(right, wrong)))
+    alt = f"confusion matrix of {len(fractions)} classes: true class downwards, predicted class across"
+    return embed_image(Image.fromarray(pixels), alt, kind="map")
+
+
+def block_maximum(values: NDArray[np.float64], block: int) -> NDArray[np.float64]:
+    """The maximum of each `block` x `block` square."""
+    side = -(-len(values) // block)
+    padded = np.zeros((side * block, side * block))
+    padded[: len(values), : len(values)] = values
+    return np.asarray(padded.reshape(side, block, side, block).max(axis=(1, 3)))
