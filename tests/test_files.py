@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, read with one clear line, and locked by one process at a time."""
+"""Files are written whole or not at all, and read with one clear line."""
 
 import errno
 import json
@@ -7,29 +7,22 @@ import signal
 import stat
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from vitruvian import files
 from vitruvian.errors import CheckpointError, FileError
 from vitruvian.files import (
-    Lock,
     atomic_open,
     atomic_path,
-    cache_folder,
     check_writable,
     digest,
-    file_lock,
     parse_json,
     parse_toml,
     read_json,
     read_object,
     read_text,
-    remove_abandoned,
     remove_unfinished,
-    scratch_folder,
     write_bytes,
     write_json,
     write_text,
@@ -206,80 +199,6 @@ def test_a_digest_is_the_published_one(tmp_path):
     path = write_bytes(tmp_path / "file", b"abc")
     assert digest(path) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert digest(path, "md5") == "900150983cd24fb0d6963f7d28e17f72"
-
-
-@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
-def test_a_lock_is_held_by_one_process_that_can_be_named_and_free_when_it_dies(tmp_path, ending):
-    code = """if True:
-        import sys, time
-        from pathlib import Path
-        from vitruvian.files import Lock
-        lock = Lock(Path(sys.argv[1]))
-        assert lock.acquire(wait=False)
-        print("held", flush=True)
-        time.sleep(60)
-    """
-    path = tmp_path / "lock"
-    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
-        lock = Lock(path)
-        assert not lock.acquire(wait=False)
-        assert lock.holder().startswith(f"process {other.pid} on ")
-        with file_lock(path, wait=False) as free:
-            assert not free
-        other.send_signal(ending)
-        other.wait()
-        assert lock.acquire(wait=True)
-        assert lock.holder().startswith(f"process {os.getpid()} on ")
-        lock.release()
-
-
-def test_a_lock_where_none_can_be_is_one_line(tmp_path):
-    write_text(tmp_path / "file", "")
-    with pytest.raises(FileError, match="lock: cannot be locked: "), file_lock(tmp_path / "file" / "lock"):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("own", "shared", "wanted"),
-    [
-        ("~/c", "/else", "HOME/c"),
-        ("/c", "/else", "/c"),
-        ("", "/else", "/else/vitruvian"),
-        ("", "~/else", "HOME/else/vitruvian"),
-        ("", "", "HOME/.cache/vitruvian"),
-    ],
-)
-def test_there_is_one_cache_folder(monkeypatch, tmp_path, own, shared, wanted):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("VITRUVIAN_CACHE", own)
-    monkeypatch.setenv("XDG_CACHE_HOME", shared)
-    assert cache_folder() == Path(wanted.replace("HOME", str(tmp_path)))
-
-
-def test_a_scratch_folder_ends_with_its_process():
-    code = "from vitruvian.files import scratch_folder as s; f = s(); (f / 'x').touch(); print(f); assert s() != f"
-    ended = run(code)
-    assert ended.returncode == 0
-    folder = Path(ended.stdout.strip())
-    assert folder.parent.name.startswith("vitruvian-scratch-")
-    assert not folder.parent.exists()
-
-
-def test_scratch_folders_of_killed_processes_are_removed_and_those_in_use_are_not(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    files._scratch.cache_clear()
-    used = scratch_folder()
-    abandoned = tmp_path / "vitruvian-scratch-abandoned"
-    abandoned.mkdir()
-    for folder in (abandoned, used.parent):
-        (folder / "lock").touch()
-        os.utime(folder / "lock", (time.time() - 100,) * 2)
-    remove_abandoned(tmp_path)
-    assert used.is_dir()
-    assert not abandoned.exists()
-    files._scratch.cache_clear()
 
 
 def test_json_of_any_kind_of_number_is_read_as_python_reads_it():

@@ -11,8 +11,8 @@ import vitruvian
 
 PACKAGE = Path(vitruvian.__file__).parent
 ROWS = [
-    ["errors", "settings", "config", "catalog", "cost", "published", "labels", "tasks"],
-    ["files", "text", "progress", "report"],
+    ["errors", "settings", "config", "catalog", "cost", "tasks"],
+    ["files", "cache", "text", "progress", "machine", "report"],
     ["model"],
     ["data"],
     ["weights"],

@@ -1,8 +1,19 @@
-"""The models by name: one table of variants, and the names other projects give them."""
+"""Models by name: the table of variants, the weights that others published, and the classes of ImageNet.
+
+The rows of `published.csv` come from the checkpoint lists of google-research/vision_transformer, big_transfer and
+big_vision, the configurations inside timm 1.0.30 and torchvision, and the model cards on Hugging Face. A repository or
+URL that is not in the table works too (see `vitruvian.weights.hub`); the table is what can be listed and suggested.
+"""
 
 from __future__ import annotations
 
+import csv
+import json
 import re
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
 
 from vitruvian.config import (
     CLIP_NUMERICS,
@@ -236,3 +247,90 @@ def _shape_of(config: ModelConfig) -> tuple[object, ...]:
     stem = config.stem and (config.stem.stages, config.stem.width, config.stem.widths, config.stem.is_plain)
     sizes = config.depth, config.width, config.mlp_dim, config.num_heads, config.patch_size
     return *sizes, stem, config.mlp, config.distillation
+
+
+FamilyName = Literal["google", "big_vision", "timm", "torchvision", "huggingface", "dino", "bit"]
+
+REPOSITORY_SCHEME = "hf://"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Published:
+    """One set of published weights: a row of `published.csv`."""
+
+    name: str
+    variant: str
+    """Our name of its shape, a key of `VARIANTS`."""
+    family: FamilyName
+    """Who wrote the file; decides its format and numerics."""
+    location: str
+    """`hf://org/name` for a repository on Hugging Face, or the https URL of one file."""
+    image_size: int
+    """Side of the square images it was last trained on, in pixels."""
+    classes: int
+    """Outputs of the head; 0 for features only."""
+    note: str
+    """The training data, and what to know before using it."""
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def sha256_prefix(self) -> str:
+        """First digits of the file's SHA-256 if its name contains them, as PyTorch's names do; otherwise empty."""
+        match = re.search(r"-([0-9a-f]{8})\.pth$", self.location)
+        return match.group(1) if match else ""
+
+
+def _read_published() -> dict[str, Published]:
+    lines = (files("vitruvian") / "published.csv").read_text(encoding="utf-8").splitlines()
+    table: dict[str, Published] = {}
+    for cells in csv.DictReader(lines):
+        row: dict[str, Any] = {**cells, "aliases": tuple(cells["aliases"].split())}
+        row |= {key: int(cells[key]) for key in ("image_size", "classes")}
+        table[row["name"]] = Published(**row)
+    return table
+
+
+PUBLISHED: dict[str, Published] = _read_published()
+"""Known sets of weights by name."""
+
+_PUBLISHED_BY_ANY_NAME = dict(PUBLISHED)
+for _row in PUBLISHED.values():
+    for _alias in (*_row.aliases, _row.location):
+        _PUBLISHED_BY_ANY_NAME.setdefault(_alias, _row)
+
+
+def find_published(name: str) -> Published | None:
+    """The row of a name, an alias, a Hugging Face id, or a `gs://` or https URL; None if it is not in the table."""
+    return _PUBLISHED_BY_ANY_NAME.get(web_address(name))
+
+
+def published_names() -> list[str]:
+    """All names and aliases, for suggestions."""
+    return [name for name in _PUBLISHED_BY_ANY_NAME if "://" not in name]
+
+
+def published_for(variant: str) -> list[Published]:
+    """The published weights of a variant, in the order of the table."""
+    return [row for row in PUBLISHED.values() if row.variant == variant]
+
+
+def web_address(name: str) -> str:
+    """The https URL of Google's `gs://bucket/path`, which needs no account; any other name unchanged."""
+    return re.sub(r"^gs://", "https://storage.googleapis.com/", name)
+
+
+@cache
+def imagenet_classes() -> dict[str, str]:
+    """WordNet id -> label of the 1000 classes of ImageNet-1k, in the order of every published head."""
+    classes: dict[str, str] = json.loads((files("vitruvian") / "imagenet.json").read_text(encoding="utf-8"))
+    return classes
+
+
+def imagenet_labels() -> tuple[str, ...]:
+    """Labels such as "tench"; no two are equal."""
+    return tuple(imagenet_classes().values())
+
+
+def imagenet_ids() -> tuple[str, ...]:
+    """WordNet ids such as "n01440764", the names of ImageNet's folders."""
+    return tuple(imagenet_classes())

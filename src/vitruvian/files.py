@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import atexit
 import glob
 import hashlib
 import json
 import os
 import re
 import shutil
-import socket
 import stat
 import tempfile
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
-
-from filelock import FileLock, Timeout
 
 from vitruvian.errors import FileError, VitruvianError
 from vitruvian.text import printable
@@ -33,10 +28,6 @@ MAX_TEXT_BYTES = 64 * 2**20
 """Larger than any settings file or list of classes."""
 MAX_DEPTH = 100
 """Levels of JSON or TOML inside each other."""
-SCRATCH = "vitruvian-scratch-"
-"""How the names of scratch folders begin."""
-NEW_SECONDS = 60
-"""Age below which the lock of a scratch folder may not yet be held."""
 
 
 @contextmanager
@@ -251,87 +242,3 @@ def file_stamp(path: Path) -> list[Any]:
 def short_hash(parts: Sequence[object]) -> str:
     """Of JSON values, in 24 characters."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
-
-
-class Lock:
-    """A lock between processes: an open file, so that the lock of a process that dies is free."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._lock = FileLock(path, thread_local=False)
-
-    def acquire(self, *, wait: bool) -> bool:
-        """Whether this process has it now."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire(blocking=wait)
-        except Timeout:
-            return False
-        except (OSError, NotImplementedError) as error:
-            raise FileError(
-                f"cannot be locked: {getattr(error, 'strerror', None) or error}", where=self.path
-            ) from error
-        with suppress(OSError), open(self.path, "r+b") as file:
-            file.seek(1)  # Windows locks the first byte for readers, too
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-            file.truncate()
-        return True
-
-    def release(self) -> None:
-        self._lock.release()
-
-    def holder(self) -> str:
-        """Who has it, as `process 1234 on host`, as far as that can be read."""
-        with suppress(OSError), open(self.path, "rb") as file:
-            file.seek(1)
-            return file.read(300).decode("utf-8", "replace").strip() or "another process"
-        return "another process"
-
-
-@contextmanager
-def file_lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Whether this is the only one at it; always so after waiting."""
-    lock = Lock(path)
-    free = lock.acquire(wait=wait)
-    try:
-        yield free
-    finally:
-        if free:
-            lock.release()
-
-
-def cache_folder() -> Path:
-    """For what can be had again: $VITRUVIAN_CACHE, else $XDG_CACHE_HOME/vitruvian, else ~/.cache/vitruvian."""
-    own, shared = os.environ.get("VITRUVIAN_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    return Path(own or Path(shared or "~/.cache") / "vitruvian").expanduser()
-
-
-def scratch_folder() -> Path:
-    """A new folder that ends with this process."""
-    return Path(tempfile.mkdtemp(dir=_scratch(os.getpid())))
-
-
-@lru_cache(maxsize=1)
-def _scratch(process: int) -> Path:
-    remove_abandoned(Path(tempfile.gettempdir()))
-    folder = Path(tempfile.mkdtemp(prefix=SCRATCH))
-    lock = Lock(folder / "lock")
-    lock.acquire(wait=False)
-    atexit.register(_remove_scratch, folder, lock, process)
-    return folder
-
-
-def _remove_scratch(folder: Path, lock: Lock, process: int) -> None:
-    if os.getpid() == process:  # not in a forked child, which shares the folder
-        lock.release()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def remove_abandoned(temporary: Path) -> None:
-    """Remove the scratch folders of processes that were killed: their locks are there, and free."""
-    for path in temporary.glob(f"{SCRATCH}*/lock"):
-        with suppress(OSError, FileError):  # of another user, or removed at the same time
-            if time.time() - path.stat().st_mtime > NEW_SECONDS:
-                with file_lock(path, wait=False) as free:
-                    if free:
-                        shutil.rmtree(path.parent, ignore_errors=True)

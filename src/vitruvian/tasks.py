@@ -20,7 +20,7 @@ Layout = Literal[
     "cifar", "flowers", "folders", "imagenet", "lists", "mafw", "numbered", "objectnet", "omni", "pets", "vizwiz",
     "watermark", "wordnet",
 ]  # fmt: skip
-"""How the files lie in a task's folder; `data.sources.tasks` has an opener for each."""
+"""How the files of a task are arranged; `data.sources.releases` has an opener for each layout."""
 
 Metric = Literal["top1", "mean_per_class", "real"]
 

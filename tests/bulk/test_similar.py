@@ -9,8 +9,8 @@ import pytest
 from vitruvian.bulk import embed, predict
 from vitruvian.bulk.parts import IDENTITY
 from vitruvian.bulk.similar import Search, similar
+from vitruvian.cache import cache_folder
 from vitruvian.errors import DataError, ImageError
-from vitruvian.files import cache_folder
 from vitruvian.model.build import build
 from vitruvian.predict import Encoder
 

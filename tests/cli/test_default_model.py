@@ -83,7 +83,7 @@ def test_json_and_explanations_tell_that_an_image_is_none_of_the_classes(vit, bo
 def test_the_published_default_comes_first(monkeypatch, capsys):
     monkeypatch.setattr(hub, "resolve_source", lambda name: name)
     assert hub.default_source() == hub.DEFAULT
-    assert hub.find(hub.DEFAULT).classes == 1000
+    assert hub.find_published(hub.DEFAULT).classes == 1000
     assert capsys.readouterr().err == f"no model is named: using {hub.DEFAULT}\n"
 
 

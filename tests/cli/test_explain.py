@@ -97,7 +97,7 @@ def test_a_broken_image_is_left_out_of_the_figures_and_told(vit, weights, photos
     assert "averaged over 2 images." in out
     assert err.startswith(f"error: {photos / 'c.jpg'}: not an image")
     assert err.count("\n") == 1
-    assert "Left out: " in (tmp_path / "out" / "figures.html").read_text(encoding="utf-8")
+    assert "Skipped: " in (tmp_path / "out" / "figures.html").read_text(encoding="utf-8")
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(vit, weights, photos, tmp_path):

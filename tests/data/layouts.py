@@ -7,7 +7,7 @@ import scipy.io
 from making import make_cifar_binary, make_cifar_pickles, png
 from PIL import Image, ImageFont
 
-from vitruvian.labels import imagenet_ids
+from vitruvian.catalog import imagenet_ids
 
 
 def make_image(path, level=0, size=(4, 3)):

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from making import Numbers, make_folder, make_shard, png
 
+from vitruvian.cache import file_lock, remove_abandoned
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.names import expanded, parse_classes
 from vitruvian.data.sources import hold_out
 from vitruvian.errors import ConfigError, DataError
-from vitruvian.files import file_lock, remove_abandoned
 
 
 def test_a_path_that_is_not_there_says_so(tmp_path):

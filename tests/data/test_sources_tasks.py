@@ -21,10 +21,10 @@ from layouts import (
 )
 from making import level_of, make_folder, python3_pickle
 
+from vitruvian.catalog import imagenet_ids
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.releases import open_release
 from vitruvian.errors import DataError
-from vitruvian.labels import imagenet_ids
 from vitruvian.tasks import TASKS
 
 

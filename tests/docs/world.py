@@ -18,8 +18,8 @@ from PIL import Image
 from two_towers import save_clip, save_siglip
 
 import vitruvian as vt
+from vitruvian.catalog import imagenet_ids, imagenet_labels
 from vitruvian.config import Preprocess, ViTConfig
-from vitruvian.labels import imagenet_ids, imagenet_labels
 
 MODELS = {
     "explain.md": {"num_classes": 1000, "depth": 6, "num_heads": 4, "image_size": 128},  # layer 5, head 2, patch 7, 3

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from vitruvian.catalog import imagenet_ids, imagenet_labels
 from vitruvian.errors import DataError
 from vitruvian.evaluation.measuring.label_files import read_ids
 from vitruvian.evaluation.measuring.label_spaces import label_space
-from vitruvian.labels import imagenet_ids, imagenet_labels
 
 
 def outputs(classes, **model):

@@ -15,8 +15,8 @@ from runs import TINY, changes, identical, lines, weights
 from test_resume import StopAt
 
 from forked import Forked
+from vitruvian.cache import Lock
 from vitruvian.errors import ConfigError, DataError, MissingExtraError, TrainingError
-from vitruvian.files import Lock
 from vitruvian.training import Interrupted, resume, train
 from vitruvian.training.finetune import finetune, protocol_for
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from vitruvian import progress
+from vitruvian.cache import cache_folder
 from vitruvian.errors import HubError
-from vitruvian.files import cache_folder
 from vitruvian.weights import download
 from vitruvian.weights.download import cached_path, fetch
 

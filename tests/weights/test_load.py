@@ -7,9 +7,9 @@ import torch
 from checkpoints import TOLERANCE, expected, largest_difference, path_of
 from safetensors.torch import load_file, save_file
 
+from vitruvian.catalog import imagenet_labels
 from vitruvian.config import ViTConfig
 from vitruvian.errors import CheckpointError, ConfigError, UnknownNameError, VitruvianError
-from vitruvian.labels import imagenet_labels
 from vitruvian.model.build import build, create_model
 from vitruvian.weights import hub
 from vitruvian.weights.convert import convert

@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.bulk.merge import Result, open_result
+from vitruvian.cache import cache_folder, file_lock
 from vitruvian.data.decode import ImageInput, decode
 from vitruvian.data.doctor.doctor_report import thumbnail_of
 from vitruvian.data.formats import open_images
 from vitruvian.errors import CheckpointError, ConfigError, DataError, FileError, ImageError, argument, require
 from vitruvian.evaluation.probes.store import model_keys
-from vitruvian.files import atomic_path, cache_folder, file_lock, file_stamp, read_json, write_json, write_text
+from vitruvian.files import atomic_path, file_stamp, read_json, write_json, write_text
 from vitruvian.model.cores import map_over_shapes
 from vitruvian.predict import Encoder
 from vitruvian.progress import print_status

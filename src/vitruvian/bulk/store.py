@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from vitruvian.bulk.images import Images
 from vitruvian.bulk.merge import Result, open_result
+from vitruvian.cache import scratch_folder
 from vitruvian.data.decode import RawImage
 from vitruvian.data.formats import open_images
 from vitruvian.data.names import natural
@@ -21,7 +22,6 @@ from vitruvian.data.sources import Dataset, PartSource, Source, make_dataset
 from vitruvian.errors import DataError, ImageError
 from vitruvian.evaluation.probes.features import FeatureSet, parts_of
 from vitruvian.evaluation.probes.probe import ProbeReport, Wanted, report_of
-from vitruvian.files import scratch_folder
 from vitruvian.progress import Track, no_tracking
 from vitruvian.text import printable
 

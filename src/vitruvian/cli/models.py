@@ -10,7 +10,7 @@ import typer
 from vitruvian.text import table
 
 if TYPE_CHECKING:
-    from vitruvian.published import Published
+    from vitruvian.catalog import Published
 
 
 def models(
@@ -40,8 +40,7 @@ def models(
 
 def matching(pattern: str) -> dict[str, list[Published]]:
     """The models that fit, each with its published weights: all for a model's name, else those that fit."""
-    from vitruvian.catalog import VARIANTS, canonical
-    from vitruvian.published import PUBLISHED
+    from vitruvian.catalog import PUBLISHED, VARIANTS, canonical
 
     weights: dict[str, list[Published]] = {name: [] for name in VARIANTS}
     for row in PUBLISHED.values():

@@ -128,7 +128,7 @@ class EngineChoice(StrEnum):
 
 def published_names(incomplete: str) -> list[str]:
     """What a shell offers for weights, beside files."""
-    from vitruvian.published import PUBLISHED
+    from vitruvian.catalog import PUBLISHED
 
     return [name for name in PUBLISHED if name.startswith(incomplete)]
 

@@ -20,11 +20,12 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vitruvian.cache import cache_folder, scratch_folder
 from vitruvian.data.columns import CHUNK, Column, OpenFile
 from vitruvian.data.names import class_name, natural
 from vitruvian.data.sources import LeftOut, Source
 from vitruvian.errors import DataError, FileError
-from vitruvian.files import atomic_path, cache_folder, read_json, scratch_folder, short_hash
+from vitruvian.files import atomic_path, read_json, short_hash
 
 FORMAT = 2
 """Raised when the layout of what is stored changes, so that older files are not read."""

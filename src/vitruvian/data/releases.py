@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from vitruvian.catalog import imagenet_ids
 from vitruvian.config import Preprocess
 from vitruvian.data.decode import EXTENSIONS, RawImage, decode
 from vitruvian.data.folder import FolderSource, class_folders, images, listed, open_lists, read_list
@@ -22,7 +23,6 @@ from vitruvian.data.preprocess import FILTERS, geometry, resize
 from vitruvian.data.sources import Dataset, LeftOut
 from vitruvian.errors import DataError
 from vitruvian.files import read_json, read_text
-from vitruvian.labels import imagenet_ids
 from vitruvian.tasks import TASKS, Task, data_root, how_to_get
 
 FLOWER_SPLITS = {"trnid": "train", "valid": "train", "tstid": "test"}

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from vitruvian.cache import cache_folder, file_lock, scratch_folder
 from vitruvian.data.columns import Column, OpenFile
 from vitruvian.data.decode import RawImage
 from vitruvian.data.index import class_numbers
@@ -25,18 +26,7 @@ from vitruvian.data.order import Blocks, IndexArray
 from vitruvian.data.shards import open_tar, read_member, samples
 from vitruvian.data.sources import Dataset, PartSource, Source, located, make_dataset
 from vitruvian.errors import DataError, FileError, MissingExtraError, VitruvianError, require
-from vitruvian.files import (
-    MAX_TEXT_BYTES,
-    atomic_open,
-    atomic_path,
-    cache_folder,
-    decode_utf8,
-    file_lock,
-    parse_json,
-    parse_object,
-    scratch_folder,
-    short_hash,
-)
+from vitruvian.files import MAX_TEXT_BYTES, atomic_open, atomic_path, decode_utf8, parse_json, parse_object, short_hash
 from vitruvian.text import describe_error
 
 Result = TypeVar("Result")

@@ -7,11 +7,11 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from vitruvian.cache import scratch_folder
 from vitruvian.data.columns import CHUNK, Column, piece
 from vitruvian.data.order import Blocks, IndexArray, LaneOrder, ordered, permuted
 from vitruvian.data.sources import Source, class_sizes, ranks_in_class
 from vitruvian.errors import ConfigError, argument
-from vitruvian.files import scratch_folder
 from vitruvian.settings import check_choice, check_range
 
 Sampling = Literal["uniform", "balanced"]

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from vitruvian.cache import scratch_folder
 from vitruvian.data.columns import CHUNK, Column, piece
 from vitruvian.data.decode import RawImage
 from vitruvian.data.names import SPLITS, split_name
 from vitruvian.data.order import Blocks, IndexArray, permuted
 from vitruvian.errors import ConfigError, DataError, ImageError
-from vitruvian.files import scratch_folder
 from vitruvian.text import printable
 
 MAX_IMAGE_BYTES = 2**28

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import statistics
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from vitruvian.engines.graph import Graph, GraphConfig, open_graph
 from vitruvian.engines.parts import photo, readable, shares_of, timed
 from vitruvian.engines.sessions import check_engine, installed
 from vitruvian.errors import ConfigError, VitruvianError, argument
+from vitruvian.machine import peak_megabytes, reset_peak_memory, resident_megabytes
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.progress import print_status
@@ -190,28 +189,12 @@ def peak_memory(model: Model | Graph, way: Way, pixels: Tensor) -> tuple[float |
     size = (pixels.shape[2], pixels.shape[3])
     if way.engine != "torch" and not isinstance(model, Graph):
         cached_graph(model, way.engine, size)  # an export is not counted
-    trim_memory()  # what was freed would hide what is added
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    before = resident("VmRSS")
+    reset_peak_memory()
+    before = resident_megabytes()
     if isinstance(model, Graph):
         forward: Forward = open_graph(model.graph.path, engine=way.engine)
     else:
         forward = forward_of(model, way, size)
     forward(pixels)
-    after = resident("VmHWM")
+    after = peak_megabytes()
     return None if before is None or after is None else after - before, forward
-
-
-def trim_memory() -> None:
-    """Return freed memory to the system, where the C library keeps it for later and can be told so (glibc)."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def resident(entry: str) -> float | None:
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith(f"{entry}:"):
-                return int(line.split()[1]) / 1024
-    return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 import random
 import statistics
 import time
@@ -15,11 +14,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vitruvian.cache import cache_folder, file_lock
 from vitruvian.engines.cached import forget, forget_old, is_whole, record
 from vitruvian.engines.export import TOLERANCE, Forward, compare, evaluating, export, fits_onnx
 from vitruvian.engines.sessions import FORMATS, WholeImages, installed, open_session, versions
 from vitruvian.errors import ConversionError, FileError, VitruvianError, argument
-from vitruvian.files import cache_folder, file_lock, read_object, short_hash, write_json
+from vitruvian.files import read_object, short_hash, write_json
+from vitruvian.machine import processor_name
 from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_cores
 from vitruvian.progress import print_status
@@ -157,7 +158,7 @@ def cached_graph(model: Model, engine: str, size: tuple[int, int]) -> Path:
 
 def fastest(model: Model, pixels: Tensor) -> Way:
     """The way that answers these pixels soonest on this machine."""
-    machine = [platform.processor(), processor_name(), os.cpu_count(), torch.get_num_threads(), versions(installed())]
+    machine = [processor_name(), os.cpu_count(), torch.get_num_threads(), versions(installed())]
     key = short_hash([machine, fingerprint(model.config.to_json()), list(pixels.shape)])
     file = cache_folder() / "engines" / f"{key}.json"
     with suppress(FileError, KeyError):
@@ -227,10 +228,3 @@ def measure(
             forwards[key](pixels)
             seconds[key].append(time.perf_counter() - start)
     return seconds
-
-
-def processor_name() -> str:
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return ""

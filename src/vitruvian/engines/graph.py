@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
+from vitruvian.catalog import imagenet_labels
 from vitruvian.config import CascadeConfig, ModelConfig, Preprocess, ViTConfig
 from vitruvian.engines.sessions import FORMATS, OpenGraph, Session
 from vitruvian.engines.trial import check_alive
 from vitruvian.errors import CheckpointError, ConfigError, argument
 from vitruvian.files import parse_object, read_object
-from vitruvian.labels import imagenet_labels
 from vitruvian.settings import Settings, Size, as_size
 from vitruvian.weights.description import Description
 from vitruvian.weights.families.huggingface_json import labels_of, preprocess_of

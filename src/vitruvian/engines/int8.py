@@ -9,10 +9,9 @@ another.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +22,7 @@ from vitruvian.engines.gptq import gptq, nearest
 from vitruvian.engines.ranges import Int8Input, inputs_of
 from vitruvian.engines.smooth import channel_maxima, dense_layers, smoothed, watched
 from vitruvian.errors import ConfigError, argument
+from vitruvian.machine import processor_flags
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.progress import Track, no_tracking
@@ -50,12 +50,8 @@ class Int8Layer:
 
 
 def has_vnni() -> bool:
-    """Whether the processor adds eight-bit products without saturation, as far as the system tells."""
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
-        return bool(VNNI & set(flags.split()))
-    return False
+    """Whether the processor adds eight-bit products without saturation, as far as the system reports it."""
+    return bool(VNNI & processor_flags())
 
 
 def check_bits(bits: int) -> None:

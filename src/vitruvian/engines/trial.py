@@ -8,11 +8,12 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from vitruvian.engines.choose import processor_name
+from vitruvian.cache import cache_folder
 from vitruvian.engines.runtimes import is_quantized
 from vitruvian.engines.sessions import versions
 from vitruvian.errors import ConversionError, FileError, argument
-from vitruvian.files import cache_folder, file_stamp, read_object, short_hash, write_json
+from vitruvian.files import file_stamp, read_object, short_hash, write_json
+from vitruvian.machine import processor_name
 from vitruvian.progress import print_status
 
 TRIAL = """

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from vitruvian.data.decode import decode
 from vitruvian.data.preprocess import apply_preprocess
-from vitruvian.engines.bench import trim_memory
 from vitruvian.explain.overlay import FloatBox, displayed, seen_box
+from vitruvian.machine import trim_memory
 from vitruvian.model.build import Model
 
 LARGE_PIXELS = 4_000_000

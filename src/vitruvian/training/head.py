@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitruvian.cache import scratch_folder
 from vitruvian.data.sources import Source, Subset
 from vitruvian.evaluation.probes.features import FeatureSet, divided
 from vitruvian.evaluation.probes.linear import L2, chosen_l2, fit
-from vitruvian.files import scratch_folder
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Encoder

@@ -23,9 +23,11 @@ import PIL
 import torch
 
 from vitruvian import __version__
+from vitruvian.cache import Lock
 from vitruvian.data.formats import BUILT_IN
 from vitruvian.errors import TrainingError, argument
-from vitruvian.files import Lock, digest, is_unfinished, read_object, write_json, write_text
+from vitruvian.files import digest, is_unfinished, read_object, write_json, write_text
+from vitruvian.machine import processor_name
 from vitruvian.model.build import Model
 from vitruvian.text import describe_error
 from vitruvian.training.journal import METRICS_FILE, Line, read_journal
@@ -263,19 +265,9 @@ def environment() -> dict[str, Any]:
         "pillow": PIL.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
-        "processor": processor(),
+        "processor": processor_name(),
         "processors": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "command": sys.argv,
     }
-
-
-def processor() -> str:
-    """The processor's name as the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # not Linux
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

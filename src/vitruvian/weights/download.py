@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
+from vitruvian.cache import file_lock
 from vitruvian.errors import FileError, HubError
-from vitruvian.files import digest, file_lock, read_object, sync, write_json
+from vitruvian.files import digest, read_object, sync, write_json
 from vitruvian.progress import Progress
 from vitruvian.text import describe_error
 

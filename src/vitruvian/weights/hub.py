@@ -9,7 +9,16 @@ from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
 
-from vitruvian.catalog import VARIANTS, canonical
+from vitruvian.cache import cache_folder
+from vitruvian.catalog import (
+    REPOSITORY_SCHEME,
+    VARIANTS,
+    canonical,
+    find_published,
+    published_for,
+    published_names,
+    web_address,
+)
 from vitruvian.errors import (
     CheckpointError,
     ConfigError,
@@ -21,9 +30,8 @@ from vitruvian.errors import (
     nearest,
     require,
 )
-from vitruvian.files import cache_folder, read_object
+from vitruvian.files import read_object
 from vitruvian.progress import print_status, waiting
-from vitruvian.published import REPOSITORY_SCHEME, find, names, of_variant, web_address
 from vitruvian.text import describe_error
 from vitruvian.weights.download import SUFFIXES, cached_path, fetch
 from vitruvian.weights.files import GRAPH_ENDINGS, SETTING_FILES
@@ -85,7 +93,7 @@ def resolve_source(name: str, *, cache: Path | None = None, offline: bool | None
     asks it. `cache` replaces both caches, ours and Hugging Face's; `verify` reads a cached file to compare its sha256.
     """
     base, _, revision = name.partition("@")
-    row = find(base)
+    row = find_published(base)
     location = row.location if row else _location(base)
     if offline is None:
         offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "on", "yes", "true")
@@ -101,7 +109,7 @@ def resolve_source(name: str, *, cache: Path | None = None, offline: bool | None
 def require_packages(name: str) -> None:
     """Refuse to begin where published weights of this name do not exist, or a package to fetch them is missing."""
     base = name.partition("@")[0]
-    row = find(base)
+    row = find_published(base)
     if (row.location if row else _location(base)).startswith(REPOSITORY_SCHEME):
         require("huggingface_hub", "hub")
 
@@ -116,14 +124,14 @@ def _location(name: str) -> str:
     if re.fullmatch(r"[\w.-]+/(?!\d+(-distilled)?$)[\w.-]+", identifier, re.ASCII):  # `ViT-B/16` is no repository
         return REPOSITORY_SCHEME + identifier
     see = "(`vit models PATTERN` lists them; a path or a Hugging Face id like google/vit-base-patch16-224 will do too)"
-    unknown = UnknownNameError("weights", name, [*names(), *VARIANTS], see=see)
+    unknown = UnknownNameError("weights", name, [*published_names(), *VARIANTS], see=see)
     if "." in name:  # a shape's name has no tag
         raise unknown
     try:
         variant, _ = canonical(name)
     except UnknownNameError:
         raise unknown from None
-    rows = [row.name for row in of_variant(variant)]
+    rows = [row.name for row in published_for(variant)]
     more = f" and {len(rows) - 8} more (see `vit models {variant}`)" if len(rows) > 8 else ""
     choice = f"its published weights are {', '.join(rows[:8])}{more}" if rows else "nobody published weights of it"
     raise ConfigError(f"{name} is a shape, not weights; {choice}")
@@ -200,7 +208,7 @@ class Repository:
             page = f"https://huggingface.co/{self.name}"
             raise HubError(f"asks for consent; give it at {page}, then run `hf auth login`", where=self.name) from error
         except self.errors.RepositoryNotFoundError as error:
-            near = nearest(self.name, names())
+            near = nearest(self.name, published_names())
             hint = f"did you mean {' or '.join(near)}?" if near else "if it is private, run `hf auth login`"
             raise HubError(
                 f"no such file or folder, and no such model on Hugging Face; {hint}", where=self.name

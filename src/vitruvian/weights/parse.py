@@ -6,11 +6,10 @@ import logging
 from dataclasses import dataclass, replace
 from functools import cache
 
-from vitruvian.catalog import resolve
+from vitruvian.catalog import find_published, resolve
 from vitruvian.config import ModelConfig, Preprocess, ResNetConfig, ViTConfig
 from vitruvian.errors import CheckpointError, UnknownNameError, argument
 from vitruvian.model.build import Model, empty
-from vitruvian.published import find
 from vitruvian.settings import Size, as_size
 from vitruvian.text import brief
 from vitruvian.weights.description import Description, describe_native, is_native
@@ -142,7 +141,7 @@ def describe(
     origin = f"{family.name} weights from {hints.name or checkpoint.path.name}"
     if left_out or checkpoint.beside:
         origin += f"; not used: {brief([*left_out, *checkpoint.beside])}"
-    if assumed and find(hints.name) is None:
+    if assumed and find_published(hints.name) is None:
         origin += f"; assumed: {', '.join(assumed)}"
         note(f"{checkpoint.path}: the file does not state {' and '.join(assumed)}: assumed as {family.name} has it")
     if doubt := family.doubt(checkpoint, config):

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitruvian.catalog import imagenet_classes
 from vitruvian.config import ScoreFunction, ViTConfig
 from vitruvian.errors import CheckpointError, ConfigError, UnknownNameError, argument
 from vitruvian.files import read_text
-from vitruvian.labels import imagenet_classes
 from vitruvian.model.build import Model, empty
 from vitruvian.model.text import TextTower
 from vitruvian.text import brief

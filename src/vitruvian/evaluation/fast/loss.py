@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitruvian.cache import scratch_folder
 from vitruvian.data.formats import open_dataset, open_images
 from vitruvian.data.sources import Source
 from vitruvian.engines.export import Forward
@@ -20,7 +21,6 @@ from vitruvian.errors import DataError
 from vitruvian.evaluation.measuring.evaluate import chosen_split, space_for
 from vitruvian.evaluation.measuring.inference import Unreadable, check_readable, images_of, vectors
 from vitruvian.evaluation.measuring.label_spaces import LabelSpace
-from vitruvian.files import scratch_folder
 from vitruvian.model.build import Model
 from vitruvian.predict import Classifier, probabilities_of
 from vitruvian.progress import Track, print_status, track

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from vitruvian.cache import scratch_folder
 from vitruvian.engines.choose import Way, measure
 from vitruvian.engines.export import Forward, check_model, export
 from vitruvian.engines.int8 import (
@@ -32,7 +33,7 @@ from vitruvian.engines.smooth import dense_layers
 from vitruvian.engines.trial import check_runs
 from vitruvian.errors import ConversionError, UnknownNameError, argument
 from vitruvian.evaluation.fast.loss import BATCH, Loss, Sample, loss_of, read_sample
-from vitruvian.files import atomic_path, check_writable, scratch_folder
+from vitruvian.files import atomic_path, check_writable
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Classifier

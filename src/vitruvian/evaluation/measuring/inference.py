@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitruvian.cache import scratch_folder
 from vitruvian.config import BATCH, Preprocess
 from vitruvian.data.decode import RawImage, reason
 from vitruvian.data.sources import Source
 from vitruvian.data.transform import Transform
 from vitruvian.errors import DataError, ImageError, VitruvianError
 from vitruvian.evaluation.measuring.label_spaces import LabelSpace
-from vitruvian.files import scratch_folder
 from vitruvian.model.cores import map_over_shapes
 from vitruvian.predict import Classifier, Encoder
 from vitruvian.progress import Track, no_tracking

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitruvian.catalog import imagenet_ids, imagenet_labels
 from vitruvian.errors import DataError
-from vitruvian.labels import imagenet_ids, imagenet_labels
 
 # B images, K outputs of the model, C classes of the data that the model knows
 

@@ -20,10 +20,11 @@ import PIL
 import torch
 from numpy.typing import NDArray
 
+from vitruvian.cache import cache_folder
 from vitruvian.config import REGULARIZERS, Preprocess
 from vitruvian.data.decode import RawImage
 from vitruvian.errors import ConfigError, FileError
-from vitruvian.files import atomic_open, cache_folder, short_hash
+from vitruvian.files import atomic_open, short_hash
 from vitruvian.predict import Encoder
 from vitruvian.settings import Settings
 from vitruvian.weights.store import tensors_digest

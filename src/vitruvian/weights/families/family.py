@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from vitruvian.catalog import imagenet_labels
 from vitruvian.config import REGULARIZERS, ConvStyle, ModelConfig, Numerics, Preprocess, ViTConfig
-from vitruvian.labels import imagenet_labels
 from vitruvian.settings import Size
 from vitruvian.weights.description import fingerprint
 from vitruvian.weights.families.positions import FLAT, join_positions

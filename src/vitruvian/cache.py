@@ -1,0 +1,106 @@
+"""The cache directory, scratch directories that are removed with the process, and locks between processes."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from vitruvian.errors import FileError
+
+SCRATCH = "vitruvian-scratch-"
+"""Prefix of the names of scratch directories."""
+NEW_SECONDS = 60
+"""Age below which the lock of a scratch directory may not be held yet."""
+
+
+def cache_folder() -> Path:
+    """The cache directory: $VITRUVIAN_CACHE, else $XDG_CACHE_HOME/vitruvian, else ~/.cache/vitruvian."""
+    ours, shared = os.environ.get("VITRUVIAN_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    return Path(ours or Path(shared or "~/.cache") / "vitruvian").expanduser()
+
+
+class Lock:
+    """A lock between processes on an open file, which the system frees when its process dies."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = FileLock(path, thread_local=False)
+
+    def acquire(self, *, wait: bool) -> bool:
+        """Try to take the lock, or wait for it; returns whether this process holds it now."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(blocking=wait)
+        except Timeout:
+            return False
+        except (OSError, NotImplementedError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise FileError(f"cannot be locked: {reason}", where=self.path) from error
+        with suppress(OSError), open(self.path, "r+b") as file:
+            file.seek(1)  # Windows locks the first byte for readers, too
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            file.truncate()
+        return True
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def holder(self) -> str:
+        """The process that holds the lock, such as `process 1234 on host`, if its note can be read."""
+        with suppress(OSError), open(self.path, "rb") as file:
+            file.seek(1)
+            return file.read(300).decode("utf-8", "replace").strip() or "another process"
+        return "another process"
+
+
+@contextmanager
+def file_lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold a lock in this block; yields whether it was free, which is always so after waiting."""
+    lock = Lock(path)
+    free = lock.acquire(wait=wait)
+    try:
+        yield free
+    finally:
+        if free:
+            lock.release()
+
+
+def scratch_folder() -> Path:
+    """A new directory that is removed when this process ends."""
+    return Path(tempfile.mkdtemp(dir=_scratch_root(os.getpid())))
+
+
+@lru_cache(maxsize=1)
+def _scratch_root(process: int) -> Path:
+    remove_abandoned(Path(tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix=SCRATCH))
+    lock = Lock(folder / "lock")
+    lock.acquire(wait=False)
+    atexit.register(_remove_scratch, folder, lock, process)
+    return folder
+
+
+def _remove_scratch(folder: Path, lock: Lock, process: int) -> None:
+    if os.getpid() == process:  # not in a forked child, which shares the directory
+        lock.release()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_abandoned(temporary: Path) -> None:
+    """Remove the scratch directories of killed processes, recognized by a lock that nobody holds."""
+    for path in temporary.glob(f"{SCRATCH}*/lock"):
+        with suppress(OSError, FileError):  # of another user, or removed at the same time
+            if time.time() - path.stat().st_mtime > NEW_SECONDS:
+                with file_lock(path, wait=False) as free:
+                    if free:
+                        shutil.rmtree(path.parent, ignore_errors=True)
