@@ -167,7 +167,7 @@ def test_a_run_writes_overlays_arrays_and_a_page(tmp_path):
 @pytest.mark.slow
 def test_the_page_shows_the_first_images_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("vitruvian.explain.run.MOST_ON_PAGE", 2)
-    monkeypatch.setattr("vitruvian.explain.page.MOST_ON_PAGE", 2)
+    monkeypatch.setattr("vitruvian.explain.explain_report.MOST_ON_PAGE", 2)
     explainer = Explainer(named(), MapSettings(methods=("rollout",)))
     assert len(list(explain_images(explainer, [make_image(seed=i) for i in range(3)], tmp_path))) == 3
     page = (tmp_path / "explain.html").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from typing import Any
 from vitruvian.report.chart import Chart, Line
 from vitruvian.report.html import render, write_report
 
-LAYERS = ("attention.qkv", "attention.out", "mlp.fc1", "mlp.fc2")
+LAYERS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
 LOSS_NOTE = (
     "Maximum points lost: the larger of two estimates, one from the labels, one from the model's own probabilities for "
     "changed predictions plus 1.645 standard errors. Measured on images that nothing was fitted on."
