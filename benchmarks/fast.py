@@ -26,16 +26,16 @@ import vitruvian as vt
 from apart import apart, in_turn
 from inference import random_model
 from peers import Forward, timm_model
-from vitruvian.evaluation.fast.loss import loss_of, read_sample
+from vitruvian.compress.loss import loss_of, read_sample
 
 MOST_IMAGES = 50_000
 
 
 def random_int8(model: vt.ViT, folder: Path, r: int) -> Path:
     """All dense layers in int8, with ranges of noise, and `r` tokens merged in each layer."""
+    from vitruvian.compress.int8 import prepared, quick_layers
+    from vitruvian.compress.int8_graph import write_int8
     from vitruvian.engines.export import export
-    from vitruvian.engines.int8 import prepared, quick_layers
-    from vitruvian.engines.int8_graph import write_int8
 
     noise = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     ready, inputs = prepared(model.eval(), [noise])

@@ -19,7 +19,7 @@ ROWS = [
     ["engines"],
     ["predict"],
     ["evaluation"],
-    ["training", "explain", "bulk"],
+    ["training", "explain", "bulk", "compress"],
     ["study"],
     ["cli", "serve", "__main__"],
 ]

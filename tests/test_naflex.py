@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 import vitruvian as vt
 from vitruvian.cli import app
+from vitruvian.compress.cascade import fit_cascade
 from vitruvian.config import Preprocess
 from vitruvian.data.preprocess import naflex_size, preprocess_image
 from vitruvian.errors import CheckpointError, ConfigError
-from vitruvian.evaluation.measuring.fewer import fit_cascade
 
 transformers = pytest.importorskip("transformers")
 

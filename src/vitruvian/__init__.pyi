@@ -4,6 +4,8 @@ from .bulk import ray as ray
 from .bulk.merge import merge as merge
 from .bulk.run import embed as embed
 from .bulk.similar import similar as similar
+from .compress.optimize import optimize as optimize
+from .compress.quantize import quantize as quantize
 from .config import ModelConfig as ModelConfig
 from .config import Numerics as Numerics
 from .config import Preprocess as Preprocess
@@ -15,8 +17,6 @@ from .data.transform import transform as transform
 from .engines.export import export as export
 from .errors import Interrupted as Interrupted
 from .errors import VitruvianError as VitruvianError
-from .evaluation.fast.optimize import optimize as optimize
-from .evaluation.fast.quantize import quantize as quantize
 from .evaluation.measuring.evaluate import evaluate as evaluate
 from .evaluation.probes.probe import probe as probe
 from .explain import Explainer as Explainer

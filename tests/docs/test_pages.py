@@ -142,7 +142,7 @@ def to_type(page: Path) -> list[Block]:
 
 def hasten() -> None:
     """No compiler, one number of merged tokens, one other engine; and int8, which does not pay in tiny models, does."""
-    from vitruvian.evaluation.fast import optimize, quantize
+    from vitruvian.compress import optimize, quantize
 
     compiler = torch.compile
     torch.compile = lambda model: compiler(model, backend="eager")

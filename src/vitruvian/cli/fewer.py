@@ -40,7 +40,7 @@ def cascade(
     expect it.
     """
     with quick_imports():
-        from vitruvian.evaluation.measuring.fewer import fit_cascade
+        from vitruvian.compress.cascade import fit_cascade
         from vitruvian.weights.convert import check_other
         from vitruvian.weights.load import load, locate
         from vitruvian.weights.save import save
@@ -76,7 +76,7 @@ def tome(
     fitted on the images.
     """
     with quick_imports():
-        from vitruvian.evaluation.measuring.fewer import fit_merging
+        from vitruvian.compress.cascade import fit_merging
         from vitruvian.weights.convert import check_other
         from vitruvian.weights.load import load, locate
         from vitruvian.weights.save import save

@@ -50,8 +50,8 @@ def quantize(
     Layers that lose the most stay float. Nothing is written if more is lost than --max-loss, or if float is as fast.
     """
     with quick_imports():
-        from vitruvian.evaluation.fast.compress_report import write_quantized
-        from vitruvian.evaluation.fast.quantize import quantize as quantize_model
+        from vitruvian.compress.compress_report import write_quantized
+        from vitruvian.compress.quantize import quantize as quantize_model
 
     done = quantize_model(
         source,
@@ -92,7 +92,7 @@ def optimize(
     report.html with the frontier of speed against loss.
     """
     with quick_imports():
-        from vitruvian.evaluation.fast.optimize import optimize as optimize_model
+        from vitruvian.compress.optimize import optimize as optimize_model
 
     done = optimize_model(
         source,

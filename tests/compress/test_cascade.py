@@ -6,9 +6,9 @@ import torch
 from PIL import Image
 
 import vitruvian as vt
+from vitruvian.compress.cascade import fit_cascade, fit_merging
 from vitruvian.config import CascadeConfig
 from vitruvian.errors import ConfigError, DataError
-from vitruvian.evaluation.measuring.fewer import fit_cascade, fit_merging
 from vitruvian.predict import first_of, probabilities_of, reduced
 
 TINY = vt.ViTConfig(image_size=32, patch_size=4, depth=2, width=16, mlp_dim=32, num_heads=2, num_classes=5)

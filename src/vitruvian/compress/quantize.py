@@ -15,9 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from vitruvian.cache import scratch_folder
-from vitruvian.engines.choose import Way, measure
-from vitruvian.engines.export import Forward, check_model, export
-from vitruvian.engines.int8 import (
+from vitruvian.compress.int8 import (
     WEIGHT_BITS,
     Int8Layer,
     check_bits,
@@ -26,13 +24,15 @@ from vitruvian.engines.int8 import (
     prepared,
     sensitivity,
 )
-from vitruvian.engines.int8_graph import write_int8
-from vitruvian.engines.ranges import Int8Input
+from vitruvian.compress.int8_graph import write_int8
+from vitruvian.compress.loss import BATCH, Loss, Sample, loss_of, read_sample
+from vitruvian.compress.ranges import Int8Input
+from vitruvian.compress.smooth import dense_layers
+from vitruvian.engines.choose import Way, measure
+from vitruvian.engines.export import Forward, check_model, export
 from vitruvian.engines.sessions import FORMATS, check_engine, open_session
-from vitruvian.engines.smooth import dense_layers
 from vitruvian.engines.trial import check_runs
 from vitruvian.errors import ConversionError, UnknownNameError, argument
-from vitruvian.evaluation.fast.loss import BATCH, Loss, Sample, loss_of, read_sample
 from vitruvian.files import atomic_path, check_writable
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT

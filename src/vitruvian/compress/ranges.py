@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitruvian.engines.gptq import nearest
-from vitruvian.engines.smooth import dense_layers, watched
+from vitruvian.compress.gptq import nearest
+from vitruvian.compress.smooth import dense_layers, watched
 from vitruvian.model.vit import ViT
 
 # n tokens, D channels of a layer's input

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vitruvian.compress.compress_report import optimize_page
+from vitruvian.compress.loss import BATCH, FEWEST, Sample, read_sample
+from vitruvian.compress.merging import merging
+from vitruvian.compress.quantize import CALIBRATION, EVALUATION, Timer, median_seconds, workplace
+from vitruvian.compress.search import Candidate, Limits, Search
 from vitruvian.engines.export import check_model
 from vitruvian.engines.graph import CASCADE_FILE
 from vitruvian.engines.sessions import check_engine
 from vitruvian.errors import ConversionError, require
-from vitruvian.evaluation.fast.compress_report import optimize_page
-from vitruvian.evaluation.fast.loss import BATCH, FEWEST, Sample, read_sample
-from vitruvian.evaluation.fast.merging import merging
-from vitruvian.evaluation.fast.quantize import CALIBRATION, EVALUATION, Timer, median_seconds, workplace
-from vitruvian.evaluation.fast.search import Candidate, Limits, Search
 from vitruvian.files import atomic_path, check_writable, json_bytes
 from vitruvian.model.build import Model
 from vitruvian.predict import Classifier

@@ -17,18 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitruvian.compress.cascade import certainty_and_losses, fitted_threshold
+from vitruvian.compress.int8 import WEIGHT_BITS, prepared, quick_layers
+from vitruvian.compress.int8_graph import write_int8
+from vitruvian.compress.loss import FEWEST, Loss, Sample, loss_of
+from vitruvian.compress.merging import Counts, ladder, merging, words_of
+from vitruvian.compress.quantize import Plan, Timer, least, plan_of
+from vitruvian.compress.ranges import Int8Input
 from vitruvian.config import CascadeConfig
 from vitruvian.engines.choose import Way, forward_of
 from vitruvian.engines.export import Forward, export
-from vitruvian.engines.int8 import WEIGHT_BITS, prepared, quick_layers
-from vitruvian.engines.int8_graph import write_int8
-from vitruvian.engines.ranges import Int8Input
 from vitruvian.engines.sessions import OpenGraph, installed
 from vitruvian.errors import ConversionError, VitruvianError
-from vitruvian.evaluation.fast.loss import FEWEST, Loss, Sample, loss_of
-from vitruvian.evaluation.fast.merging import Counts, ladder, merging, words_of
-from vitruvian.evaluation.fast.quantize import Plan, Timer, least, plan_of
-from vitruvian.evaluation.measuring.fewer import certainty_and_losses, fitted_threshold
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.predict import probabilities_of

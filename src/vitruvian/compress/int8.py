@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitruvian.compress.gptq import gptq, nearest
+from vitruvian.compress.ranges import Int8Input, inputs_of
+from vitruvian.compress.smooth import channel_maxima, dense_layers, smoothed, watched
 from vitruvian.engines.export import Forward
-from vitruvian.engines.gptq import gptq, nearest
-from vitruvian.engines.ranges import Int8Input, inputs_of
-from vitruvian.engines.smooth import channel_maxima, dense_layers, smoothed, watched
 from vitruvian.errors import ConfigError, argument
 from vitruvian.machine import processor_flags
 from vitruvian.model.build import Model

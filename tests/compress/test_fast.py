@@ -8,20 +8,20 @@ import torch
 from PIL import Image
 
 import vitruvian as vt
+from vitruvian.compress import int8, merging, ranges
+from vitruvian.compress.compress_report import frontier, optimize_page, write_quantized
+from vitruvian.compress.gptq import gptq, nearest
+from vitruvian.compress.int8_graph import write_int8
+from vitruvian.compress.loss import Sample, loss_of, read_sample
+from vitruvian.compress.optimize import write
+from vitruvian.compress.quantize import CALIBRATION, least
+from vitruvian.compress.search import Candidate, Limits, Search
+from vitruvian.compress.smooth import channel_maxima, dense_layers, smoothed, watched
 from vitruvian.config import CascadeConfig, ResNetConfig
-from vitruvian.engines import int8, ranges, sessions
+from vitruvian.engines import sessions
 from vitruvian.engines.export import export
-from vitruvian.engines.gptq import gptq, nearest
 from vitruvian.engines.graph import open_graph
-from vitruvian.engines.int8_graph import write_int8
-from vitruvian.engines.smooth import channel_maxima, dense_layers, smoothed, watched
 from vitruvian.errors import ConfigError, ConversionError, DataError, FileError, MissingExtraError, UnknownNameError
-from vitruvian.evaluation.fast import merging
-from vitruvian.evaluation.fast.compress_report import frontier, optimize_page, write_quantized
-from vitruvian.evaluation.fast.loss import Sample, loss_of, read_sample
-from vitruvian.evaluation.fast.optimize import write
-from vitruvian.evaluation.fast.quantize import CALIBRATION, least
-from vitruvian.evaluation.fast.search import Candidate, Limits, Search
 
 pytestmark = pytest.mark.openvino
 
@@ -145,7 +145,7 @@ def test_layers_in_int8_have_the_inputs_of_the_whole_model(monkeypatch):
     model, pixels = tiny_model(), torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     seen: dict[bytes, torch.Tensor] = {}
     monkeypatch.setattr(
-        "vitruvian.engines.int8.gptq",
+        "vitruvian.compress.int8.gptq",
         lambda weight, moments, bits: seen.update({weight.numpy().tobytes(): moments}) or nearest(weight, bits),
     )
     entering = ranges.inputs_of(model, [pixels], 7)
@@ -294,14 +294,14 @@ def test_the_page_draws_the_sensitivity(quantized, tmp_path):
 
 def test_a_loss_beyond_the_limit_writes_nothing(images, tmp_path, monkeypatch):
     monkeypatch.setattr(ranges, "best_range", lambda values: (0.0, 1e-3))  # everything is clipped
-    monkeypatch.setattr("vitruvian.evaluation.fast.quantize.check_runs", lambda *_: None)
+    monkeypatch.setattr("vitruvian.compress.quantize.check_runs", lambda *_: None)
     with pytest.raises(ConversionError, match=r"not written, .* points may be lost where max_loss=0.5 is allowed"):
         vt.quantize(tiny_model(), tmp_path / "q.onnx", calibrate=images, evaluate=images, timer=faster)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_slower_model_is_not_written(images, tmp_path, monkeypatch):
-    monkeypatch.setattr("vitruvian.evaluation.fast.quantize.check_runs", lambda *_: None)  # a second process
+    monkeypatch.setattr("vitruvian.compress.quantize.check_runs", lambda *_: None)  # a second process
 
     def slower(forwards, pixels):
         return {"float": 1.0, "int8": 1.25}
@@ -358,7 +358,7 @@ def test_a_loss_is_the_probability_that_changed_answers_give_up():
 @pytest.mark.slow
 def test_the_fastest_model_within_the_loss_is_written_and_predicts(images, tmp_path, monkeypatch):
     monkeypatch.setattr(merging, "SHARES", (0.25,))
-    monkeypatch.setattr("vitruvian.evaluation.fast.search.installed", lambda: ["torch", "onnxruntime"])
+    monkeypatch.setattr("vitruvian.compress.search.installed", lambda: ["torch", "onnxruntime"])
     found = vt.optimize(tiny_model(), tmp_path / "fast", calibrate=images, max_loss=20, timer=faster)
     assert found.chosen.seconds == min(each.seconds for each in found.candidates if each.loss.points <= 20)
     assert found.baseline.name == "torch, float32"
@@ -395,7 +395,7 @@ def half_as_fast(forwards, pixels):
 
 def test_int8_that_is_not_faster_costs_the_search_no_time(images, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(merging, "SHARES", ())
-    monkeypatch.setattr("vitruvian.evaluation.fast.search.installed", lambda: ["torch", "onnxruntime"])
+    monkeypatch.setattr("vitruvian.compress.search.installed", lambda: ["torch", "onnxruntime"])
     found = vt.optimize(tiny_model(), tmp_path / "fast", calibrate=images, max_loss=20, timer=half_as_fast)
     assert {each.int8_layers for each in found.candidates} == {0}
     assert "it is left out" in capsys.readouterr().err
@@ -419,7 +419,7 @@ def test_a_resnet_is_refused_before_images_are_read(tmp_path):
 
 def test_layers_with_equal_weights_stay_float_and_the_search_goes_on(images, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(merging, "SHARES", ())
-    monkeypatch.setattr("vitruvian.evaluation.fast.search.installed", lambda: ["torch", "onnxruntime"])
+    monkeypatch.setattr("vitruvian.compress.search.installed", lambda: ["torch", "onnxruntime"])
     model = tiny_model()
     first, second = (dense_layers(model)[f"blocks.{number}.mlp.fc2"] for number in (0, 1))
     second.weight.data = first.weight.data.clone()
@@ -453,9 +453,9 @@ def test_a_cascade_of_graphs_asks_the_whole_model_where_the_first_pass_is_unsure
 
 
 def test_a_cascade_costs_its_first_pass_and_the_whole_model_where_that_is_unsure(images, tmp_path, monkeypatch):
-    monkeypatch.setattr("vitruvian.evaluation.fast.search.FEWEST", 8)
+    monkeypatch.setattr("vitruvian.compress.search.FEWEST", 8)
     monkeypatch.setattr(merging, "SHARES", (0.5,))
-    monkeypatch.setattr("vitruvian.evaluation.fast.search.installed", lambda: ["torch"])
+    monkeypatch.setattr("vitruvian.compress.search.installed", lambda: ["torch"])
     monkeypatch.setattr(Search, "try_int8", lambda *_, **__: None)
     found = vt.optimize(tiny_model(), tmp_path / "fast", calibrate=images, max_loss=0.01, timer=faster)
     (both,) = (each for each in found.candidates if each.cascade is not None)
@@ -504,7 +504,7 @@ def test_models_whose_patches_all_have_to_stay_merge_nothing():
 
 
 def test_a_search_without_time_measures_the_engines_alone(images, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("vitruvian.evaluation.fast.search.installed", lambda: ["torch", "onnxruntime"])
+    monkeypatch.setattr("vitruvian.compress.search.installed", lambda: ["torch", "onnxruntime"])
     found = vt.optimize(tiny_model(), tmp_path / "fast", calibrate=images, minutes=0, timer=faster)
     assert {each.name for each in found.candidates} == {"torch, float32", "onnxruntime, float32"}
     said = capsys.readouterr().err
@@ -523,8 +523,8 @@ def test_one_graph_serves_float_and_int8(images, tmp_path, monkeypatch):
         return export(model, path, **settings)
 
     monkeypatch.setattr(merging, "SHARES", (0.25,))
-    monkeypatch.setattr("vitruvian.evaluation.fast.search.export", counted)
-    monkeypatch.setattr("vitruvian.evaluation.fast.search.installed", lambda: ["torch", "onnxruntime"])
+    monkeypatch.setattr("vitruvian.compress.search.export", counted)
+    monkeypatch.setattr("vitruvian.compress.search.installed", lambda: ["torch", "onnxruntime"])
     found = vt.optimize(tiny_model(), tmp_path / "fast", calibrate=images, max_loss=50, timer=faster)
     merged = [each for each in found.candidates if each.counts and each.cascade is None]
     assert {each.int8_layers > 0 for each in merged} == {True, False}

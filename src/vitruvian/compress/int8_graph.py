@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.engines.int8 import Int8Layer
+from vitruvian.compress.int8 import Int8Layer
+from vitruvian.compress.smooth import dense_layers
 from vitruvian.engines.layout import query_scale, three_layers
-from vitruvian.engines.smooth import dense_layers
 from vitruvian.errors import ConversionError, require
 from vitruvian.model.encoder import Attention
 from vitruvian.model.vit import ViT
