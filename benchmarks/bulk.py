@@ -74,7 +74,7 @@ def make_data(folder: Path, sheet: Path, entries: int) -> None:
     vt.save(vt.build(shape), folder / "tiny")
 
 
-def rates(folder: Path, rounds: int, seconds: float, batch: int) -> dict[str, object]:
+def rates(folder: Path, rounds: int, seconds: float, batch_size: int) -> dict[str, object]:
     """Images a second of the bare model and of the job, both on all cores, in turns of the same length."""
     encoder = Encoder(MODEL)
     bare, whole = [], []
@@ -88,19 +88,19 @@ def rates(folder: Path, rounds: int, seconds: float, batch: int) -> dict[str, ob
         split=None,
         result={"dtype": "float16"},
         piece=512,
-        batch=batch,
+        batch_size=batch_size,
         max_unreadable=0.25,
         workers=0,
     )
     job = work.job()
-    pixels = next(job.images.seen(job.batches_of(0), job.view, workers=0, ahead=batch)).pixels
+    pixels = next(job.images.seen(job.batches_of(0), job.view, workers=0, ahead=batch_size)).pixels
     assert pixels is not None
     identity, part = job.begin(), 0
     for turn in range(rounds + 1):  # the first to warm up
         begun, count = clocks(), 0
         while clocks()[0] - begun[0] < seconds / 2:
             encoder.features(pixels)
-            count += batch
+            count += batch_size
         bare.append(count / (clocks() - begun))
         many = max(1, round(bare[-1][0] * seconds / 2 / 512)) if turn else 1
         begun = clocks()

@@ -38,7 +38,9 @@ def prepared(model: Model, images: Images) -> Model:
     classifier = Classifier(model)
     shift(classifier, images.train)
     held_out = images.validation
-    answers = answers_of(classifier, held_out, space_for(held_out.classes, model, ids=None, mappings=None), batch=100)
+    answers = answers_of(
+        classifier, held_out, space_for(held_out.classes, model, ids=None, mappings=None), batch_size=100
+    )
     model.temperature = fitted_temperature(answers, np.arange(len(answers))) or 1.0
     energy = np.logaddexp.reduce(np.asarray(answers.logits, np.float64), axis=1)
     model.threshold_on, model.threshold = "energy", round(float(np.quantile(energy, 1 - ANSWERED)), 3)
@@ -50,10 +52,10 @@ def measured(classifier: Classifier, given: argparse.Namespace) -> dict[str, Any
     photos, refused = {}, {}
     for name, some in known_photos(given.imagenet, given.pets).items():
         logits = logits_of(classifier, [image for image, _ in some])
-        right, kept = rightly(classifier, logits, some), ~np.array(classifier.none_of_these(logits))
+        right, kept = rightly(classifier, logits, some), ~np.array(classifier.rejects(logits))
         photos[name] = len(some), float((right & kept).mean()), float((~right & kept).mean())
     for name, images in unknown_images(given.imagenet, given.unknown).items():
-        refused[name] = len(images), float(np.mean(classifier.none_of_these(logits_of(classifier, images))))
+        refused[name] = len(images), float(np.mean(classifier.rejects(logits_of(classifier, images))))
     return {"photos": photos, "refused": refused}
 
 
@@ -117,8 +119,8 @@ def main() -> None:
     images = images_for(given.data, read_recipe(given.recipe))
     vt.save(prepared(vt.load(given.model), images), given.out, half=True)
     shares = measured(Classifier(given.out), given)
-    found = vt.evaluate(given.data, given.out, split="test", batch=100)
-    flipped = vt.evaluate(given.data, given.out, split="test", flip=True, batch=100).measures.top1
+    found = vt.evaluate(given.data, given.out, split="test", batch_size=100)
+    flipped = vt.evaluate(given.data, given.out, split="test", flip=True, batch_size=100).measures.top1
     (given.out / "card.md").write_text(card(given, images, found, flipped, shares))
     print(json.dumps({"test": found.measures.top1, "flipped": flipped} | shares))
 

@@ -78,8 +78,8 @@ def exported(size: str, pixels: torch.Tensor, folder: Path) -> Path:
     return path
 
 
-def compare(size: str, batch: int, rounds: int, *, compiled: bool, graphs: Path) -> list[dict[str, object]]:
-    pixels = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+def compare(size: str, batch_size: int, rounds: int, *, compiled: bool, graphs: Path) -> list[dict[str, object]]:
+    pixels = torch.randn(batch_size, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     path = exported(size, pixels, graphs)
     builders: dict[str, tuple[Any, ...]] = {
         "ours (auto)": (ours, size),
@@ -99,9 +99,9 @@ def compare(size: str, batch: int, rounds: int, *, compiled: bool, graphs: Path)
         rows.append(
             {
                 "model": f"ViT-{size}/16",
-                "batch": batch,
+                "batch": batch_size,
                 "library": name,
-                "images_per_second": round(batch / median, 2),
+                "images_per_second": round(batch_size / median, 2),
                 "relative_to_fastest_peer": round(medians[fastest] / median, 3),
                 "largest_logit_difference": (logits[name] - logits["ours (auto)"]).abs().max().item(),
             }

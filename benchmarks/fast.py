@@ -64,14 +64,15 @@ def answers(path: Path) -> Forward:
     return vt.Classifier(path).logits
 
 
-def compare(builders: dict[str, tuple[Any, ...]], batch: int, rounds: int) -> None:
-    pixels = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+def compare(builders: dict[str, tuple[Any, ...]], batch_size: int, rounds: int) -> None:
+    pixels = torch.randn(batch_size, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     with apart(builders) as libraries:
         seconds, _ = in_turn(libraries, pixels, rounds)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     for name, median in medians.items():
         print(
-            f"batch {batch:3}  {name:24} {batch / median:8.1f} images/s  {medians['timm'] / median:5.2f} times timm",
+            f"batch {batch_size:3}  {name:24} {batch_size / median:8.1f} images/s  "
+            f"{medians['timm'] / median:5.2f} times timm",
             flush=True,
         )
 

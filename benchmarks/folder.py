@@ -35,7 +35,7 @@ def ours(folder: Path, engine: str) -> Answers:
     import vitruvian as vt
 
     classifier = vt.Classifier(folder / "native", engine=engine)
-    return lambda paths: [p.answers[0].index for p in classifier.stream(paths, top=5, batch=BATCH)]
+    return lambda paths: [p.predictions[0].index for p in classifier.stream(paths, top=5, batch_size=BATCH)]
 
 
 def pipeline(folder: Path, _: str) -> Answers:

@@ -54,7 +54,7 @@ class Api(litserve.LitAPI):
     def decode_request(self, request):
         return apply_preprocess(decode(request["image"].file.read()), self.classifier.model.preprocess)
     def batch(self, inputs): return torch.stack(inputs)
-    def predict(self, pixels): return self.classifier.ranked(self.classifier.logits(pixels), 5)
+    def predict(self, pixels): return self.classifier.rank(self.classifier.logits(pixels), 5)
     def unbatch(self, output): return list(output)
     def encode_response(self, answers): return [{"label": a.label, "probability": a.probability} for a in answers]
 if __name__ == "__main__":

@@ -87,14 +87,14 @@ def test_images_and_features_are_those_of_transformers(theirs, wanted, photos):
     with torch.no_grad():
         alone = torch.cat([model(preprocess_image(photo, model.preprocess)[None]) for photo in photos])
     assert near(alone, features)
-    assert near(vt.embed_images(model, photos, batch=4), torch.nn.functional.normalize(features, dim=-1))
+    assert near(vt.embed_images(model, photos, batch_size=4), torch.nn.functional.normalize(features, dim=-1))
 
 
 def test_answers_in_batches_are_those_of_each_image_alone(theirs, photos):
     model = vt.load(theirs[0], num_classes=3)
     torch.nn.init.normal_(model.head.weight)
     classifier = vt.Classifier(model)
-    together = classifier.predict([*photos], top=3, batch=5)
+    together = classifier.predict([*photos], top=3, batch_size=5)
     for photo, answers in zip(photos, together):
         alone = classifier.predict([photo], top=3)[0]
         assert [answer.index for answer in answers] == [answer.index for answer in alone]
@@ -103,7 +103,7 @@ def test_answers_in_batches_are_those_of_each_image_alone(theirs, photos):
 
 def test_vectors_of_many_images_are_those_of_transformers(theirs, wanted, photos, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
-    vt.embed(photos[0].parent, theirs[0], tmp_path / "out", batch=4, dtype="float32")
+    vt.embed(photos[0].parent, theirs[0], tmp_path / "out", batch_size=4, dtype="float32")
     table = parquet.read_table(next((tmp_path / "out").glob("*.parquet"))).to_pydict()
     assert near(table["vector"], wanted[1])
 

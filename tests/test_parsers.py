@@ -73,12 +73,12 @@ def test_a_hostile_change_is_one_short_line(key, text):
 @pytest.mark.parametrize("number", [10**25, -(10**30), 2**31])
 def test_an_endless_batch_or_number_of_workers_is_one_short_line(number, tmp_path):
     attempts = [
-        lambda: Classifier(create_model("ViT-Ti/16", image_size=32)).predict([], batch=number),
+        lambda: Classifier(create_model("ViT-Ti/16", image_size=32)).predict([], batch_size=number),
         lambda: pack("digits", tmp_path / "packed", workers=number),
         lambda: diagnose(open_dataset("digits"), workers=number),
     ]
     for attempt in attempts:
-        with pytest.raises(ConfigError, match=r"^(batch|workers)=") as caught:
+        with pytest.raises(ConfigError, match=r"^(batch_size|workers)=") as caught:
             attempt()
         check(caught.value)
 

@@ -19,7 +19,7 @@ from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.errors import CheckpointError, ConfigError, ImageError
 from vitruvian.model.build import build
 from vitruvian.model.vit import ViT
-from vitruvian.predict import Classifier, Prediction, features
+from vitruvian.predict import Classifier, ImageResult, features
 from vitruvian.weights.save import save
 
 TINY = ViTConfig(image_size=(16, 16), patch_size=8, depth=1, width=16, mlp_dim=32, num_heads=2, num_classes=5)
@@ -66,14 +66,14 @@ def test_more_answers_than_classes_are_all_of_them():
 def test_equal_answers_stand_in_the_order_of_classes():
     logits = torch.zeros(1, 1000)
     logits[0, [700, 30]] = 1.0
-    (ranked,) = Classifier(tiny_model(num_classes=1000)).ranked(logits, 1000)
+    (ranked,) = Classifier(tiny_model(num_classes=1000)).rank(logits, 1000)
     others = [index for index in range(1000) if index not in (30, 700)]
     assert [answer.index for answer in ranked] == [30, 700, *others]
 
 
 def test_answers_do_not_depend_on_the_batch():
     classifier, images = Classifier(tiny_model()), make_images(7)
-    alone, together = classifier.predict(images, batch=1), classifier.predict(images, batch=4)
+    alone, together = classifier.predict(images, batch_size=1), classifier.predict(images, batch_size=4)
     for one, other in zip(alone, together, strict=True):
         assert [answer.index for answer in one] == [answer.index for answer in other]
         assert [a.probability for a in one] == pytest.approx([a.probability for a in other], abs=1e-6)  # order of sums
@@ -85,12 +85,12 @@ def test_a_stream_keeps_the_order_and_reports_bad_images_in_their_place(tmp_path
     bad = tmp_path / "bad.jpg"
     bad.write_text("not an image")
     sources = [good, bad, str(good), good.read_bytes(), b"", io.BytesIO(good.read_bytes()), tmp_path / "none.jpg"]
-    seen = list(Classifier(tiny_model()).stream(sources, batch=3))
+    seen = list(Classifier(tiny_model()).stream(sources, batch_size=3))
     assert [prediction.path for prediction in seen[:3]] == [str(good), str(bad), str(good)]
-    assert [bool(prediction.answers) for prediction in seen] == [True, False, True, True, False, True, False]
+    assert [bool(prediction.predictions) for prediction in seen] == [True, False, True, True, False, True, False]
     assert seen[1].error.startswith(f"{bad}: not an image")
-    assert seen[4] == Prediction("image of 0 bytes", error="image of 0 bytes: the file is empty")
-    best = [prediction.answers[0].index for prediction in seen if prediction.answers]
+    assert seen[4] == ImageResult("image of 0 bytes", error="image of 0 bytes: the file is empty")
+    best = [prediction.predictions[0].index for prediction in seen if prediction.predictions]
     assert best == best[:1] * 4
 
 
@@ -113,7 +113,7 @@ def test_a_long_stream_is_read_only_a_little_ahead_and_can_be_left():
             taken += 1
             yield image
 
-    stream = Classifier(tiny_model()).stream(many(), batch=4)
+    stream = Classifier(tiny_model()).stream(many(), batch_size=4)
     assert len(list(islice(stream, 10))) == 10
     assert taken <= 3 * 4 + 3 * 4 + 2 * 4  # three batches answered, three with the model, two decoded ahead
     stream.close()
@@ -160,7 +160,7 @@ def test_a_model_with_broken_weights_gives_an_error_and_not_nan():
     model = tiny_model()
     nn.init.constant_(model.head.bias, float("nan"))
     (prediction,) = Classifier(model).stream(make_images(1))
-    assert prediction == Prediction("image", error="image: the model's answer is not a finite number")
+    assert prediction == ImageResult("image", error="image: the model's answer is not a finite number")
 
 
 def test_a_gray_model_sees_gray_images():

@@ -25,8 +25,8 @@ from .model.build import build as build
 from .model.build import create_model as create_model
 from .model.resnet import ResNet as ResNet
 from .model.vit import ViT as ViT
-from .predict import Answer as Answer
 from .predict import Classifier as Classifier
+from .predict import ImageResult as ImageResult
 from .predict import Prediction as Prediction
 from .predict import embed_images as embed_images
 from .predict import features as features

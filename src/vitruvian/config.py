@@ -386,7 +386,7 @@ ModelConfig = ViTConfig | ResNetConfig
 MODEL_KINDS: dict[str, type[ViTConfig] | type[ResNetConfig]] = {"vit": ViTConfig, "resnet": ResNetConfig}
 
 
-BATCH = 16
+DEFAULT_BATCH_SIZE = 16
 """Images that a model answers at a time, unless told."""
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)

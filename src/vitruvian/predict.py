@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitruvian.catalog import title_of
-from vitruvian.config import BATCH, CascadeConfig, Preprocess
+from vitruvian.config import DEFAULT_BATCH_SIZE, CascadeConfig, Preprocess
 from vitruvian.data.decode import ImageInput, name_of
 from vitruvian.data.preprocess import preprocess_image
 from vitruvian.data.transform import EvalTransform, Transform, as_transform
@@ -45,25 +45,36 @@ Views = list[tuple[str, Tensor | ImageError]]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One class and the model's probability for it."""
+class Prediction:
+    """A class and its probability."""
 
     label: str
     probability: float
     index: int
-    """Position of the class among the model's outputs."""
+    """Index of the class among the model's outputs."""
+
+    def to_json(self) -> dict[str, str | int | float]:
+        """The prediction as a JSON object."""
+        return {"label": self.label, "index": self.index, "probability": self.probability}
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
-    """What the model says of one image: answers, best first, or the error that stood in the way."""
+class ImageResult:
+    """The predictions for one image, most probable first, or the error that prevented them."""
 
     path: str
-    """The path as given; a description for an image that has none."""
-    answers: tuple[Answer, ...] = ()
+    """The path as given, or a description of an image that has none."""
+    predictions: tuple[Prediction, ...] = ()
     error: str = ""
-    none_of_these: bool = False
-    """The image lies below the model's threshold, so that it shows none of its classes."""
+    rejected: bool = False
+    """The score is below the model's threshold: the image shows none of its classes."""
+
+    def to_json(self) -> dict[str, object]:
+        """The path with either the predictions or the error, as a JSON object."""
+        if self.error:
+            return {"path": self.path, "error": self.error}
+        rejected = {"rejected": True} if self.rejected else {}
+        return {"path": self.path, **rejected, "predictions": [prediction.to_json() for prediction in self.predictions]}
 
 
 class Encoder:
@@ -225,17 +236,21 @@ class Classifier(Encoder):
             raise ConfigError(f"{argument('template')} is for {argument('labels')}, which are missing")
         self.labels = labels_of(self.model)
 
-    def predict(self, images: Iterable[ImageInput], *, top: int = 5, batch: int = BATCH) -> list[list[Answer]]:
-        """The `top` answers for each image, best first; the first bad image raises ImageError."""
-        ranked = []
-        for prediction in self.stream(images, top=top, batch=batch):
-            if prediction.error:
-                raise ImageError(prediction.error)
-            ranked.append(list(prediction.answers))
-        return ranked
+    def predict(
+        self, images: Iterable[ImageInput], *, top: int = 5, batch_size: int = DEFAULT_BATCH_SIZE
+    ) -> list[list[Prediction]]:
+        """The `top` predictions for each image, most probable first; an unreadable image raises ImageError."""
+        predictions = []
+        for result in self.stream(images, top=top, batch_size=batch_size):
+            if result.error:
+                raise ImageError(result.error)
+            predictions.append(list(result.predictions))
+        return predictions
 
-    def stream(self, images: Iterable[ImageInput], *, top: int = 5, batch: int = BATCH) -> Iterator[Prediction]:
-        """A prediction for each image, in their order, errors included.
+    def stream(
+        self, images: Iterable[ImageInput], *, top: int = 5, batch_size: int = DEFAULT_BATCH_SIZE
+    ) -> Iterator[ImageResult]:
+        """Yield the result for each image, in order, including errors.
 
         Images are decoded by a few threads, at most two batches ahead of the model, so a million
         of them take no more memory than a hundred.
@@ -243,27 +258,27 @@ class Classifier(Encoder):
         if isinstance(images, str | bytes | os.PathLike | Image.Image):
             raise ConfigError("expected a list of images, not one: predict(['a.jpg'])")
         check_range("top", top, 1)
-        validate("batch", BatchSize, batch)
-        return self._stream(images, top, batch)
+        validate("batch_size", BatchSize, batch_size)
+        return self._stream(images, top, batch_size)
 
-    def _stream(self, images: Iterable[ImageInput], top: int, batch: int) -> Iterator[Prediction]:
-        views = self.views(images, ahead=2 * batch)
+    def _stream(self, images: Iterable[ImageInput], top: int, batch_size: int) -> Iterator[ImageResult]:
+        views = self.views(images, ahead=2 * batch_size)
 
         def compute(group: Views) -> tuple[Views, Tensor]:
             pixels = [seen for _, seen in group if isinstance(seen, Tensor)]
             return group, map_over_shapes(self.logits, pixels) if pixels else torch.zeros(0, len(self.labels))
 
-        for group, logits in self.overlapped(compute, iter(lambda: list(islice(views, batch)), [])):
-            ranked = zip(self.ranked(logits, top), self.none_of_these(logits))
+        for group, logits in self.overlapped(compute, iter(lambda: list(islice(views, batch_size)), [])):
+            ranked = zip(self.rank(logits, top), self.rejects(logits))
             for path, seen in group:
                 if isinstance(seen, ImageError):
-                    yield Prediction(path, error=str(seen))
+                    yield ImageResult(path, error=str(seen))
                     continue
-                answers, none = next(ranked)
-                if answers:
-                    yield Prediction(path, answers, none_of_these=none)
+                predictions, rejected = next(ranked)
+                if predictions:
+                    yield ImageResult(path, predictions, rejected=rejected)
                 else:
-                    yield Prediction(path, error=f"{printable(path)}: the model's answer is not a finite number")
+                    yield ImageResult(path, error=f"{printable(path)}: the model's answer is not a finite number")
 
     def logits(self, pixels: Tensor) -> Tensor:
         """The model's raw answers (B, K) for normalized pixels (B, channels, rows, columns), without dropout."""
@@ -309,7 +324,7 @@ class Classifier(Encoder):
             self._run = Engine(self.model, self.engine)
         return self._run
 
-    def none_of_these(self, logits: Tensor) -> list[bool]:
+    def rejects(self, logits: Tensor) -> list[bool]:
         """Whether images with these logits (B, K) show none of the model's classes."""
         if self.model.threshold_on == "energy":  # how much there is of any class, which probabilities have lost
             score = logits.logsumexp(dim=-1)
@@ -317,12 +332,12 @@ class Classifier(Encoder):
             score = probabilities_of(self.model, logits).amax(dim=-1)
         return (score < self.model.threshold).tolist()
 
-    def ranked(self, logits: Tensor, top: int) -> list[tuple[Answer, ...]]:
-        """The `top` answers of each row, equal ones in the order of classes; none where a logit is not finite."""
+    def rank(self, logits: Tensor, top: int) -> list[tuple[Prediction, ...]]:
+        """The `top` predictions for each row, ties in the order of classes; empty if a logit is not finite."""
         probabilities, order = probabilities_of(self.model, logits).sort(dim=-1, descending=True, stable=True)
         finite = logits.isfinite().all(dim=-1).tolist()
         return [
-            tuple(Answer(self.labels[i], p, i) for p, i in zip(row, indices)) if good else ()
+            tuple(Prediction(self.labels[i], p, i) for p, i in zip(row, indices)) if good else ()
             for row, indices, good in zip(probabilities[:, :top].tolist(), order[:, :top].tolist(), finite)
         ]
 
@@ -360,12 +375,14 @@ def labels_of(model: Model) -> tuple[str, ...]:
     return model.labels
 
 
-def embed_images(model: Model | str | Path, images: Iterable[ImageInput], *, batch: int = BATCH) -> Tensor:
+def embed_images(
+    model: Model | str | Path, images: Iterable[ImageInput], *, batch_size: int = DEFAULT_BATCH_SIZE
+) -> Tensor:
     """Features of images (B, F) of unit length; of CLIP and SigLIP, comparable with those of `embed_texts`."""
     encoder = Encoder(model)
-    views = encoder.views(images, ahead=2 * batch)
+    views = encoder.views(images, ahead=2 * batch_size)
     parts = []
-    while group := list(islice(views, batch)):
+    while group := list(islice(views, batch_size)):
         for _, seen in group:
             if isinstance(seen, ImageError):
                 raise seen

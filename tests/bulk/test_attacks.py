@@ -32,7 +32,7 @@ def work(images, model, tmp_path_factory):
     """The words of a job but for its output, and its result."""
     folder = tmp_path_factory.mktemp("work")
     save(model, folder / "model")
-    embed(images, folder / "model", folder / "whole", piece=5, batch=2)
+    embed(images, folder / "model", folder / "whole", piece=5, batch_size=2)
     words = ["embed", images, "--model", folder / "model", "--piece", "5", "--batch-size", "2", "--out"]
     return [str(word) for word in words], content(folder / "whole")
 
@@ -148,13 +148,13 @@ def test_a_bucket_that_vanishes_half_way_is_one_line_and_the_job_goes_on_when_it
     with pytest.raises(
         FileError, match=r"part-00000[12]-of-000005\.parquet: cannot be written: \w+Error: .*4 attempts"
     ):
-        embed(images, model, "s3://bulk/vectors", piece=5, batch=2, track=track)
+        embed(images, model, "s3://bulk/vectors", piece=5, batch_size=2, track=track)
     bucket.start()
     with pytest.raises(DataError, match=r"[34] of 5 parts are missing"):
         merge("s3://bulk/vectors")
-    embed(images, model, "s3://bulk/vectors", piece=5, batch=2)
+    embed(images, model, "s3://bulk/vectors", piece=5, batch_size=2)
     merge("s3://bulk/vectors", tmp_path / "a.parquet")
-    embed(images, model, tmp_path / "here", piece=5, batch=2)
+    embed(images, model, tmp_path / "here", piece=5, batch_size=2)
     merge(tmp_path / "here", tmp_path / "b.parquet")
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
 
@@ -184,9 +184,9 @@ def test_a_bucket_without_rights_is_one_line_at_once(images, model, tmp_path, mo
         threading.Thread(target=server.serve_forever, daemon=True).start()
         set_endpoint(monkeypatch, server.server_port)
         with pytest.raises(DataError, match=r"s3://locked/vectors: access denied \(403\)"):
-            embed(images, model, "s3://locked/vectors", piece=5, batch=2)
+            embed(images, model, "s3://locked/vectors", piece=5, batch_size=2)
         with pytest.raises(DataError, match=r"s3://locked/data.*: access denied \(403\)"):
-            embed("s3://locked/data", model, tmp_path / "out", piece=5, batch=2)
+            embed("s3://locked/data", model, tmp_path / "out", piece=5, batch_size=2)
         server.shutdown()
     assert waits == []
     assert not (tmp_path / "out").exists()

@@ -36,7 +36,7 @@ def content(folder: Path) -> dict[str, bytes]:
 def whole(images, model, tmp_path_factory):
     """The result of one process."""
     folder = tmp_path_factory.mktemp("whole")
-    embed(images, model, folder, piece=5, batch=2)
+    embed(images, model, folder, piece=5, batch_size=2)
     return folder
 
 
@@ -67,22 +67,22 @@ def test_an_unreadable_image_is_a_row_with_its_error(whole, tmp_path):
 @pytest.mark.parametrize("count", [2, 7])
 def test_shards_together_give_the_bytes_of_one_process(images, model, whole, tmp_path, count):
     for number in reversed(range(count)):
-        embed(images, model, tmp_path, shard=(number + 1, count), piece=5, batch=2)
+        embed(images, model, tmp_path, shard=(number + 1, count), piece=5, batch_size=2)
     assert content(tmp_path) == content(whole)
 
 
 @pytest.mark.slow
 def test_processes_that_read_give_the_bytes_of_threads(images, model, whole, tmp_path):
-    embed(images, model, tmp_path, piece=5, batch=2, workers=2)
+    embed(images, model, tmp_path, piece=5, batch_size=2, workers=2)
     assert content(tmp_path) == content(whole)
 
 
 def test_batches_that_overlap_on_two_cores_give_the_bytes_of_one_after_the_other(
     images, model, tmp_path, monkeypatch, two_threads
 ):
-    embed(images, model, tmp_path / "two", piece=11, batch=5)
+    embed(images, model, tmp_path / "two", piece=11, batch_size=5)
     monkeypatch.setattr(vitruvian.predict, "in_threads", lambda function, items, **_: map(function, items))
-    embed(images, model, tmp_path / "one", piece=11, batch=5)
+    embed(images, model, tmp_path / "one", piece=11, batch_size=5)
     assert content(tmp_path / "two") == content(tmp_path / "one")
 
 
@@ -90,7 +90,7 @@ def test_each_process_of_torchrun_does_its_share(images, model, whole, tmp_path,
     monkeypatch.setenv("WORLD_SIZE", "3")
     for rank in "021":
         monkeypatch.setenv("RANK", rank)
-        embed(images, model, tmp_path, piece=5, batch=2)
+        embed(images, model, tmp_path, piece=5, batch_size=2)
     assert content(tmp_path) == content(whole)
 
 
@@ -101,7 +101,7 @@ def test_a_part_that_is_there_is_not_made_again_and_a_damaged_one_is(images, mod
     before = kept.stat().st_mtime_ns
     damaged.write_bytes(damaged.read_bytes()[:-20])
     parts[1].unlink()
-    embed(images, model, folder, piece=5, batch=2)
+    embed(images, model, folder, piece=5, batch_size=2)
     assert kept.stat().st_mtime_ns == before
     assert content(folder) == content(whole)
     assert f"{damaged.name}: damaged, made again" in capsys.readouterr().err
@@ -115,7 +115,7 @@ def test_merging_says_which_parts_are_missing(whole, tmp_path):
 
 
 def test_merging_refuses_a_part_of_another_job_a_doubled_and_a_damaged_one(images, model, whole, tmp_path):
-    embed(images, model, tmp_path / "other", piece=5, batch=2, dtype="float32")
+    embed(images, model, tmp_path / "other", piece=5, batch_size=2, dtype="float32")
     folder = shutil.copytree(whole, tmp_path / "copy")
     first, second, *_ = sorted(folder.glob("part-*"))
     good = first.read_bytes()
@@ -139,13 +139,13 @@ def test_a_folder_belongs_to_one_model_one_dataset_and_one_setting(images, model
     other = copy.deepcopy(model)
     torch.nn.init.ones_(other.embed.patch.bias)
     with pytest.raises(DataError, match=r"belongs to another job \(model_key was"):
-        embed(images, other, folder, piece=5, batch=2)
+        embed(images, other, folder, piece=5, batch_size=2)
     with pytest.raises(DataError, match="dtype was float16"):
-        embed(images, model, folder, piece=5, batch=2, dtype="float32")
+        embed(images, model, folder, piece=5, batch_size=2, dtype="float32")
     fewer = shutil.copytree(images, tmp_path / "fewer")
     (fewer / "a" / "00.png").rename(fewer / "a" / "99.png")
     with pytest.raises(DataError, match="data_key was"):
-        embed(fewer, model, folder, piece=5, batch=2)
+        embed(fewer, model, folder, piece=5, batch_size=2)
     assert content(folder) == content(whole)
 
 
@@ -156,11 +156,11 @@ def test_a_folder_that_an_earlier_version_began_goes_on(images, model, tmp_path,
 
     with monkeypatch.context() as patch:
         patch.setattr(vitruvian.bulk.job, "model_keys", earlier)
-        work(images, model, tmp_path, piece=5, batch=2)
+        work(images, model, tmp_path, piece=5, batch_size=2)
     job = json.loads((tmp_path / "job.json").read_text())
     whole = content(tmp_path)
     (tmp_path / "part-000002-of-000005.parquet").unlink()
-    work(images, model, tmp_path, piece=5, batch=2)
+    work(images, model, tmp_path, piece=5, batch_size=2)
     assert content(tmp_path) == whole
     assert work is predict or job["model_key"] == model_keys(Encoder(model))[1]
     assert merge(tmp_path).images == 24
@@ -169,22 +169,22 @@ def test_a_folder_that_an_earlier_version_began_goes_on(images, model, tmp_path,
 
 
 def test_answers_are_those_of_the_classifier(images, model, tmp_path):
-    predict(images, model, tmp_path, piece=7, batch=3, top=2)
+    predict(images, model, tmp_path, piece=7, batch_size=3, top=2)
     merge(tmp_path, tmp_path / "all.parquet")
     rows = pq.read_table(tmp_path / "all.parquet").to_pylist()
     (wanted,) = Classifier(model).predict([images / rows[20]["key"]], top=2)
-    assert [a["label"] for a in rows[20]["answers"]] == [a.label for a in wanted]
-    assert rows[20]["answers"][0]["probability"] == pytest.approx(wanted[0].probability, abs=1e-6)
-    assert rows[5]["answers"] is None
+    assert [a["label"] for a in rows[20]["predictions"]] == [a.label for a in wanted]
+    assert rows[20]["predictions"][0]["probability"] == pytest.approx(wanted[0].probability, abs=1e-6)
+    assert rows[5]["predictions"] is None
 
 
 def test_a_classifier_gives_vectors_too_and_an_encoder_no_answers(images, model, whole, tmp_path):
-    embed(images, Classifier(model), tmp_path / "vectors", piece=5, batch=2)
+    embed(images, Classifier(model), tmp_path / "vectors", piece=5, batch_size=2)
     assert merge(tmp_path / "vectors", tmp_path / "a.parquet").images == 24
     merge(whole, tmp_path / "b.parquet")
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
     with pytest.raises(ConfigError, match="gives vectors and no answers; wanted a Classifier"):
-        predict(images, Encoder(model), tmp_path / "answers")
+        predict(images, Encoder(model), tmp_path / "predictions")
 
 
 def test_a_threshold_that_is_not_applied_is_said(images, model, tmp_path, capsys):
@@ -209,15 +209,15 @@ def test_a_part_of_which_too_much_cannot_be_read_is_not_written(images, model, t
     for number in (6, 7):
         (folder / "a" / f"0{number}.png").write_bytes(b"")
     with pytest.raises(DataError, match="3 of the 5 images from number 5 on cannot be read, such as a/05"):
-        embed(folder, model, tmp_path / "out", piece=5, batch=2)
+        embed(folder, model, tmp_path / "out", piece=5, batch_size=2)
     assert [path.name[:11] for path in (tmp_path / "out").glob("part-*")] == ["part-000000"]
-    embed(folder, model, tmp_path / "out", piece=5, batch=2, max_unreadable=0.6)
+    embed(folder, model, tmp_path / "out", piece=5, batch_size=2, max_unreadable=0.6)
     assert merge(tmp_path / "out").to_json()["unreadable"] == 3
 
 
 def test_a_result_behind_a_url_is_that_of_a_folder(images, model, whole, tmp_path):
     pytest.importorskip("fsspec")
-    embed(images, model, f"memory://{tmp_path.name}", piece=5, batch=2)
+    embed(images, model, f"memory://{tmp_path.name}", piece=5, batch_size=2)
     merge(f"memory://{tmp_path.name}", tmp_path / "a.parquet")
     merge(whole, tmp_path / "b.parquet")
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
@@ -275,7 +275,7 @@ def test_a_part_with_other_columns_is_refused_and_not_made_again(images, model, 
     with pytest.raises(DataError, match="its columns are not those of the job"):
         merge(folder, tmp_path / "all.parquet")
     with pytest.raises(DataError, match="its columns are not those of the job"):
-        embed(images, model, folder, piece=5, batch=2)
+        embed(images, model, folder, piece=5, batch_size=2)
     assert part.read_bytes() == before
     assert not (tmp_path / "all.parquet").exists()
 
@@ -288,7 +288,7 @@ def test_a_part_that_was_edited_is_refused_and_not_made_again(images, model, who
         changed = replaced(table, name, values, table.schema.field(name).type)
         pq.write_table(changed.replace_schema_metadata(table.schema.metadata), part)
         before = part.read_bytes()
-        for work in (lambda: merge(folder), lambda: embed(images, model, folder, piece=5, batch=2)):
+        for work in (lambda: merge(folder), lambda: embed(images, model, folder, piece=5, batch_size=2)):
             with pytest.raises(DataError, match=f"{part.name}: edited since it was written; remove it and run"):
                 work()
         assert part.read_bytes() == before
@@ -307,11 +307,11 @@ def test_a_part_that_was_edited_is_refused_and_not_made_again(images, model, who
 def test_a_damaged_description_is_one_line_that_tells_how_to_get_it_back(images, model, whole, tmp_path, damaged):
     folder = shutil.copytree(whole, tmp_path / "copy")
     (folder / "job.json").write_bytes(damaged)
-    for work in (lambda: merge(folder), lambda: embed(images, model, folder, piece=5, batch=2)):
+    for work in (lambda: merge(folder), lambda: embed(images, model, folder, piece=5, batch_size=2)):
         with pytest.raises(DataError, match=r"job.json: .*; remove it and run the job again, which keeps the parts"):
             work()
     (folder / "job.json").unlink()
-    embed(images, model, folder, piece=5, batch=2)
+    embed(images, model, folder, piece=5, batch_size=2)
     assert content(folder) == content(whole)
 
 
@@ -330,7 +330,7 @@ def test_every_flipped_byte_of_a_part_is_noticed_and_mended(images, model, whole
     part.write_bytes(good)
     place = pq.ParquetFile(part).metadata.row_group(0).column(4).data_page_offset + 100
     part.write_bytes(good[:place] + bytes([good[place] ^ 16]) + good[place + 1 :])
-    embed(images, model, folder, piece=5, batch=2)
+    embed(images, model, folder, piece=5, batch_size=2)
     assert content(folder) == content(whole)
 
 
@@ -398,8 +398,8 @@ def test_a_killed_job_loses_at_most_its_part_and_ends_with_the_same_bytes(images
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert sorted(name[:11] for name in content(tmp_path / "out")) == ["job.json", "part-000000", "part-000001"]
-    embed(images, tmp_path / "model", tmp_path / "out", piece=5, batch=2)
-    embed(images, tmp_path / "model", tmp_path / "again", piece=5, batch=2)
+    embed(images, tmp_path / "model", tmp_path / "out", piece=5, batch_size=2)
+    embed(images, tmp_path / "model", tmp_path / "again", piece=5, batch_size=2)
     assert content(tmp_path / "out") == content(tmp_path / "again")
 
 

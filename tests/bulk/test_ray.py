@@ -31,7 +31,7 @@ def ray():
 @pytest.mark.filterwarnings("default")  # of Ray itself
 def test_a_dead_worker_costs_no_rows(ray, images, model, tmp_path, monkeypatch):
     save(model, tmp_path / "model")
-    embed(images, tmp_path / "model", tmp_path / "here", piece=5, batch=2)
+    embed(images, tmp_path / "model", tmp_path / "here", piece=5, batch_size=2)
     mark = tmp_path / "died"
 
     class Dying(Parts):
@@ -42,7 +42,7 @@ def test_a_dead_worker_costs_no_rows(ray, images, model, tmp_path, monkeypatch):
             return super().__call__(batch)
 
     monkeypatch.setattr("vitruvian.bulk.ray.Parts", Dying)
-    embed(str(images), str(tmp_path / "model"), tmp_path / "ray", piece=5, batch=2, on="ray")
+    embed(str(images), str(tmp_path / "model"), tmp_path / "ray", piece=5, batch_size=2, on="ray")
     assert mark.exists()
     assert content(tmp_path / "ray") == content(tmp_path / "here")
 
@@ -57,7 +57,7 @@ def test_a_dataset_of_rays_own_gets_answers(ray, images, model, tmp_path):
     rows = predict(ray.data.from_items([{"path": path} for path in paths]), tmp_path / "model", workers=1).take_all()
     good, bad = sorted(rows, key=lambda row: row["path"])
     (wanted,) = Classifier(tmp_path / "model").predict([paths[0]])
-    assert [answer["label"] for answer in good["answers"]] == [answer.label for answer in wanted]
+    assert [answer["label"] for answer in good["predictions"]] == [answer.label for answer in wanted]
     assert "not an image" in bad["error"]
 
 

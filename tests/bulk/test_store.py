@@ -22,7 +22,7 @@ pytest.importorskip("pyarrow")
 @pytest.fixture(scope="module")
 def vectors(images, model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("vectors")
-    embed(images, model, folder, piece=5, batch=2, dtype="float32")
+    embed(images, model, folder, piece=5, batch_size=2, dtype="float32")
     return folder
 
 

@@ -73,7 +73,7 @@ def test_a_missing_package_is_named_where_it_is_why_nothing_was_downloaded(vit, 
 
 def test_json_and_explanations_tell_that_an_image_is_none_of_the_classes(vit, box, images, tmp_path):
     _, out, _ = vit("predict", *images, "--json")
-    assert [json.loads(line).get("none_of_these", False) for line in out.splitlines()] == [True, False]
+    assert [json.loads(line).get("rejected", False) for line in out.splitlines()] == [True, False]
     code, out, _ = vit("explain", *images, "--map", "gradient", "--out", tmp_path / "out")
     assert code == 0
     assert f"{images[0]}: none of these, nearest " in out
@@ -149,7 +149,7 @@ def test_energy_tells_apart_what_probabilities_have_lost(box, tmp_path):
     vt.save(box, tmp_path / "energy")
     again = vt.Classifier(tmp_path / "energy")
     little, much = torch.tensor([0.0, 3.0]), torch.tensor([2.0, 5.0])  # with the same probabilities
-    assert again.none_of_these(torch.stack([little, much])) == [True, False]
+    assert again.rejects(torch.stack([little, much])) == [True, False]
     assert vt.load(tmp_path / "energy", num_classes=3).threshold_on == "probability"
     path = tmp_path / "energy" / "config.json"
     path.write_text(path.read_text().replace('"energy"', '"logits"'))
@@ -175,5 +175,5 @@ def test_the_model_in_the_package_refuses_stripes_noise_and_digits():
     images += [Image.fromarray(rng.integers(0, 256, (64, 64, 3), np.uint8)) for _ in range(10)]
     digits = open_dataset("digits").train
     images += [Image.fromarray(np.asarray(digits.read(number))).resize((64, 64)) for number in range(10)]
-    found = [prediction.none_of_these for prediction in vt.Classifier(hub.BUNDLED).stream(images)]
+    found = [prediction.rejected for prediction in vt.Classifier(hub.BUNDLED).stream(images)]
     assert [sum(found[start : start + 10]) >= 8 for start in (0, 10, 20)] == [True] * 3

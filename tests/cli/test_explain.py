@@ -28,7 +28,7 @@ def test_json_is_one_object_a_image_with_exactly_these_keys(vit, weights, photos
     assert code == 1
     assert err == "1 of 3 images could not be read\n"
     first, _, last = map(json.loads, out.splitlines())
-    assert list(first) == ["path", "answers", "maps", "arrays", "deletion"]
+    assert list(first) == ["path", "predictions", "maps", "arrays", "deletion"]
     assert [(each["map"], each["class"]) for each in first["maps"]] == [("gradient", 2), ("rollout", None)]
     assert first["maps"][0]["file"] == str(tmp_path / "out" / "1-a-gradient.png")
     assert last == {"path": str(photos / "c.jpg"), "error": f"{photos / 'c.jpg'}: the file is empty"}

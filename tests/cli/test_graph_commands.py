@@ -32,7 +32,7 @@ def test_an_exported_graph_predicts_and_other_commands_say_what_they_need(native
     assert json.loads(out)["image_size"] == [16, 16]
     answers = [vit("predict", image, "--model", model, "--json") for model in (native / "native", graph)]
     assert [ran.code for ran in answers] == [0, 0], answers
-    wanted, found = (json.loads(ran.out)["answers"] for ran in answers)
+    wanted, found = (json.loads(ran.out)["predictions"] for ran in answers)
     assert [a["label"] for a in found] == [a["label"] for a in wanted]
     assert [a["probability"] for a in found] == pytest.approx([a["probability"] for a in wanted], abs=1e-5)
     code, _, err = vit("explain", image, "--model", graph / "model.xml", "--out", native / "page")
@@ -74,7 +74,10 @@ def test_bench_measures_an_exported_graph(native, vit):
     code, out, err = vit("bench", "--model", graph, *few)
     assert code == 0, err
     found = json.loads(out)
-    assert [(each["engine"], each["batch"]) for each in found["speeds"]] == [("onnxruntime", 1), ("onnxruntime", 3)]
+    assert [(each["engine"], each["batch_size"]) for each in found["speeds"]] == [
+        ("onnxruntime", 1),
+        ("onnxruntime", 3),
+    ]
     assert list(found["shares"]) == ["decode", "resize", "model"]
     code, out, err = vit("bench", "--model", graph, "--engine", "openvino", *few)
     assert code == 0, err

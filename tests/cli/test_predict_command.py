@@ -18,9 +18,9 @@ def test_json_is_one_object_a_image_with_exactly_these_keys(vit, weights, photos
     assert (code, err) == (0, "")
     first, second = map(json.loads, out.splitlines())
     assert (first["path"], second["path"]) == (str(photos / "a.png"), str(photos / "b.jpg"))
-    assert list(first) == ["path", "answers"]
-    assert [list(answer) for answer in first["answers"]] == [["label", "index", "probability"]] * 2
-    best = first["answers"][0]
+    assert list(first) == ["path", "predictions"]
+    assert [list(answer) for answer in first["predictions"]] == [["label", "index", "probability"]] * 2
+    best = first["predictions"][0]
     assert ("dark", "gray", "light")[best["index"]] == best["label"]
     assert 1 / 3 <= best["probability"] <= 1
 
@@ -58,7 +58,7 @@ def test_json_has_errors_in_their_place(vit, weights, photos):
     assert code == 1
     _, error, last = map(json.loads, out.splitlines())
     assert error == {"path": str(photos / "aa.jpg"), "error": f"{photos / 'aa.jpg'}: the file is empty"}
-    assert "answers" in last
+    assert "predictions" in last
 
 
 def test_pillows_own_remarks_on_odd_files_stay_off_the_terminal(tmp_path):
@@ -123,6 +123,6 @@ def test_imagenet_images_are_named_as_well_as_published(vit, shared):
     code, out, _ = vit("predict", *folders, "--model", weights, "--json", "--top", 1)
     assert code == 0
     predictions = [json.loads(line) for line in out.splitlines()]
-    right = sum(int(p["path"].split("/")[-2]) == p["answers"][0]["index"] for p in predictions)
+    right = sum(int(p["path"].split("/")[-2]) == p["predictions"][0]["index"] for p in predictions)
     assert len(predictions) == 50
     assert abs(right - 43) <= 1  # 753 of all 1000; another CPU may sum near ties the other way

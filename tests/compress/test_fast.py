@@ -276,7 +276,7 @@ def test_a_quantized_graph_runs_in_int8_at_a_fixed_batch_too(quantized, tmp_path
     real = onnxruntime.SessionOptions
     onnxruntime.SessionOptions = lambda: options
     try:
-        sessions.open_session(path, "onnxruntime", batch=1)
+        sessions.open_session(path, "onnxruntime", batch_size=1)
     finally:
         onnxruntime.SessionOptions = real
     kinds = [node.op_type for node in onnx.load(str(tmp_path / "runs.onnx")).graph.node]
@@ -379,7 +379,7 @@ def test_the_page_draws_the_frontier_and_names_what_was_written():
         "candidates": found,
         "max_loss": 0.5,
         "images": "40 images",
-        "batch": 16,
+        "batch_size": 16,
         "chosen": "int8",
         "speedup": 1.75,
     }
@@ -436,7 +436,7 @@ def test_a_cascade_of_graphs_asks_the_whole_model_where_the_first_pass_is_unsure
     model = tiny_model(image_size=32)
     pixels = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     limits = Limits(max_loss=1.0, seconds=0.0)
-    search = Search(model, None, None, tmp_path, limits=limits, timer=faster, batch=8)
+    search = Search(model, None, None, tmp_path, limits=limits, timer=faster, batch_size=8)
     with torch.no_grad():
         whole, first = model(pixels), vt.with_merging(model, (4, 0))(pixels)
     threshold = float((first / 1.5).softmax(dim=1).amax(dim=1).median())

@@ -297,7 +297,7 @@ def answers(vit, corpus, model):
     """What a model says of an image."""
     found = vit("predict", str(corpus / "good" / "photo.png"), "-m", str(corpus / model), "--json", apart=True)
     check(found, "^$")
-    return json.loads(found.out)["answers"]
+    return json.loads(found.out)["predictions"]
 
 
 @pytest.mark.slow

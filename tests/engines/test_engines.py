@@ -57,7 +57,7 @@ def test_openvino_answers_like_torch_and_exports_once(model, images, cache, caps
         assert [a.label for a in one] == [a.label for a in other]
         assert [a.probability for a in one] == pytest.approx([a.probability for a in other], abs=1e-5)
     assert "exporting the model for openvino" in capsys.readouterr().err
-    vt.Classifier(model, engine="openvino").predict(images, batch=2)
+    vt.Classifier(model, engine="openvino").predict(images, batch_size=2)
     assert capsys.readouterr().err == ""
     assert len(list((cache / "engines").glob("*/model.onnx"))) == 1
 
@@ -178,7 +178,7 @@ def test_wrong_engines_and_devices_are_said(model):
 
 def test_the_bench_names_every_part(model):
     found = bench(model, engines=["torch"], batches=(1, 2), rounds=3)
-    assert [(s.engine, s.batch) for s in found.speeds] == [("torch", 1), ("torch", 2)]
+    assert [(s.engine, s.batch_size) for s in found.speeds] == [("torch", 1), ("torch", 2)]
     assert all(s.p50_ms <= s.p90_ms <= s.p99_ms for s in found.speeds)
     assert all(s.of_limit > 0 for s in found.speeds)
     assert list(found.shares) == ["decode", "resize", "embed", "attention", "MLP", "norms, sums, head"]

@@ -61,7 +61,7 @@ def test_openvinos_converter_reports_nothing_to_its_makers(exported):
 
 def test_the_report_names_what_was_compared(exported):
     _, report = exported
-    assert report.batch is None
+    assert report.batch_size is None
     assert report.image_size is None
     assert {shape[0] for shape in report.checked} == {1, 3}
     assert len({shape[2:] for shape in report.checked}) == 3
@@ -88,7 +88,7 @@ def test_a_classifier_of_the_file_gives_the_answers_of_the_model(exported, folde
 
 def test_a_fixed_batch_also_takes_a_short_one(folder):
     model = tiny_model(pool="mean", depth=1)
-    export(model, folder / "four", to="openvino", batch=4)
+    export(model, folder / "four", to="openvino", batch_size=4)
     pixels = torch.randn(6, 3, 16, 16)
     graph = open_graph(find_graph(folder / "four"))
     assert graph.graph.single.shape[0] == 4
@@ -101,7 +101,7 @@ def test_a_fixed_batch_also_takes_a_short_one(folder):
 def test_a_fixed_batch_may_be_the_number_of_heads(tmp_path, changes):
     """onnxscript's optimizer takes one for the other where reshapes stand around a product."""
     model = tiny_model(depth=1, **changes)
-    report = export(model, tmp_path / "two.onnx", batch=TINY.num_heads)
+    report = export(model, tmp_path / "two.onnx", batch_size=TINY.num_heads)
     assert report.checked == ((2, 3, 16, 16),)
 
 

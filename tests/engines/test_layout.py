@@ -39,9 +39,9 @@ def test_a_measurement_that_takes_too_long_has_few_rounds():
 def test_pieces_of_a_batch_that_is_cut_evenly_have_a_graph_of_their_own(tmp_path, monkeypatch):
     opened = []
 
-    def open_session(path, engine, *, split, batch):
-        opened.append(batch)
-        return lambda pixels: torch.full((len(pixels), 1), float(batch))
+    def open_session(path, engine, *, split, batch_size):
+        opened.append(batch_size)
+        return lambda pixels: torch.full((len(pixels), 1), float(batch_size))
 
     monkeypatch.setattr(sessions, "open_session", open_session)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)

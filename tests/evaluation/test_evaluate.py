@@ -61,7 +61,7 @@ def photos(tmp_path):
 
 def test_every_image_is_counted_once_and_as_predictions_have_it(photos):
     classifier, source = Classifier(color_model()), open_dataset(photos).splits["test"]
-    found = evaluate(photos, classifier, batch=16)  # 51 images: the last batch is short
+    found = evaluate(photos, classifier, batch_size=16)  # 51 images: the last batch is short
     answers = classifier.predict([source.read(i) for i in range(51)], top=3)
     truth = [source.classes[source.label(i)] for i in range(51)]
     right = [ranked[0].label == label for ranked, label in zip(answers, truth)]
@@ -227,7 +227,7 @@ def test_a_temperature_that_could_not_be_fitted_is_not_saved(tmp_path):
 @pytest.mark.parametrize("options", [(), ("--split", "train", "--seed", 3, "--batch-size", 4)])
 def test_python_gives_the_numbers_of_the_command(weights, photos, options):
     ran = vit_evaluate(photos, "--model", weights, "--json", *options)
-    named = {"split": "train", "seed": 3, "batch": 4} if options else {}
+    named = {"split": "train", "seed": 3, "batch_size": 4} if options else {}
     assert json.loads(ran.stdout) == json.loads(
         json.dumps(vitruvian.evaluate(str(photos), str(weights), **named).to_json())
     )

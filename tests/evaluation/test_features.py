@@ -31,7 +31,7 @@ def found(encoder, folder, **options):
 
 def test_features_are_the_models_in_the_order_of_the_source(photos):
     model = tiny_model()
-    seen, source = found(Encoder(model), photos, batch=4), open_dataset(photos).train
+    seen, source = found(Encoder(model), photos, batch_size=4), open_dataset(photos).train
     with torch.inference_mode():
         expected = [
             model.features(apply_preprocess(decode(source.read(i)), model.preprocess)[None])[0] for i in range(21)
@@ -107,7 +107,7 @@ def test_pixels_and_shapes_are_content_too():
 def test_an_interrupted_computation_goes_on_where_it_was_with_the_same_numbers(photos, monkeypatch, cache):
     monkeypatch.setattr(store_module, "ROWS_A_FILE", 8)
     encoder = Encoder(tiny_model())
-    whole = features_of(encoder, open_dataset(photos).train, FeatureStore(None, 16), batch=4)
+    whole = features_of(encoder, open_dataset(photos).train, FeatureStore(None, 16), batch_size=4)
     calls, store = 0, open_store(encoder)
 
     def killed(pixels):
@@ -120,10 +120,10 @@ def test_an_interrupted_computation_goes_on_where_it_was_with_the_same_numbers(p
 
     monkeypatch.setattr(encoder, "features", killed)
     with pytest.raises(KeyboardInterrupt):
-        features_of(encoder, open_dataset(photos).train, store, batch=4)
+        features_of(encoder, open_dataset(photos).train, store, batch_size=4)
     monkeypatch.undo()
     monkeypatch.setenv("VITRUVIAN_CACHE", str(cache))
-    resumed = found(encoder, photos, batch=4)
+    resumed = found(encoder, photos, batch_size=4)
     assert resumed.computed == 21 - 8  # one whole file of eight was written
     assert np.array_equal(resumed.values, whole.values)
 

@@ -38,8 +38,8 @@ def random_model(seed: int = 0, **changes: object) -> ViT:
     return model
 
 
-def random_pixels(model: ViT, batch: int = 2) -> Tensor:
-    shape = (batch, model.config.in_channels, *model.config.image_size)
+def random_pixels(model: ViT, batch_size: int = 2) -> Tensor:
+    shape = (batch_size, model.config.in_channels, *model.config.image_size)
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 

@@ -45,7 +45,7 @@ def test_tokens_before_the_patches_do_not_count():
 
 def test_a_models_distances_are_means_over_all_images_however_they_are_batched():
     model = random_model(distillation=True)
-    pixels = random_pixels(model, batch=3)
+    pixels = random_pixels(model, batch_size=3)
     found = attention_distance(model, [pixels[:2], pixels[2:]])
     apart = 8 * patch_distances((2, 3)).double()
     sums = torch.zeros(3, 2, dtype=torch.float64)

@@ -50,7 +50,7 @@ def test_maps_are_those_of_the_functions_for_the_models_own_answer():
     model = named()
     explained = Explainer(model).explain(make_image())
     pixels = apply_preprocess(make_image(), model.preprocess)[None]
-    best = explained.answers[0]
+    best = explained.predictions[0]
     assert best.index == int(model(pixels).argmax())
     maps = {each.name: each for each in explained.maps}
     assert list(maps) == ["gradient", "rollout", "attention"]
@@ -69,7 +69,7 @@ def test_a_class_can_be_asked_for_by_label_or_number(target):
 def test_several_answers_get_a_class_map_each():
     explained = Explainer(named(), MapSettings(methods=("gradient",), top=2)).explain(make_image())
     assert [each.name for each in explained.maps] == ["gradient", "gradient-2"]
-    assert [each.index for each in explained.maps] == [answer.index for answer in explained.answers[:2]]
+    assert [each.index for each in explained.maps] == [answer.index for answer in explained.predictions[:2]]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_attention_says_where_it_was_taken(changes, looks, title):
 
 def test_a_model_without_head_still_shows_its_attention():
     explained = Explainer(random_model(num_classes=0)).explain(make_image())
-    assert explained.answers == ()
+    assert explained.predictions == ()
     assert [each.name for each in explained.maps] == ["rollout", "attention"]
     for looks in (MapSettings(methods=("gradient",)), MapSettings(deletion=True), MapSettings(target="1")):
         with pytest.raises(ConfigError, match="this model has no head, so no class to explain"):
@@ -126,7 +126,7 @@ def test_an_engine_computes_the_same_answers_and_curves(tmp_path, monkeypatch):
         Explainer(model, MapSettings(deletion=True), engine=engine).explain(image) for engine in ("torch", "openvino")
     )
     assert list((tmp_path / "engines").glob("*/model.onnx"))
-    assert [a.label for a in found.answers] == [a.label for a in wanted.answers]
+    assert [a.label for a in found.predictions] == [a.label for a in wanted.predictions]
     for name, curve in wanted.curves.items():
         np.testing.assert_allclose(found.curves[name].probability, curve.probability, rtol=0, atol=1e-4)
 
@@ -154,7 +154,7 @@ def test_a_run_writes_overlays_arrays_and_a_page(tmp_path):
     with np.load(first.arrays, allow_pickle=False) as arrays:
         assert arrays["gradient"].shape == arrays["rollout"].shape == (2, 3)
         assert arrays["size"].tolist() == [30, 90]
-        assert arrays["gradient_index"] == first.explained.answers[0].index
+        assert arrays["gradient_index"] == first.explained.predictions[0].index
         np.testing.assert_array_equal(arrays["deletion_gradient"], first.explained.curves["gradient"].probability)
     assert second.images == {}
     page = (out / "explain.html").read_text(encoding="utf-8")

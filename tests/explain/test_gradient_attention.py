@@ -57,7 +57,7 @@ def test_blocks_and_pools_in_the_open_give_the_forward_passes_numbers(changes):
 
 def test_without_classes_it_explains_each_images_own_answer():
     model = random_model()
-    pixels = random_pixels(model, batch=4)
+    pixels = random_pixels(model, batch_size=4)
     with torch.no_grad():
         answers = model(pixels).argmax(dim=1)
     torch.testing.assert_close(gradient_attention(model, pixels), gradient_attention(model, pixels, answers))

@@ -53,7 +53,7 @@ def test_answers_are_those_of_the_library(client, model):
 def test_an_engine_answers_and_every_batch_size_is_ready(client_of, model, tmp_path, monkeypatch):
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path))
     Classifier(model, engine="openvino").prepare(torch.zeros(1, 3, 32, 32))  # torch warns while it exports
-    client = client_of({"tiny": model}, engine="openvino", limits=Limits(batch=3))
+    client = client_of({"tiny": model}, engine="openvino", limits=Limits(batch_size=3))
     monkeypatch.setattr("vitruvian.engines.choose.open_session", None)  # no request waits for a graph
     assert client.get("/models").json()["models"][0]["engine"] == "openvino"
     for count in (1, 2, 5):
@@ -364,7 +364,7 @@ def test_a_service_is_not_ready_before_every_batch_size_is_warm(model, monkeypat
         return logits(self, pixels)
 
     monkeypatch.setattr(Served, "_logits", slow)
-    app, service = create_app({"tiny": model}, limits=Limits(batch=3))
+    app, service = create_app({"tiny": model}, limits=Limits(batch_size=3))
     with TestClient(app, base_url="http://localhost") as client:
         response = client.get("/ready")
         assert (response.status_code, response.json()) == (503, {"ready": False, "warming_up": ["tiny"]})

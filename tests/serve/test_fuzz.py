@@ -18,7 +18,7 @@ def description():
     schemathesis = pytest.importorskip("schemathesis")  # here: every worker imports this file
     from vitruvian.serve.app import create_app
 
-    app, service = create_app({"tiny": tiny_vit()}, limits=Limits(max_images=3, max_bytes=100_000, batch=4))
+    app, service = create_app({"tiny": tiny_vit()}, limits=Limits(max_images=3, max_bytes=100_000, batch_size=4))
     for served in service.models.values():
         served.warm.result(30)
 

@@ -66,7 +66,7 @@ def test_a_new_head_has_no_temperature_of_the_old_one(native):
 def test_probabilities_are_those_of_the_divided_logits_and_logits_stay_as_they_are(native):
     classifier = Classifier(native)
     logits = torch.tensor([[2.0, 1.0, -1.0]])
-    (ranked,) = classifier.ranked(logits, 3)
+    (ranked,) = classifier.rank(logits, 3)
     expected = (logits / 1.75).softmax(dim=1)[0].tolist()
     assert [answer.probability for answer in ranked] == pytest.approx(expected)
     pixels = torch.zeros(1, 3, 16, 16)

@@ -25,7 +25,7 @@ def vit(*arguments):
 def answers(result):
     assert result.exit_code == 0, result.output
     rows = [json.loads(line) for line in result.stdout.splitlines()]
-    return [{a["label"]: a["probability"] for a in row["answers"]} for row in rows]
+    return [{a["label"]: a["probability"] for a in row["predictions"]} for row in rows]
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from vitruvian.bulk.images import Images, Seen
-from vitruvian.bulk.parts import DamagedPart, Rows, as_cells, columns_of, encoded, part_name, read_part
+from vitruvian.bulk.parts import DamagedPart, Rows, columns_of, encoded, part_name, read_part
 from vitruvian.bulk.place import Place
 from vitruvian.config import Preprocess
 from vitruvian.errors import ConfigError, DataError, argument
@@ -113,7 +113,7 @@ class Job:
 
     def batches_of(self, part: int) -> list[range]:
         """The numbers of the images of a part that the model gets together."""
-        rows, batch = self.rows_of(part), int(self.settings["batch"])
+        rows, batch = self.rows_of(part), int(self.settings["batch_size"])
         return [rows[start : start + batch] for start in range(0, len(rows), batch)]
 
     def begin(self) -> str:
@@ -159,7 +159,7 @@ class Job:
                 print_status(f"{self.place}/{name}: damaged, made again")
                 wanted.append(part)
         batches = (batch for part in wanted for batch in self.batches_of(part))
-        seen = self.images.seen(batches, self.view, workers=self.workers, ahead=2 * int(self.settings["batch"]))
+        seen = self.images.seen(batches, self.view, workers=self.workers, ahead=2 * int(self.settings["batch_size"]))
         computed = self.encoder.overlapped(self._computed, seen)
         with ThreadPoolExecutor(1, thread_name_prefix="write") as writer:  # the model does not wait for the place
             written: Future[None] | None = None
@@ -198,8 +198,8 @@ class Job:
         """A result for each image (channels, rows, columns), None where it is not finite."""
         if self.task == "predict":
             assert isinstance(self.encoder, Classifier)
-            ranked = self.encoder.ranked(map_over_shapes(self.encoder.logits, images), int(self.settings["top"]))
-            return [as_cells(answers) or None for answers in ranked]
+            ranked = self.encoder.rank(map_over_shapes(self.encoder.logits, images), int(self.settings["top"]))
+            return [[prediction.to_json() for prediction in row] or None for row in ranked]
         vectors = map_over_shapes(self.encoder.features, images).numpy().astype(self.settings["dtype"])
         finite = np.isfinite(vectors).all(axis=1)
         return [vector if good else None for vector, good in zip(vectors, finite.tolist())]

@@ -14,7 +14,6 @@ import numpy as np
 from vitruvian.bulk.images import Seen
 from vitruvian.bulk.place import Place
 from vitruvian.errors import DataError, require
-from vitruvian.predict import Answer
 from vitruvian.text import describe_error
 
 WRITING: dict[str, Any] = {
@@ -96,15 +95,11 @@ def columns_of(job: Mapping[str, Any]) -> Any:
     """The schema of the parts of a job, from what `job.json` says."""
     pa = require("pyarrow", "parquet")
     answer = pa.struct([("label", pa.string()), ("index", pa.int32()), ("probability", pa.float32())])
-    result = ("answers", pa.list_(answer))
+    result = ("predictions", pa.list_(answer))
     if job["task"] == "embed":
         result = ("vector", pa.list_(pa.float16() if job["dtype"] == "float16" else pa.float32(), job["width"]))
     texts = [(name, pa.string()) for name in ("key", "split", "label")]
     return pa.schema([("index", pa.int64()), *texts, result, ("error", pa.string())])
-
-
-def as_cells(answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    return [{"label": a.label, "index": a.index, "probability": a.probability} for a in answers]
 
 
 def part_name(number: int, count: int) -> str:

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from vitruvian.bulk.parts import as_cells
 from vitruvian.bulk.run import Work
-from vitruvian.config import BATCH
+from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.errors import ConfigError, argument, require
 from vitruvian.predict import Classifier
 
@@ -39,21 +38,23 @@ class Answers:
         column = next((name for name in IMAGE_COLUMNS if name in batch), None)
         if column is None:
             raise ConfigError(f"columns {', '.join(batch)}; wanted images in one of {', '.join(IMAGE_COLUMNS)}")
-        found = list(self.classifier.stream(batch[column], top=self.top, batch=max(1, len(batch[column]))))
+        found = list(self.classifier.stream(batch[column], top=self.top, batch_size=max(1, len(batch[column]))))
         answers = np.empty(len(found), object)
-        answers[:] = [as_cells(each.answers) for each in found]
-        return {**batch, "answers": answers, "error": np.array([each.error for each in found], object)}
+        answers[:] = [[prediction.to_json() for prediction in each.predictions] for each in found]
+        return {**batch, "predictions": answers, "error": np.array([each.error for each in found], object)}
 
 
-def predict(dataset: Any, model: str | Path, *, top: int = 5, batch: int = BATCH, workers: int | None = None) -> Any:
-    """A Ray dataset with the columns `answers` and `error` beside its own.
+def predict(
+    dataset: Any, model: str | Path, *, top: int = 5, batch_size: int = DEFAULT_BATCH_SIZE, workers: int | None = None
+) -> Any:
+    """A Ray dataset with the columns `predictions` and `error` beside its own.
 
     The images are in a column `bytes`, `image` (arrays) or `path`. The model is a file, folder or published name that
     every node can load.
     """
     pool = require("ray.data", "ray").ActorPoolStrategy(size=workers or actors())
     settings = {"model": str(model), "top": top}
-    return dataset.map_batches(Answers, fn_constructor_kwargs=settings, batch_size=batch, compute=pool, num_cpus=1)
+    return dataset.map_batches(Answers, fn_constructor_kwargs=settings, batch_size=batch_size, compute=pool, num_cpus=1)
 
 
 def run_on_ray(work: Work, *, workers: int | None = None) -> tuple[Iterator[int], int]:

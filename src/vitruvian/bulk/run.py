@@ -10,7 +10,7 @@ from typing import Any, Literal
 from vitruvian.bulk.images import Images
 from vitruvian.bulk.job import MAX_PIECE, Job, Task
 from vitruvian.bulk.place import Place
-from vitruvian.config import BATCH
+from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.data.formats import open_images
 from vitruvian.errors import ConfigError, argument, require
 from vitruvian.evaluation.measuring.inference import MAX_UNREADABLE
@@ -40,14 +40,14 @@ class Work:
     result: Mapping[str, Any]
     """`dtype` or `top`."""
     piece: int
-    batch: int
+    batch_size: int
     max_unreadable: float
     workers: int
 
     def __post_init__(self) -> None:
         check_range("piece", self.piece, 1, MAX_PIECE)
         check_range("max_unreadable", self.max_unreadable, 0.0, 1.0)
-        validate("batch", BatchSize, self.batch)
+        validate("batch_size", BatchSize, self.batch_size)
         validate("workers", Workers, self.workers)
         require("pyarrow", "parquet")  # a missing one is said before the work
 
@@ -70,7 +70,7 @@ class Work:
             images=Images(open_images(self.data, split=self.split)),
             encoder=encoder,
             place=Place(self.out),
-            settings={**self.result, **width, "split": self.split, "piece": self.piece, "batch": self.batch},
+            settings={**self.result, **width, "split": self.split, "piece": self.piece, "batch_size": self.batch_size},
             max_unreadable=self.max_unreadable,
             workers=self.workers,
         )
@@ -86,7 +86,7 @@ def embed(
     split: str | None = None,
     dtype: Dtype = "float16",
     piece: int = PIECE,
-    batch: int = BATCH,
+    batch_size: int = DEFAULT_BATCH_SIZE,
     max_unreadable: float = MAX_UNREADABLE,
     workers: int = 0,
     track: Tracked | None = None,
@@ -106,7 +106,7 @@ def embed(
         split=split,
         result={"dtype": dtype},
         piece=piece,
-        batch=batch,
+        batch_size=batch_size,
         max_unreadable=max_unreadable,
         workers=workers,
     )
@@ -123,7 +123,7 @@ def predict(
     split: str | None = None,
     top: int = 5,
     piece: int = PIECE,
-    batch: int = BATCH,
+    batch_size: int = DEFAULT_BATCH_SIZE,
     max_unreadable: float = MAX_UNREADABLE,
     workers: int = 0,
     track: Tracked | None = None,
@@ -138,7 +138,7 @@ def predict(
         split=split,
         result={"top": top},
         piece=piece,
-        batch=batch,
+        batch_size=batch_size,
         max_unreadable=max_unreadable,
         workers=workers,
     )

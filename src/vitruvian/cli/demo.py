@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from vitruvian.explain import Explainer
     from vitruvian.explain.explainer import Explained
-    from vitruvian.predict import Answer
+    from vitruvian.predict import Prediction
     from vitruvian.training import Run
 
 SHOWN = 6
@@ -82,7 +82,7 @@ def evaluated(run: Run) -> str:
     return f"{last['top1']:.1f}% right: {wrong} mistakes in {last['count']} digits, after {last['seconds']:.0f} s"
 
 
-def read_digits(run: Run) -> tuple[list[NDArray[np.uint8]], list[Answer]]:
+def read_digits(run: Run) -> tuple[list[NDArray[np.uint8]], list[Prediction]]:
     """The first held-out image of some digits, and what the model says to each."""
     import numpy as np
 
@@ -107,8 +107,8 @@ def explained_photos() -> tuple[Explainer, list[Explained]]:
 
 
 def first_answer(explained: Explained) -> str:
-    best = explained.answers[0]
-    known = "none of these, nearest " if explained.none_of_these else ""
+    best = explained.predictions[0]
+    known = "none of these, nearest " if explained.rejected else ""
     return f"{known}{best.label}, {100 * best.probability:.0f}%"
 
 

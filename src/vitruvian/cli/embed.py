@@ -23,7 +23,7 @@ from vitruvian.cli.options import (
     Split,
 )
 from vitruvian.cli.start import quick_imports
-from vitruvian.config import BATCH
+from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.progress import track, track_amounts
 from vitruvian.text import plural, printable
 
@@ -39,7 +39,7 @@ def embed(
     piece: Piece = 4096,
     max_unreadable: MaxUnreadable = 0.25,
     workers: Readers = 0,
-    batch: Batch = BATCH,
+    batch_size: Batch = DEFAULT_BATCH_SIZE,
     num_heads: Heads = None,
     image_size: ImageSize = None,
     device: Device = "cpu",
@@ -64,7 +64,7 @@ def embed(
         split=split,
         dtype=dtype,
         piece=piece,
-        batch=batch,
+        batch_size=batch_size,
         max_unreadable=max_unreadable,
         workers=workers,
         track=partial(track_amounts, label="images"),

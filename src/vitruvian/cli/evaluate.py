@@ -23,7 +23,7 @@ from vitruvian.cli.options import (
     tome_of,
 )
 from vitruvian.cli.start import quick_imports
-from vitruvian.config import BATCH
+from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.progress import print_status, track
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def evaluate(
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of the intervals and the calibration.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the table.")] = False,
     out: ReportFolder = None,
-    batch: Batch = BATCH,
+    batch_size: Batch = DEFAULT_BATCH_SIZE,
     num_heads: Heads = None,
     image_size: ImageSize = None,
     device: Device = "cpu",
@@ -91,7 +91,7 @@ def evaluate(
         wordnet_ids=wordnet_ids,
         mappings=mappings,
         seed=seed,
-        batch=batch,
+        batch_size=batch_size,
         track=partial(track, label="images"),
     )
     print(json.dumps(found.to_json()) if as_json else as_table(found))

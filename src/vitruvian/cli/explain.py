@@ -206,8 +206,8 @@ def show(written: Written, *, as_json: bool) -> None:
     elif explained.error:
         print_status(f"error: {explained.error}")
     else:
-        best = explained.answers[0] if explained.answers else None
-        none = "none of these, nearest " if explained.none_of_these else ""
+        best = explained.predictions[0] if explained.predictions else None
+        none = "none of these, nearest " if explained.rejected else ""
         answer = f": {none}{printable(best.label)} {best.probability:.1%}" if best else ""
         print(f"{printable(explained.path)}{answer}")
         for each in explained.maps:
@@ -223,8 +223,8 @@ def as_object(written: Written) -> dict[str, object]:
         return {"path": explained.path, "error": explained.error}
     return {
         "path": explained.path,
-        **({"none_of_these": True} if explained.none_of_these else {}),
-        "answers": [{"label": a.label, "index": a.index, "probability": a.probability} for a in explained.answers],
+        **({"rejected": True} if explained.rejected else {}),
+        "predictions": [prediction.to_json() for prediction in explained.predictions],
         "maps": [
             {"map": each.name, "title": each.title, "class": each.index, "file": str(written.images[each.name])}
             for each in explained.maps

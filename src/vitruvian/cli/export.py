@@ -27,7 +27,7 @@ def export(
         str, typer.Argument(metavar="DST", help="A file .onnx, a folder for openvino, or a file .pt2 for torch.")
     ],
     to: Annotated[GraphFormat, typer.Option(help="What to write.")] = GraphFormat.ONNX,
-    batch: Annotated[
+    batch_size: Annotated[
         int | None, typer.Option("--batch-size", min=1, max=65_536, metavar="N", help="Fix the batch; else it is open.")
     ] = None,
     image_size: ImageSize = None,
@@ -51,7 +51,7 @@ def export(
         source,
         destination,
         to=to.value,
-        batch=batch,
+        batch_size=batch_size,
         image_size=image_size,
         dynamic_size=dynamic_size,
         num_heads=num_heads,

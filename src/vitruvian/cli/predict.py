@@ -28,11 +28,11 @@ from vitruvian.cli.options import (
     tome_of,
 )
 from vitruvian.cli.start import quick_imports
-from vitruvian.config import BATCH
+from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.progress import print_status, track, track_amounts
 
 if TYPE_CHECKING:
-    from vitruvian.predict import Prediction
+    from vitruvian.predict import ImageResult
 
 
 def predict(
@@ -54,7 +54,7 @@ def predict(
     piece: Piece = 4096,
     max_unreadable: MaxUnreadable = 0.25,
     workers: Readers = 0,
-    batch: Batch = BATCH,
+    batch_size: Batch = DEFAULT_BATCH_SIZE,
     num_heads: Heads = None,
     image_size: ImageSize = None,
     device: Device = "cpu",
@@ -107,7 +107,7 @@ def predict(
             split=split,
             top=top,
             piece=piece,
-            batch=batch,
+            batch_size=batch_size,
             max_unreadable=max_unreadable,
             workers=workers,
             track=partial(track_amounts, label="images"),
@@ -116,7 +116,7 @@ def predict(
         return
     classifier = classifier_of(model)
     failed = 0
-    for prediction in track(classifier.stream(images, top=top, batch=batch), len(images), "images"):
+    for prediction in track(classifier.stream(images, top=top, batch_size=batch_size), len(images), "images"):
         failed += bool(prediction.error)
         show(prediction, as_json=as_json)
     if failed:
@@ -131,30 +131,22 @@ def words_of(labels: str) -> tuple[str, ...]:
     return read_words(labels)
 
 
-def show(prediction: Prediction, *, as_json: bool) -> None:
+def show(result: ImageResult, *, as_json: bool) -> None:
     """An image's answers on stdout; without JSON, an error goes to stderr."""
     if as_json:
-        print(as_line(prediction), flush=True)
-    elif prediction.error:
-        print_status(f"error: {prediction.error}")
+        print(json.dumps(result.to_json()), flush=True)
+    elif result.error:
+        print_status(f"error: {result.error}")
     else:
-        print(as_table(prediction), flush=True)
+        print(as_table(result), flush=True)
 
 
-def as_line(prediction: Prediction) -> str:
-    if prediction.error:
-        return json.dumps({"path": prediction.path, "error": prediction.error})
-    answers = [{"label": a.label, "index": a.index, "probability": a.probability} for a in prediction.answers]
-    none = {"none_of_these": True} if prediction.none_of_these else {}
-    return json.dumps({"path": prediction.path, **none, "answers": answers})
-
-
-def as_table(prediction: Prediction) -> str:
+def as_table(result: ImageResult) -> str:
     """The path, and below it a line for each answer with the percentages in one column; first what is none of them."""
     from vitruvian.text import printable
 
-    labels = [printable(answer.label) for answer in prediction.answers]
+    labels = [printable(answer.label) for answer in result.predictions]
     width = max(map(len, labels))
-    rows = [f"  {label:<{width}}  {a.probability:7.2%}" for label, a in zip(labels, prediction.answers)]
-    none = ["  none of these; the nearest:"] if prediction.none_of_these else []
-    return "\n".join([printable(prediction.path), *none, *rows])
+    rows = [f"  {label:<{width}}  {a.probability:7.2%}" for label, a in zip(labels, result.predictions)]
+    none = ["  none of these; the nearest:"] if result.rejected else []
+    return "\n".join([printable(result.path), *none, *rows])

@@ -10,7 +10,7 @@ import typer
 
 from vitruvian.cli.options import Batch, Device, Heads, ImageSize, OptionalModel, ReportFolder, names_in, parse_numbers
 from vitruvian.cli.start import quick_imports
-from vitruvian.config import BATCH
+from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.progress import print_status, track
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def probe(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the table.")] = False,
     out: ReportFolder = None,
-    batch: Batch = BATCH,
+    batch_size: Batch = DEFAULT_BATCH_SIZE,
     num_heads: Heads = None,
     image_size: ImageSize = None,
     device: Device = "cpu",
@@ -68,7 +68,7 @@ def probe(
             only=names_in(only),
             shots=wanted_shots,
             neighbors=neighbors,
-            batch=batch,
+            batch_size=batch_size,
             track=partial(track, label="features"),
         )
     print(json.dumps(report.to_json()) if as_json else as_table(report))

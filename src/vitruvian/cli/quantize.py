@@ -41,7 +41,7 @@ def quantize(
     report: Annotated[
         Path | None, typer.Option(metavar="FOLDER", file_okay=False, help="Write the numbers as JSON and report.html.")
     ] = None,
-    batch: SpeedBatch = 16,
+    batch_size: SpeedBatch = 16,
     num_heads: Heads = None,
     as_json: AsJson = False,
 ) -> None:
@@ -60,7 +60,7 @@ def quantize(
         evaluate=evaluate,
         max_loss=max_loss,
         engine=engine,
-        batch=batch,
+        batch_size=batch_size,
         weight_bits=weight_bits,
         num_heads=num_heads,
     )
@@ -82,7 +82,7 @@ def optimize(
     minutes: Annotated[
         float, typer.Option(min=0.0, metavar="N", help="After so long nothing new is tried; measuring takes one more.")
     ] = 7.0,
-    batch: SpeedBatch = 16,
+    batch_size: SpeedBatch = 16,
     num_heads: Heads = None,
     as_json: AsJson = False,
 ) -> None:
@@ -101,7 +101,7 @@ def optimize(
         max_loss=max_loss,
         images=images,
         minutes=minutes,
-        batch=batch,
+        batch_size=batch_size,
         num_heads=num_heads,
     )
     print(json.dumps(done.to_json()) if as_json else f"{done}\nwrote {done.path}")

@@ -11,7 +11,7 @@ import typer
 
 from vitruvian.cli.options import Batch, Engine, EngineChoice, ImageSize
 from vitruvian.cli.start import quick_imports
-from vitruvian.config import BATCH
+from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.progress import print_status
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def serve(
         str, typer.Option(parser=parse_host, metavar="ADDRESS", help="0.0.0.0 for other machines to reach it.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0 takes a free one.")] = 8000,
-    batch: Batch = BATCH,
+    batch_size: Batch = DEFAULT_BATCH_SIZE,
     queue: Annotated[int, typer.Option(min=1, metavar="N", help="Images accepted at a time; more get 429.")] = 64,
     max_mb: Annotated[float, typer.Option(min=0.001, metavar="N", help="Megabytes in one request.")] = 20.0,
     max_seconds: Annotated[
@@ -69,7 +69,7 @@ def serve(
         from vitruvian.weights.load import check_finite
 
     require("uvicorn", "serve")
-    limits = Limits(batch=batch, queue=queue, max_bytes=int(max_mb * 1e6), max_seconds=max_seconds)
+    limits = Limits(batch_size=batch_size, queue=queue, max_bytes=int(max_mb * 1e6), max_seconds=max_seconds)
     loaded: dict[str, Model] = {}
     if models:
         for name, weights in map(name_and_weights, models):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitruvian.config import BATCH, CascadeConfig, ViTConfig
+from vitruvian.config import DEFAULT_BATCH_SIZE, CascadeConfig, ViTConfig
 from vitruvian.cost import multiply_adds
 from vitruvian.data.formats import open_images
 from vitruvian.data.sources import Source
@@ -68,7 +68,7 @@ def fit_cascade(
     tome_r: int | tuple[int, ...] = 0,
     max_loss: float = 0.5,
     split: str | None = None,
-    batch: int = BATCH,
+    batch_size: int = DEFAULT_BATCH_SIZE,
     track: Track = no_tracking,
 ) -> FittedCascade:
     """The cascade whose first pass sees smaller images, or merges tokens, and answers as often as `max_loss` allows.
@@ -90,7 +90,7 @@ def fit_cascade(
         raise ConfigError(
             f"the first pass costs as much as the whole model: set {argument('image_size')} or {argument('tome_r')}"
         )
-    certainty, losses = compared(whole, cascade, data, split=split, batch=batch, track=track)
+    certainty, losses = compared(whole, cascade, data, split=split, batch_size=batch_size, track=track)
     threshold = fitted_threshold(certainty, losses, max_loss)
     sure = certainty > threshold
     again = 1 - sure.mean()
@@ -127,7 +127,7 @@ def certainty_and_losses(
 
 
 def compared(
-    whole: Model, cascade: CascadeConfig, data: object, *, split: str | None, batch: int, track: Track
+    whole: Model, cascade: CascadeConfig, data: object, *, split: str | None, batch_size: int, track: Track
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """For each image the first pass's probability of its answer, and what that answer is expected to lose."""
     full, first = Classifier(without_cascade(whole)), Classifier(first_of(whole, cascade))
@@ -139,7 +139,7 @@ def compared(
     source = images_to_fit(data, split)
     unreadable: Unreadable = {}
     images = track(images_of(source, np.arange(len(source)), unreadable), len(source))
-    found = [rows for _, rows in vectors(full, both, images, unreadable=unreadable, batch=batch)]
+    found = [rows for _, rows in vectors(full, both, images, unreadable=unreadable, batch_size=batch_size)]
     check_readable(source, unreadable, len(source))
     if not found:
         raise DataError(f"{source.name}: no image to fit a cascade on")
@@ -171,7 +171,7 @@ def fit_merging(
     chosen = np.unique(np.linspace(0, len(source) - 1, min(MOST_IMAGES, len(source))).astype(np.int64))
     encoder = Encoder(merging)
     images = images_of(source, chosen, unreadable)
-    pixels = [each for _, each in vectors(encoder, lambda views: views, images, unreadable=unreadable, batch=16)]
+    pixels = [each for _, each in vectors(encoder, lambda views: views, images, unreadable=unreadable, batch_size=16)]
     check_readable(source, unreadable, len(chosen))
     with torch.inference_mode():
         thresholds = fit_thresholds(merging, torch.cat(pixels), merging.config.tome_counts)

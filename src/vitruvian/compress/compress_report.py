@@ -28,7 +28,7 @@ def optimize_page(title: str, numbers: Mapping[str, Any], rows: Sequence[Sequenc
     return render(
         "optimize.html",
         title=title,
-        subtitle=f"{numbers['images']}; batch size {numbers['batch']}, at most {allowed:g} points may be lost",
+        subtitle=f"{numbers['images']}; batch size {numbers['batch_size']}, at most {allowed:g} points may be lost",
         chosen=numbers["chosen"],
         tile_values={"speedup over torch": f"{numbers['speedup']:.2f}", "max. points lost": f"{lost:.2f}"},
         loss_note=LOSS_NOTE,
@@ -53,7 +53,7 @@ def write_quantized(folder: Path, numbers: dict[str, Any], summary: str) -> Path
     tiles = {
         "same predictions": f"{loss['agreement']:.1f} %",
         "max. points lost": f"{loss['points']:.2f}",
-        f"speedup over float, batch size {numbers['batch']}": f"{numbers['speedup']:.2f}",
+        f"speedup over float, batch size {numbers['batch_size']}": f"{numbers['speedup']:.2f}",
         "size": f"{numbers['bytes_after'] / 1e6:.1f} of {numbers['bytes_before'] / 1e6:.1f} MB",
     }
     if loss["top1_before"] is not None:

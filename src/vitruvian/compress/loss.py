@@ -29,7 +29,7 @@ from vitruvian.progress import Track, print_status, track
 
 FEWEST = 32
 """Images below which nothing is said about a loss."""
-BATCH = 16
+BATCH_SIZE = 16
 ONE_SIDED = 1.645
 """Standard errors above a mean that 95% of estimates lie below."""
 
@@ -46,7 +46,7 @@ class Sample:
     space: LabelSpace | None
 
     def batches(self) -> list[Tensor]:
-        return [self.tensor(slice(start, start + BATCH)) for start in range(0, len(self.pixels), BATCH)]
+        return [self.tensor(slice(start, start + BATCH_SIZE)) for start in range(0, len(self.pixels), BATCH_SIZE)]
 
     def tensor(self, part: slice) -> Tensor:
         return torch.from_numpy(np.array(self.pixels[part]))
@@ -56,8 +56,8 @@ class Sample:
 
     def logits(self, forward: Forward, label: str) -> Tensor:
         """(n, K) with progress."""
-        starts = range(0, len(self.pixels), BATCH)
-        return torch.cat([forward(self.tensor(slice(i, i + BATCH))) for i in track(starts, len(starts), label)])
+        starts = range(0, len(self.pixels), BATCH_SIZE)
+        return torch.cat([forward(self.tensor(slice(i, i + BATCH_SIZE))) for i in track(starts, len(starts), label)])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +135,9 @@ def read_sample(classifier: Classifier, data: object, *, images: int, training: 
     done: list[int] = []
     reading: Track = partial(track, label="images read")
     found = images_of(source, order, unreadable)
-    views = vectors(classifier, Tensor.contiguous, reading(found, len(order)), unreadable=unreadable, batch=BATCH)
+    views = vectors(
+        classifier, Tensor.contiguous, reading(found, len(order)), unreadable=unreadable, batch_size=BATCH_SIZE
+    )
     for numbers, pixels in views:
         stored[len(done) : len(done) + len(numbers)] = pixels.numpy()
         done += numbers

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitruvian.compress.compress_report import optimize_page
-from vitruvian.compress.loss import BATCH, FEWEST, Sample, read_sample
+from vitruvian.compress.loss import BATCH_SIZE, FEWEST, Sample, read_sample
 from vitruvian.compress.merging import merging
 from vitruvian.compress.quantize import CALIBRATION, EVALUATION, Timer, median_seconds, workplace
 from vitruvian.compress.search import Candidate, Limits, Search
@@ -36,7 +36,7 @@ class Optimized:
 
     path: str
     max_loss: float
-    batch: int
+    batch_size: int
     sample: str
     chosen: Candidate
     baseline: Candidate
@@ -50,7 +50,7 @@ class Optimized:
         return {
             "path": self.path,
             "max_loss": self.max_loss,
-            "batch": self.batch,
+            "batch_size": self.batch_size,
             "images": self.sample,
             "chosen": self.chosen.name,
             "speedup": self.speedup(self.chosen),
@@ -61,7 +61,7 @@ class Optimized:
         return [
             (
                 each.name,
-                f"{self.batch / each.seconds:.1f}",
+                f"{self.batch_size / each.seconds:.1f}",
                 f"{self.speedup(each):.2f}",
                 f"{each.loss.points:.2f}",
                 f"{each.loss.agreement:.1f}",
@@ -82,7 +82,7 @@ def optimize(
     *,
     calibrate: object,
     max_loss: float = 0.5,
-    batch: int = BATCH,
+    batch_size: int = BATCH_SIZE,
     images: int = EVALUATION,
     minutes: float = MINUTES,
     num_heads: int | None = None,
@@ -100,7 +100,7 @@ def optimize(
     check_range("max_loss", max_loss, 0, 100)
     check_range("images", images, FEWEST)
     check_range("minutes", minutes, 0)
-    validate("batch", BatchSize, batch)
+    validate("batch_size", BatchSize, batch_size)
     check_engine("onnxruntime")  # what int8 is written with
     check_writable(out)
     classifier = Classifier(model, num_heads=num_heads)
@@ -108,7 +108,7 @@ def optimize(
     fitted, sample = divided(read_sample(classifier, calibrate, images=CALIBRATION + images, training=True))
     with workplace() as folder:
         limits = Limits(max_loss=max_loss, seconds=60 * minutes)
-        search = Search(classifier.model, fitted, sample, folder, limits=limits, timer=timer, batch=batch)
+        search = Search(classifier.model, fitted, sample, folder, limits=limits, timer=timer, batch_size=batch_size)
         candidates = search.candidates()
         forwards = {each.name: search.forward(each) for each in candidates}
         print_status(f"measuring {len(forwards)} ways to run the model, in turn ...")
@@ -119,7 +119,7 @@ def optimize(
         found = Optimized(
             path=str(path),
             max_loss=max_loss,
-            batch=batch,
+            batch_size=batch_size,
             sample=f"{len(sample.pixels):,} images of {sample.name} that nothing was fitted on",
             chosen=next(each for each in ordered if each.loss.points <= max_loss),
             baseline=timed[0],

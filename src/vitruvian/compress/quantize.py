@@ -25,7 +25,7 @@ from vitruvian.compress.int8 import (
     sensitivity,
 )
 from vitruvian.compress.int8_graph import write_int8
-from vitruvian.compress.loss import BATCH, Loss, Sample, loss_of, read_sample
+from vitruvian.compress.loss import BATCH_SIZE, Loss, Sample, loss_of, read_sample
 from vitruvian.compress.ranges import Int8Input
 from vitruvian.compress.smooth import dense_layers
 from vitruvian.engines.choose import Way, measure
@@ -65,7 +65,7 @@ class Quantized:
     loss: Loss
     speedup: float
     """Of the float graph in the same engine."""
-    batch: int
+    batch_size: int
     bytes_before: int
     bytes_after: int
     weight_bits: int
@@ -88,7 +88,7 @@ class Quantized:
                 f"int8 in {count - len(self.float_layers)} of {count} layers, weights of {self.weight_bits} bits "
                 f"(this processor {kind} VNNI)",
                 str(self.loss),
-                f"{self.engine}: {self.speedup:.2f} times the speed of float at batch {self.batch}; "
+                f"{self.engine}: {self.speedup:.2f} times the speed of float at batch {self.batch_size}; "
                 f"{self.bytes_before / 1e6:.1f} MB -> {self.bytes_after / 1e6:.1f} MB",
             ]
         )
@@ -109,7 +109,7 @@ def quantize(
     evaluate: object,
     max_loss: float = 0.5,
     engine: str = "onnxruntime",
-    batch: int = BATCH,
+    batch_size: int = BATCH_SIZE,
     weight_bits: int = WEIGHT_BITS,
     num_heads: int | None = None,
     timer: Timer = median_seconds,
@@ -120,7 +120,7 @@ def quantize(
     are the model's. Nothing is written if the loss is larger with every layer that helps left float, or if the result
     is not faster than float in the same engine at this batch, which `timer` measures.
     """
-    out = check_request(path, max_loss, engine, batch, weight_bits)
+    out = check_request(path, max_loss, engine, batch_size, weight_bits)
     classifier = Classifier(model, num_heads=num_heads)
     dense_layers(classifier.model)  # refuses what is no Vision Transformer before images are read
     check_model(classifier.model, "onnx", dynamic_size=False)
@@ -155,12 +155,12 @@ def quantize(
         kept = steps[fewest]
         new = folder / f"{kept}.onnx"
         run = open_session(new, engine)
-        seconds = timer({"float": float_run, "int8": run}, sample.tensor(slice(batch)))
+        seconds = timer({"float": float_run, "int8": run}, sample.tensor(slice(batch_size)))
         speedup = seconds["float"] / seconds["int8"]
         if speedup <= 1:
             raise ConversionError(
                 f"{path}: not written, int8 is not faster here: {speedup:.2f} times the speed of float in {engine} "
-                f"at batch {batch}"
+                f"at batch {batch_size}"
             )
         with atomic_path(out) as place:
             place.write_bytes(new.read_bytes())
@@ -169,7 +169,7 @@ def quantize(
             engine=engine,
             loss=tried[kept],
             speedup=speedup,
-            batch=batch,
+            batch_size=batch_size,
             bytes_before=(folder / "float.onnx").stat().st_size,
             bytes_after=new.stat().st_size,
             weight_bits=weight_bits,
@@ -180,7 +180,7 @@ def quantize(
         )
 
 
-def check_request(path: str | Path, max_loss: float, engine: str, batch: int, weight_bits: int) -> Path:
+def check_request(path: str | Path, max_loss: float, engine: str, batch_size: int, weight_bits: int) -> Path:
     """Refuse early what cannot be done."""
     out = Path(path).expanduser()
     if out.suffix != ".onnx":
@@ -188,7 +188,7 @@ def check_request(path: str | Path, max_loss: float, engine: str, batch: int, we
     if out.exists():
         raise ConversionError(f"{out}: exists already; give another name or remove it")
     check_range("max_loss", max_loss, 0, 100)
-    validate("batch", BatchSize, batch)
+    validate("batch_size", BatchSize, batch_size)
     check_bits(weight_bits)
     if engine not in FORMATS:
         raise UnknownNameError("engine", engine, FORMATS, see=f"({', '.join(FORMATS)})")

@@ -93,11 +93,11 @@ class Search:
         *,
         limits: Limits,
         timer: Timer,
-        batch: int,
+        batch_size: int,
     ) -> None:
         self.model, self.fitted, self.sample = model.eval(), fitted, sample
         self.folder, self.max_loss = folder, limits.max_loss
-        self.timer, self.batch = timer, batch
+        self.timer, self.batch_size = timer, batch_size
         self.begun, self.seconds = time.monotonic(), limits.seconds
         self.answers: dict[Counts, Tensor] = {}
         """Logits (n, K) in float by the tokens that merge."""
@@ -219,7 +219,7 @@ class Search:
 
     def some(self) -> Tensor:
         """A batch to measure with."""
-        return self.sample.tensor(slice(self.batch))
+        return self.sample.tensor(slice(self.batch_size))
 
     def faster_in_int8(self, ready: ViT) -> bool:
         """Measured once, with all layers in int8, before any time goes into what that loses."""

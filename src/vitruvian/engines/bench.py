@@ -38,7 +38,7 @@ class Speed:
     """One engine at one batch."""
 
     engine: str
-    batch: int
+    batch_size: int
     images_per_second: float
     """By the median time of a batch."""
     p50_ms: float
@@ -69,7 +69,7 @@ class Bench:
         rows = [
             (
                 s.engine,
-                str(s.batch),
+                str(s.batch_size),
                 f"{s.images_per_second:.1f}",
                 *(f"{value:.1f}" for value in (s.p50_ms, s.p90_ms, s.p99_ms)),
                 "-" if s.of_limit is None else f"{s.of_limit:.0%}",
@@ -89,7 +89,8 @@ class Bench:
         """Images per second against the batch, a line for each engine."""
         engines = dict.fromkeys(speed.engine for speed in self.speeds)
         lines = [
-            Line(name, [(s.batch, s.images_per_second) for s in self.speeds if s.engine == name]) for name in engines
+            Line(name, [(s.batch_size, s.images_per_second) for s in self.speeds if s.engine == name])
+            for name in engines
         ]
         return Chart(title="images per second", lines=lines, x_label="batch", log_x=True, y_from=0.0)
 
@@ -121,7 +122,7 @@ def bench(
     limit, size, speeds = matmul_gflops(), model.preprocess.image_size, []
     count = computed(model, size)
     for batch in batches:
-        validate("batch", BatchSize, batch)
+        validate("batch_size", BatchSize, batch)
         pixels = torch.randn(batch, model.config.in_channels, *size, generator=torch.Generator().manual_seed(0))
         memory, forwards = opened(model, [usual_way(name, batch) for name in names], pixels, strict=bool(engines))
         for way, seconds in measure(forwards, pixels, rounds).items():
@@ -131,7 +132,7 @@ def bench(
             speeds.append(
                 Speed(
                     engine=way.engine,
-                    batch=batch,
+                    batch_size=batch,
                     images_per_second=rate,
                     p50_ms=percentiles[0],
                     p90_ms=percentiles[1],

@@ -79,9 +79,9 @@ class Engine:
         return forward_of(self.model, way, (pixels.shape[2], pixels.shape[3]))
 
 
-def usual_way(engine: str, batch: int) -> Way:
+def usual_way(engine: str, batch_size: int) -> Way:
     """How an engine that was asked for runs."""
-    return Way(engine, split=batch > 1, single=engine != "torch")
+    return Way(engine, split=batch_size > 1, single=engine != "torch")
 
 
 def forward_of(model: Model, way: Way, size: tuple[int, int]) -> Forward:
@@ -92,7 +92,7 @@ def forward_of(model: Model, way: Way, size: tuple[int, int]) -> Forward:
     if way.split and way.single:
         session: Forward = WholeImages(graph, way.engine)
     else:
-        session = open_session(graph, way.engine, split=way.split, batch=1 if way.single else None)
+        session = open_session(graph, way.engine, split=way.split, batch_size=1 if way.single else None)
     checked = graph.with_name(f"{way.engine}.checked.json")
     if not was_checked(checked):
         difference = check_answers(model, session, size, way.engine)
@@ -188,11 +188,11 @@ def best_of(medians: dict[Way, float]) -> list[Way]:
     return [min((way for way in medians if way.engine == name), key=medians.__getitem__) for name in names]
 
 
-def ways_of(engine: str, batch: int) -> list[Way]:
+def ways_of(engine: str, batch_size: int) -> list[Way]:
     """The ways of an engine that may be its fastest."""
-    if batch == 1 or torch.get_num_threads() == 1:
+    if batch_size == 1 or torch.get_num_threads() == 1:
         return [usual_way(engine, 1)]
-    return [Way(engine), usual_way(engine, batch)]
+    return [Way(engine), usual_way(engine, batch_size)]
 
 
 def candidates(model: Model, pixels: Tensor) -> tuple[dict[Way, Forward], bool]:

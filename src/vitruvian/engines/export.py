@@ -48,7 +48,7 @@ class Exported:
 
     path: str
     format: Format
-    batch: int | None
+    batch_size: int | None
     """None for any."""
     image_size: Size | None
     """None for any that the patches divide."""
@@ -62,7 +62,7 @@ class Exported:
 
     def __str__(self) -> str:
         size = "any size" if self.image_size is None else "x".join(map(str, self.image_size))
-        batch = "any batch" if self.batch is None else f"batch {self.batch}"
+        batch = "any batch" if self.batch_size is None else f"batch {self.batch_size}"
         shapes = ", ".join("x".join(map(str, shape)) for shape in self.checked)
         return (
             f"{self.format}: {batch}, {size}; largest difference "
@@ -75,7 +75,7 @@ def export(
     path: str | Path,
     *,
     to: Format = "onnx",
-    batch: int | None = None,
+    batch_size: int | None = None,
     image_size: int | Size | None = None,
     dynamic_size: bool = False,
     num_heads: int | None = None,
@@ -89,7 +89,7 @@ def export(
     check_destination(Path(path).expanduser(), to)
     if isinstance(model, str | Path):
         model = load(model, num_heads=num_heads, image_size=image_size)
-    validate("batch", BatchSize, 1 if batch is None else batch)
+    validate("batch_size", BatchSize, 1 if batch_size is None else batch_size)
     if image_size is None and not dynamic_size:
         model.preprocess.one_size(f"a graph without {argument('dynamic_size', True)}")
     size = as_size(model.config.image_size if image_size is None else image_size)
@@ -98,13 +98,15 @@ def export(
     stride = model.config.stride if isinstance(model.config, ViTConfig) else 1
     with atomic_path(Path(path).expanduser()) as new, evaluating(model):
         with nullcontext() if to == "torch" else three_products(model):
-            program = trace(model, size, batch=batch, stride=stride if dynamic_size else 0)
+            program = trace(model, size, batch_size=batch_size, stride=stride if dynamic_size else 0)
         described = dataclasses.replace(Description.of(model), preprocess=view, cascade=None)
         run = WRITERS[to](
             program, new, json.dumps(described.to_json()), "logits" if model.head is not None else "features"
         )
         sizes = [size] if not dynamic_size else [size, (size[0] + stride, 2 * stride), (3 * stride, size[1] + stride)]
-        shapes = [(n, model.config.in_channels, *each) for each in sizes for n in ([batch] if batch else [1, 3])]
+        shapes = [
+            (n, model.config.in_channels, *each) for each in sizes for n in ([batch_size] if batch_size else [1, 3])
+        ]
         differences, answers = zip(*(compare(model, run, shape) for shape in shapes))
         if not max(differences) <= TOLERANCE * max(1.0, *answers):  # also refuses NaN
             raise ConversionError(
@@ -114,7 +116,7 @@ def export(
     return Exported(
         path=str(path),
         format=to,
-        batch=batch,
+        batch_size=batch_size,
         image_size=None if dynamic_size else size,
         largest_difference=max(differences),
         largest_answer=max(answers),
@@ -194,12 +196,12 @@ def evaluating(model: Model) -> Iterator[None]:
             logger.setLevel(level)
 
 
-def trace(model: Model, size: Size, *, batch: int | None, stride: int) -> ExportedProgram:
+def trace(model: Model, size: Size, *, batch_size: int | None, stride: int) -> ExportedProgram:
     """The model as a program; rows and columns are multiples of `stride`, or fixed where it is 0."""
     Dim = torch.export.Dim
-    shape = [batch or 2, model.config.in_channels, *((3 * stride, 5 * stride) if stride else size)]
+    shape = [batch_size or 2, model.config.in_channels, *((3 * stride, 5 * stride) if stride else size)]
     device = next(model.parameters()).device
-    open_axes: dict[int, Any] = {} if batch else {0: Dim("batch", min=1)}
+    open_axes: dict[int, Any] = {} if batch_size else {0: Dim("batch", min=1)}
     if stride:
         open_axes |= {axis: stride * Dim(name, min=2, max=LARGEST_SIDE) for axis, name in ((2, "rows"), (3, "columns"))}
     return torch.export.export(model, (torch.zeros(shape, device=device),), dynamic_shapes=(open_axes,))

@@ -46,14 +46,14 @@ class Opened:
     """The description that a file of ours holds, as JSON."""
 
 
-def open_onnxruntime(module: Any, path: Path, threads: int, split: bool, batch: int | None) -> Opened:
+def open_onnxruntime(module: Any, path: Path, threads: int, split: bool, batch_size: int | None) -> Opened:
     options = module.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     # else its threads spin on after an answer, and take a core from decoding, from torch, from another runtime
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    if batch is not None:
-        options.add_free_dimension_override_by_name(BATCH_AXIS, batch)
+    if batch_size is not None:
+        options.add_free_dimension_override_by_name(BATCH_AXIS, batch_size)
     session = module.InferenceSession(
         str(path),
         options,
@@ -109,11 +109,11 @@ class AloneAtFirst:
 _openvino_at_first = AloneAtFirst()
 
 
-def open_openvino(module: Any, path: Path, threads: int, split: bool, batch: int | None) -> Opened:
+def open_openvino(module: Any, path: Path, threads: int, split: bool, batch_size: int | None) -> Opened:
     core = module.Core()
     graph = core.read_model(path)
-    if batch is not None and graph.inputs[0].get_partial_shape()[0].is_dynamic:
-        graph.reshape([batch, *list(graph.inputs[0].get_partial_shape())[1:]])
+    if batch_size is not None and graph.inputs[0].get_partial_shape()[0].is_dynamic:
+        graph.reshape([batch_size, *list(graph.inputs[0].get_partial_shape())[1:]])
     settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
     if split:  # as many at once as there are cores, a core each
         cores = torch.get_num_threads()

@@ -116,7 +116,7 @@ class WholeImages:
             if size not in self._held and max(self._held, default=1) > 1:
                 size = 1
             if size not in self._held:
-                self._held[size] = open_session(self.path, self.engine, split=True, batch=size)
+                self._held[size] = open_session(self.path, self.engine, split=True, batch_size=size)
         return self._held[size](pixels)
 
 
@@ -125,7 +125,7 @@ class OpenGraph:
 
     def __init__(self, path: Path, engine: str) -> None:
         self.path, self.engine = path, engine
-        self.single = open_session(path, engine, batch=1)
+        self.single = open_session(path, engine, batch_size=1)
         self._many = WholeImages(path, engine)
 
     def __call__(self, pixels: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ class OpenGraph:
         return self._many(pixels)
 
 
-def open_session(path: Path, engine: str, *, split: bool = False, batch: int | None = None) -> Session:
+def open_session(path: Path, engine: str, *, split: bool = False, batch_size: int | None = None) -> Session:
     """A graph that is ready to run with all cores; with `split`, one core a call.
 
     `batch` fixes the batch of a graph of ours where it is open, which lets the runtime prepare more.
@@ -142,7 +142,7 @@ def open_session(path: Path, engine: str, *, split: bool = False, batch: int | N
     module = require(engine, FORMATS[engine])
     threads = 1 if split else torch.get_num_threads()
     with failing(f"{path}: {engine} cannot run it"):
-        opened = OPENERS[engine](module, path, threads, split, batch)
+        opened = OPENERS[engine](module, path, threads, split, batch_size)
     pixels, number = image_input(path, opened.inputs), vector_output(path, opened.outputs)
     output = opened.outputs[number]
     if output.shape[1] is None:

@@ -39,12 +39,12 @@ def image_context(explained: Explained, overlays: Mapping[str, Image.Image]) -> 
     return {
         "path": explained.path,
         "error": explained.error,
-        "rejected": explained.none_of_these,
+        "rejected": explained.rejected,
         "overlays": [
             {"image": thumbnail(image, caption, side=PAGE_SIDE, kind="whole"), "caption": caption}
             for caption, image in overlays.items()
         ],
-        "predictions": [(answer.label, percent_bar(100 * answer.probability)) for answer in explained.answers],
+        "predictions": [(each.label, percent_bar(100 * each.probability)) for each in explained.predictions],
         "deletion": deletion_chart(explained.curves) if explained.curves else None,
     }
 

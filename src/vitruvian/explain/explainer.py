@@ -20,7 +20,7 @@ from vitruvian.explain.attention import attention_map, attention_rollout, check_
 from vitruvian.explain.deletion import Curve, deletion_curves
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
-from vitruvian.predict import Answer, Classifier, Encoder
+from vitruvian.predict import Classifier, Encoder, Prediction
 from vitruvian.settings import check_choice, check_range
 from vitruvian.text import brief, printable
 
@@ -78,8 +78,8 @@ class Explained:
     path: str
     image: Image.Image | None = None
     """Upright, at its own size."""
-    answers: tuple[Answer, ...] = ()
-    none_of_these: bool = False
+    predictions: tuple[Prediction, ...] = ()
+    rejected: bool = False
     """The image shows none of the model's classes; the maps are of the nearest one."""
     maps: tuple[Map, ...] = ()
     curves: dict[str, Curve] = field(default_factory=dict)
@@ -138,22 +138,22 @@ class Explainer:
 
     def explain_view(self, pixels: Tensor, path: str = "image") -> Explained:
         """The maps of what the model sees of an image, normalized pixels (channels, rows, columns)."""
-        answers: tuple[Answer, ...] = ()
-        targets: list[Answer] = []
-        none = False
+        predictions: tuple[Prediction, ...] = ()
+        targets: list[Prediction] = []
+        rejected = False
         if self.classifier is not None:
             logits = self.classifier.logits(pixels[None])
-            ranked = self.classifier.ranked(logits, len(self.classifier.labels))[0]
+            ranked = self.classifier.rank(logits, len(self.classifier.labels))[0]
             if not ranked:
                 return Explained(path=path, error=f"{printable(path)}: the model's answer is not a finite number")
-            answers, none = ranked[:ANSWERS], self.classifier.none_of_these(logits)[0]
+            predictions, rejected = ranked[:ANSWERS], self.classifier.rejects(logits)[0]
             targets = [a for a in ranked if a.index == self.target] if self.target is not None else []
             targets = targets or list(ranked[: self.settings.top])
         maps = self.maps(pixels, targets)
         curves = self.curves(pixels, maps, targets[0].index) if self.settings.deletion and maps else {}
-        return Explained(path=path, answers=answers, none_of_these=none, maps=maps, curves=curves)
+        return Explained(path=path, predictions=predictions, rejected=rejected, maps=maps, curves=curves)
 
-    def maps(self, pixels: Tensor, targets: list[Answer]) -> tuple[Map, ...]:
+    def maps(self, pixels: Tensor, targets: list[Prediction]) -> tuple[Map, ...]:
         """The maps that the settings ask for, of one image's normalized pixels; gradients are for `targets`."""
         batch = pixels[None].to(self.device)
         found = []
@@ -167,7 +167,7 @@ class Explainer:
                 found.append(self.attention(batch))
         return tuple(found)
 
-    def gradient_attention(self, batch: Tensor, answer: Answer, number: int) -> Map:
+    def gradient_attention(self, batch: Tensor, answer: Prediction, number: int) -> Map:
         """The gradient-weighted map of one answer, for a batch of one image."""
         return Map(
             name="gradient" if number == 1 else f"gradient-{number}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from vitruvian.config import BATCH
+from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.settings import LARGEST, BatchSize, Range, Settings
 
 Count = Annotated[int, Range(1, LARGEST)]
@@ -15,7 +15,7 @@ Count = Annotated[int, Range(1, LARGEST)]
 class Limits(Settings):
     """Bounds on one request and on all of them together."""
 
-    batch: BatchSize = BATCH
+    batch_size: BatchSize = DEFAULT_BATCH_SIZE
     """Images the model computes at a time."""
     queue: Count = 64
     """Images that are accepted at a time for each model; more are answered with 429."""

@@ -20,7 +20,7 @@ from vitruvian.explain.overlay import overlay
 from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_shapes
 from vitruvian.model.vit import ViT
-from vitruvian.predict import DECODERS, Answer, Classifier, Encoder
+from vitruvian.predict import DECODERS, Classifier, Encoder, Prediction
 from vitruvian.serve.batching import Batcher, Place, Work
 from vitruvian.serve.decoding import Upload, decode_upload, decode_view
 from vitruvian.serve.inside import Json, Part, erased, inspect, png
@@ -58,13 +58,13 @@ class Served:
         chosen = engine if self.graph is None else "torch"
         self.encoder = Classifier(model, engine=chosen) if model.config.num_classes else Encoder(model)
         self.batcher = Batcher(queue=limits.queue, name=name, told=lambda images, s: told(name, images, s))
-        self.classify: Work[Tensor, Tensor] = Work(self._logits, limits.batch, at_once=AT_ONCE)
-        self.embed: Work[Tensor, Tensor] = Work(self._features, limits.batch, at_once=AT_ONCE)
+        self.classify: Work[Tensor, Tensor] = Work(self._logits, limits.batch_size, at_once=AT_ONCE)
+        self.embed: Work[Tensor, Tensor] = Work(self._features, limits.batch_size, at_once=AT_ONCE)
         self.look: Work[Callable[[], Any], Any] = Work(lambda calls: [call() for call in calls], 1)
         self.speaks = False
         """Whether it has a text tower, and so takes labels."""
         self._words: dict[tuple[tuple[str, ...], str | None], Classifier] = {}
-        self.warm = self.batcher.reserve(1).put(self.look, [lambda: self._warm(limits.batch)])[0]
+        self.warm = self.batcher.reserve(1).put(self.look, [lambda: self._warm(limits.batch_size)])[0]
 
     def _logits(self, pixels: list[Tensor]) -> tuple[Tensor, ...]:
         return map_over_shapes(self.classifier.logits, pixels).unbind()
@@ -181,10 +181,10 @@ class Service:
         """Of each image its answers, or its error."""
 
         def answers(classifier: Classifier, logits: Tensor) -> Json:
-            ranked = classifier.ranked(logits[None], options.top)[0]
+            ranked = classifier.rank(logits[None], options.top)[0]
             if not ranked:
                 return {"error": "the model's answer is not a finite number"}
-            return {"answers": as_json(ranked), "none_of_these": classifier.none_of_these(logits[None])[0]}
+            return {"answers": as_json(ranked), "none_of_these": classifier.rejects(logits[None])[0]}
 
         if options.template is not None and not options.labels:
             raise ImageError("template is for labels, which are missing")
@@ -303,7 +303,7 @@ def explained(model: Model, upload: Upload, settings: MapSettings) -> Json:
     if found.error:
         raise ImageError(found.error)
     return {
-        "answers": as_json(found.answers),
+        "answers": as_json(found.predictions),
         "seen": [round(edge, 3) for edge in upload.seen],
         "maps": [
             {
@@ -318,5 +318,5 @@ def explained(model: Model, upload: Upload, settings: MapSettings) -> Json:
     }
 
 
-def as_json(answers: Iterable[Answer]) -> list[Json]:
-    return [{"label": a.label, "index": a.index, "probability": a.probability} for a in answers]
+def as_json(predictions: Iterable[Prediction]) -> list[Json]:
+    return [prediction.to_json() for prediction in predictions]

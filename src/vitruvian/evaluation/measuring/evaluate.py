@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitruvian.config import BATCH, Preprocess
+from vitruvian.config import DEFAULT_BATCH_SIZE, Preprocess
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.sources import Dataset, Source
 from vitruvian.data.transform import Transform
@@ -121,7 +121,7 @@ def evaluate(
     wordnet_ids: str | Path | None = None,
     mappings: str | Path | None = None,
     seed: int = 0,
-    batch: int = BATCH,
+    batch_size: int = DEFAULT_BATCH_SIZE,
     track: Track = no_tracking,
 ) -> Evaluation:
     """How good a model is on one split of a dataset, the same numbers as `vit evaluate` prints.
@@ -145,10 +145,10 @@ def evaluate(
     labels = None if real_file is None else read_real(real_file)
     if labels is not None and not space.has_imagenet:
         raise DataError("ReaL labels are classes of ImageNet-1k, and the model does not have all of them")
-    answers = answers_of(classifier, opened.splits[name], space, batch=batch, track=track)
+    answers = answers_of(classifier, opened.splits[name], space, batch_size=batch_size, track=track)
     dev = None
     if name == "test" and "val" in opened.splits:
-        dev = answers_of(classifier, opened.splits["val"], space, batch=batch, track=track)
+        dev = answers_of(classifier, opened.splits["val"], space, batch_size=batch_size, track=track)
     keys = map(opened.splits[name].key, answers.numbers.tolist())
     right_by_real = None if labels is None else real_answers(keys, answers.imagenet, labels)[1]
     temperature = classifier.model.temperature

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitruvian.cache import scratch_folder
-from vitruvian.config import BATCH, Preprocess
+from vitruvian.config import DEFAULT_BATCH_SIZE, Preprocess
 from vitruvian.data.decode import RawImage, reason
 from vitruvian.data.sources import Source
 from vitruvian.data.transform import Transform
@@ -88,7 +88,7 @@ def vectors(
     images: Iterable[tuple[int, RawImage | None]],
     *,
     unreadable: Unreadable,
-    batch: int,
+    batch_size: int,
 ) -> Iterator[tuple[list[int], Tensor]]:
     """Numbers of `batch` images and their vectors (B, F), which `function` makes of their views.
 
@@ -105,15 +105,15 @@ def vectors(
 
     numbers: list[int] = []
     views: list[Tensor] = []
-    validate("batch", BatchSize, batch)
-    for _, seen in encoder.views(encoded(), ahead=2 * batch):
+    validate("batch_size", BatchSize, batch_size)
+    for _, seen in encoder.views(encoded(), ahead=2 * batch_size):
         number = waiting.popleft()
         if isinstance(seen, ImageError):
             unreadable[number] = seen.reason
             continue
         numbers.append(number)
         views.append(seen)
-        if len(views) == batch:
+        if len(views) == batch_size:
             yield numbers, map_over_shapes(function, views)
             numbers, views = [], []
     if views:
@@ -151,7 +151,12 @@ class Answers:
 
 
 def answers_of(
-    classifier: Classifier, source: Source, space: LabelSpace, *, batch: int = BATCH, track: Track = no_tracking
+    classifier: Classifier,
+    source: Source,
+    space: LabelSpace,
+    *,
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    track: Track = no_tracking,
 ) -> Answers:
     truth = space.labels[np.asarray(source.labels())]
     wanted = np.flatnonzero(truth >= 0)
@@ -163,7 +168,7 @@ def answers_of(
     done: list[int] = []
     among_all: list[NDArray[np.bool_]] = []
     imagenet: list[NDArray[np.int64]] = []
-    for numbers, logits in vectors(classifier, classifier.logits, images, unreadable=unreadable, batch=batch):
+    for numbers, logits in vectors(classifier, classifier.logits, images, unreadable=unreadable, batch_size=batch_size):
         check_finite(source, numbers, logits)
         stored[len(done) : len(done) + len(numbers)] = space.project(logits).numpy()
         among_all.append(space.right_among_all(logits, truth[numbers]))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.config import BATCH
+from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.data.decode import RawImage
 from vitruvian.data.sources import Dataset, Source, hold_out
 from vitruvian.errors import DataError, VitruvianError, argument
@@ -52,7 +52,12 @@ class FeatureSet:
 
 
 def features_of(
-    encoder: Encoder, source: Source, store: FeatureStore, *, batch: int = BATCH, track: Track = no_tracking
+    encoder: Encoder,
+    source: Source,
+    store: FeatureStore,
+    *,
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    track: Track = no_tracking,
 ) -> FeatureSet:
     """The features of all images of a source; new ones are in the store afterwards, and every so often before."""
     values = np.zeros((len(source), encoder.model.config.feature_width), np.float32)
@@ -72,7 +77,9 @@ def features_of(
 
     computed = 0
     try:
-        for numbers, found in vectors(encoder, encoder.features, unknown(), unreadable=unreadable, batch=batch):
+        for numbers, found in vectors(
+            encoder, encoder.features, unknown(), unreadable=unreadable, batch_size=batch_size
+        ):
             for number, row in zip(numbers, found.numpy()):
                 if not np.isfinite(row).all():
                     raise VitruvianError(f"{source.key(number)}: the model's features are not finite numbers")

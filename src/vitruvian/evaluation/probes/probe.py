@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vitruvian.config import BATCH, Preprocess
+from vitruvian.config import DEFAULT_BATCH_SIZE, Preprocess
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.transform import Transform
 from vitruvian.errors import ConfigError, UnknownNameError
@@ -141,7 +141,7 @@ def probe(
     shots: Sequence[int] | None = None,
     neighbors: int | None = None,
     view: Preprocess | Transform | None = None,
-    batch: int = BATCH,
+    batch_size: int = DEFAULT_BATCH_SIZE,
     track: Track = no_tracking,
 ) -> ProbeReport:
     """Probe a frozen model on a dataset, the same numbers as `vit probe` prints.
@@ -159,7 +159,7 @@ def probe(
         possible_shots(labels, opened.classes, wanted.shots)
     started = time.monotonic()
     store = open_store(encoder)
-    found = [features_of(encoder, source, store, batch=batch, track=track) for source in parts.sources]
+    found = [features_of(encoder, source, store, batch_size=batch_size, track=track) for source in parts.sources]
     feature_seconds = time.monotonic() - started
     if store.damaged:
         notes.append(f"{plural(store.damaged, 'feature', 'was|were')} damaged in the cache and computed anew")
