@@ -39,7 +39,7 @@ def ask(port: int, image: int) -> tuple[int, tuple[str, float] | None]:
             assert int(response.headers["retry-after"]) > 0
         if response.status != 200:
             return response.status, None
-        best = content["predictions"][0]["answers"][0]
+        best = content["results"][0]["predictions"][0]
         return 200, (best["label"], best["probability"])
     finally:
         connection.close()

@@ -29,7 +29,7 @@ DROP = """const [text, done] = arguments;
 const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 const data = new DataTransfer();
 data.items.add(new File([bytes], "dropped.jpg", { type: "image/jpeg" }));
-const place = document.querySelector(".answers");
+const place = document.querySelector(".predictions");
 const begun = performance.now();
 const seen = new MutationObserver(() => {
   seen.disconnect();

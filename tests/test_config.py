@@ -10,7 +10,7 @@ from vitruvian.config import Numerics, Preprocess, ResNetConfig, StemConfig, ViT
 from vitruvian.data.augment import Augment
 from vitruvian.data.pack import PackSettings
 from vitruvian.errors import ConfigError, UnknownNameError
-from vitruvian.serve.limits import Limits
+from vitruvian.serve.limits import ServiceLimits
 from vitruvian.training.recipe import Recipe
 
 
@@ -117,7 +117,17 @@ def test_numbers_of_other_libraries_become_pythons_own():
 
 
 def test_every_number_of_every_setting_has_limits():
-    for settings in (Numerics, StemConfig, ViTConfig, ResNetConfig, Preprocess, Augment, PackSettings, Recipe, Limits):
+    for settings in (
+        Numerics,
+        StemConfig,
+        ViTConfig,
+        ResNetConfig,
+        Preprocess,
+        Augment,
+        PackSettings,
+        Recipe,
+        ServiceLimits,
+    ):
         needed = {"epochs": 1} if settings is Recipe else {}
         for name, value in settings(**needed).to_json().items():
             if isinstance(value, int | float) and not isinstance(value, bool):

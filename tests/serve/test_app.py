@@ -1,4 +1,4 @@
-"""The HTTP interface: answers equal to the library's, limits, refusals, keys, origins, logs."""
+"""The HTTP API: predictions equal to the library's, limits, refusals, keys, origins, logs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tiny_service import encoded, photo, tiny_vit
 import vitruvian as vt
 from vitruvian.explain import attention_rollout, gradient_attention
 from vitruvian.predict import Classifier
-from vitruvian.serve.gate import Access
-from vitruvian.serve.limits import Limits
+from vitruvian.serve.limits import ServiceLimits
+from vitruvian.serve.middleware import AccessPolicy
 
 
 def file(content: bytes, name: str = "a.png"):
@@ -36,40 +36,42 @@ def unpacked(packed: dict) -> np.ndarray:
     return values.reshape(packed["shape"])
 
 
-def test_answers_are_those_of_the_library(client, model):
+def test_predictions_are_those_of_the_library(client, model):
     images = [photo(seed) for seed in range(5)]
     response = client.post("/predict", files=[file(image, f"{i}.png") for i, image in enumerate(images)])
     assert response.status_code == 200
     found = response.json()
     assert found["model"] == "tiny"
-    assert [each["name"] for each in found["predictions"]] == [f"{i}.png" for i in range(5)]
-    for each, expected in zip(found["predictions"], Classifier(model).predict(images, top=5)):
-        assert [(a["label"], a["index"]) for a in each["answers"]] == [(a.label, a.index) for a in expected]
+    assert [each["name"] for each in found["results"]] == [f"{i}.png" for i in range(5)]
+    for each, expected in zip(found["results"], Classifier(model).predict(images, top=5)):
+        assert [(a["label"], a["index"]) for a in each["predictions"]] == [(a.label, a.index) for a in expected]
         # batches of another size round differently
-        assert [a["probability"] for a in each["answers"]] == pytest.approx([a.probability for a in expected], abs=1e-5)
+        assert [a["probability"] for a in each["predictions"]] == pytest.approx(
+            [a.probability for a in expected], abs=1e-5
+        )
 
 
 @pytest.mark.openvino
-def test_an_engine_answers_and_every_batch_size_is_ready(client_of, model, tmp_path, monkeypatch):
+def test_an_engine_predicts_and_every_batch_size_is_ready(client_of, model, tmp_path, monkeypatch):
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path))
     Classifier(model, engine="openvino").prepare(torch.zeros(1, 3, 32, 32))  # torch warns while it exports
-    client = client_of({"tiny": model}, engine="openvino", limits=Limits(batch_size=3))
+    client = client_of({"tiny": model}, engine="openvino", limits=ServiceLimits(batch_size=3))
     monkeypatch.setattr("vitruvian.engines.choose.open_session", None)  # no request waits for a graph
     assert client.get("/models").json()["models"][0]["engine"] == "openvino"
     for count in (1, 2, 5):
         images = [photo(seed) for seed in range(count)]
-        found = client.post("/predict", files=[file(image) for image in images]).json()["predictions"]
+        found = client.post("/predict", files=[file(image) for image in images]).json()["results"]
         for each, expected in zip(found, Classifier(model).predict(images, top=1)):
-            assert each["answers"][0]["label"] == expected[0].label
-            assert each["answers"][0]["probability"] == pytest.approx(expected[0].probability, abs=1e-4)
+            assert each["predictions"][0]["label"] == expected[0].label
+            assert each["predictions"][0]["probability"] == pytest.approx(expected[0].probability, abs=1e-4)
 
 
 def test_an_image_below_the_threshold_is_none_of_the_classes(client_of):
     model = tiny_vit()
     model.threshold = 1.0
-    found = client_of({"sure": model}).post("/predict", files=[file(photo(1))]).json()["predictions"][0]
-    assert found["none_of_these"] is True
-    assert len(found["answers"]) == 5
+    found = client_of({"sure": model}).post("/predict", files=[file(photo(1))]).json()["results"][0]
+    assert found["rejected"] is True
+    assert len(found["predictions"]) == 5
 
 
 def test_json_with_base64_or_data_urls_gives_the_same(client):
@@ -78,16 +80,16 @@ def test_json_with_base64_or_data_urls_gives_the_same(client):
     plain = client.post("/predict", json={"images": [as_json(image, "x")], "top": 2}).json()
     url = {"data": "data:image/png;base64," + base64.b64encode(image).decode(), "name": "x"}
     assert form == plain == client.post("/predict", json={"images": [url], "top": 2}).json()
-    assert len(form["predictions"][0]["answers"]) == 2
+    assert len(form["results"][0]["predictions"]) == 2
 
 
 def test_one_bad_image_does_not_spoil_the_others(client):
     files = [file(photo(1)), file(b"not an image", "bad.txt"), file(photo(2))]
-    found = client.post("/predict", files=files).json()["predictions"]
+    found = client.post("/predict", files=files).json()["results"]
     assert ["error" in each for each in found] == [False, True, False]
     assert "not an image" in found[1]["error"]
-    alone = client.post("/predict", files=files[:1]).json()["predictions"][0]
-    for a, b in zip(found[0]["answers"], alone["answers"]):
+    alone = client.post("/predict", files=files[:1]).json()["results"][0]
+    for a, b in zip(found[0]["predictions"], alone["predictions"]):
         assert a["index"] == b["index"]
         assert a["probability"] == pytest.approx(b["probability"], abs=1e-6)  # batches round differently
 
@@ -105,7 +107,7 @@ BAD = {
 @pytest.mark.parametrize("route", ["/predict", "/embed", "/explain", "/inspect"])
 def test_a_bad_upload_is_422_with_a_sentence(client, kind, route):
     content, text = BAD[kind]
-    response = client.post(route, files=[file(content)], data={"parts": "view"} if route == "/inspect" else {})
+    response = client.post(route, files=[file(content)], data={"parts": "input"} if route == "/inspect" else {})
     assert response.status_code == 422
     assert text in response.json()["error"]
     assert response.json()["request_id"] == response.headers["x-request-id"]
@@ -113,7 +115,7 @@ def test_a_bad_upload_is_422_with_a_sentence(client, kind, route):
 
 @pytest.mark.slow
 def test_a_bomb_is_refused_before_it_is_unpacked(client_of, model):
-    client = client_of({"tiny": model}, limits=Limits(max_pixels=10_000))
+    client = client_of({"tiny": model}, limits=ServiceLimits(max_pixels=10_000))
     bomb = encoded(Image.new("L", (20_000, 20_000)))
     assert len(bomb) < 1_000_000
     response = client.post("/predict", files=[file(bomb)])
@@ -122,7 +124,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(client_of, model):
 
 
 def test_vectors_are_the_features_the_head_reads(client, model):
-    found = client.post("/embed", files=[file(photo(4))]).json()["embeddings"][0]["vector"]
+    found = client.post("/embed", files=[file(photo(4))]).json()["results"][0]["vector"]
     encoder = Classifier(model)
     ((_, pixels),) = encoder.views([photo(4)], ahead=1)
     assert found == pytest.approx(encoder.features(pixels[None])[0].tolist(), abs=1e-5)
@@ -145,7 +147,7 @@ def test_explanations_have_arrays_and_overlays(client, model):
 
 
 def test_inside_a_model_every_part_is_what_the_model_computes(client, model):
-    parts = "view,layers,rollout,gradient,attention,similarity"
+    parts = "input,layers,rollout,gradient,attention,similarity"
     found = client.post("/inspect", files=[file(photo(6))], data={"parts": parts, "layer": "0"}).json()
     ((_, pixels),) = Classifier(model).views([photo(6)], ahead=1)
     assert found["grid"] == [4, 4]
@@ -165,26 +167,26 @@ def test_inside_a_model_every_part_is_what_the_model_computes(client, model):
     assert layers["probabilities"][-1][0] == pytest.approx(float(final.max()), abs=1e-5)
     assert len(layers["probabilities"]) == 3
     assert layers["classes"][layers["best"][-1]]["index"] == int(final.argmax())
-    view = np.asarray(Image.open(io.BytesIO(base64.b64decode(found["view"]))))
-    np.testing.assert_allclose(view, ((pixels * 0.5 + 0.5) * 255).permute(1, 2, 0).numpy(), atol=0.51)
+    shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(found["input"]))))
+    np.testing.assert_allclose(shown, ((pixels * 0.5 + 0.5) * 255).permute(1, 2, 0).numpy(), atol=0.51)
 
 
 def test_erased_patches_change_the_answer_and_all_of_them_leave_the_mean_color(client, model):
-    whole = client.post("/predict", files=[file(photo(7))]).json()["predictions"][0]
-    part = client.post("/predict", files=[file(photo(7))], data={"erased": "0,1,5"}).json()["predictions"][0]
+    whole = client.post("/predict", files=[file(photo(7))]).json()["results"][0]
+    part = client.post("/predict", files=[file(photo(7))], data={"erased": "0,1,5"}).json()["results"][0]
     assert part != whole
     every = ",".join(map(str, range(16)))
-    blank = client.post("/predict", files=[file(photo(7))], data={"erased": every}).json()["predictions"][0]
+    blank = client.post("/predict", files=[file(photo(7))], data={"erased": every}).json()["results"][0]
     ((_, pixels),) = Classifier(model).views([photo(7)], ahead=1)
     mean = pixels.mean(dim=(1, 2), keepdim=True).expand_as(pixels)
     expected = Classifier(model).logits(mean[None]).softmax(dim=-1)[0]
-    assert blank["answers"][0]["probability"] == pytest.approx(float(expected.max()), abs=1e-5)
+    assert blank["predictions"][0]["probability"] == pytest.approx(float(expected.max()), abs=1e-5)
 
 
-def test_a_second_model_answers_by_its_name(client_of, model):
+def test_a_second_model_is_chosen_by_its_name(client_of, model):
     client = client_of({"one": model, "two": tiny_vit(1)})
     one, two = (
-        client.post("/predict", files=[file(photo())], data={"model": name}).json()["predictions"][0]["answers"]
+        client.post("/predict", files=[file(photo())], data={"model": name}).json()["results"][0]["predictions"]
         for name in ("one", "two")
     )
     assert one != two
@@ -210,27 +212,27 @@ def test_a_model_without_a_head_gives_vectors_and_says_so(client_of):
         ({"content": b"x", "headers": {"content-type": "text/plain"}}, 415, "not text/plain"),
         ({"content": b"{", "headers": {"content-type": "application/json"}}, 400, "not valid JSON"),
         ({"json": [1]}, 422, "not a JSON object"),
-        ({"json": {}}, 422, "no image"),
+        ({"json": {}}, 422, "no image in the request"),
         ({"json": {"images": [{"data": "%%"}]}}, 422, "images.0.data: not base64"),
-        ({"json": {"images": [as_json(b"x")], "tpo": 1}}, 422, "tpo: Extra inputs are not permitted; known are"),
+        ({"json": {"images": [as_json(b"x")], "tpo": 1}}, 422, "tpo: Extra inputs are not permitted; known fields:"),
         ({"files": [file(b"x")], "data": {"top": "0"}}, 422, "top: Input should be greater than or equal to 1"),
         ({"files": [file(b"x")], "data": {"erased": "a"}}, 422, "erased.0"),
         ({"files": [("photo", ("a", b"x"))]}, 422, "the field of files is 'image'"),
         ({"data": {"top": "1"}, "files": {"image": (None, "text")}}, 422, "has text, not a file"),
         ({"files": [file(b"x")] * 5}, 413, "5 images are more than the limit of 4"),
-        ({"content": b"junk", "headers": {"content-type": "multipart/form-data"}}, 400, "broken form"),
+        ({"content": b"junk", "headers": {"content-type": "multipart/form-data"}}, 400, "malformed form"),
         ({"files": [file(b"x" * 200_000)]}, 413, "more than 0.1 MB"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_sentence(client_of, model, request_, status, text):
-    client = client_of({"tiny": model}, limits=Limits(max_images=4, max_bytes=100_000))
+    client = client_of({"tiny": model}, limits=ServiceLimits(max_images=4, max_bytes=100_000))
     response = client.post("/predict", **request_)
     assert response.status_code == status
     assert text in response.json()["error"]
 
 
 def test_a_full_queue_is_429_with_a_time_to_come_back(client_of, model):
-    client = client_of({"tiny": model}, limits=Limits(queue=2))
+    client = client_of({"tiny": model}, limits=ServiceLimits(queue=2))
     too_many = client.post("/predict", files=[file(photo())] * 3)
     assert too_many.status_code == 429
     assert int(too_many.headers["retry-after"]) >= 1
@@ -241,24 +243,37 @@ def test_a_full_queue_is_429_with_a_time_to_come_back(client_of, model):
     assert client.post("/predict", files=[file(photo())]).status_code == 200
 
 
-def test_an_answer_that_takes_too_long_is_given_up(client_of, model):
-    client = client_of({"tiny": model}, limits=Limits(max_seconds=0.2))
+def test_a_full_service_reports_the_shortest_retry_time_of_its_models(client_of, model):
+    """Before the body is read it is not known which model is asked for."""
+    client = client_of({"slow": model, "quick": tiny_vit(1)}, limits=ServiceLimits(queue=2))
+    slow, quick = (client.service.models[name].batcher for name in ("slow", "quick"))
+    slow.seconds_per_image, quick.seconds_per_image = 20.0, 2.5
+    with slow.reserve(2), quick.reserve(2):
+        response = client.post("/predict", files=[file(photo())], data={"model": "quick"})
+    assert (response.status_code, response.headers["retry-after"]) == (429, "5")
+    with slow.reserve(2):
+        response = client.post("/predict", files=[file(photo())], data={"model": "slow"})
+    assert (response.status_code, response.headers["retry-after"]) == (429, "40")
+
+
+def test_a_result_that_takes_too_long_is_given_up(client_of, model):
+    client = client_of({"tiny": model}, limits=ServiceLimits(max_seconds=0.2))
     served, gate = client.service.models["tiny"], threading.Event()
-    served.batcher.reserve(1).put(served.look, [lambda: gate.wait(20)])
+    served.batcher.reserve(1).put(served.call, [lambda: gate.wait(20)])
     response = client.post("/predict", files=[file(photo())])
     gate.set()
     assert response.status_code == 503
-    assert response.json()["error"] == "no answer within 0.2 s"
+    assert response.json()["error"] == "no result within 0.2 s"
 
 
 def test_an_image_that_takes_too_long_to_decode_is_given_up(client_of, model, monkeypatch):
-    client = client_of({"tiny": model}, limits=Limits(max_seconds=0.2))
+    client = client_of({"tiny": model}, limits=ServiceLimits(max_seconds=0.2))
     gate = threading.Event()
-    monkeypatch.setattr(client.service, "_view", lambda *_: gate.wait(20))
+    monkeypatch.setattr(client.service, "_pixels", lambda *_: gate.wait(20))
     response = client.post("/predict", files=[file(photo())])
     gate.set()
     assert response.status_code == 503
-    assert response.json()["error"] == "no answer within 0.2 s"
+    assert response.json()["error"] == "no result within 0.2 s"
     assert client.service.models["tiny"].batcher.accepted == 0
 
 
@@ -266,7 +281,7 @@ def test_an_unforeseen_error_is_500_without_details(client, monkeypatch, caplog)
     def surprise(*_: object) -> None:
         raise RuntimeError("secret path")
 
-    monkeypatch.setattr(client.service, "named", surprise)
+    monkeypatch.setattr(client.service, "find_model", surprise)
     response = client.post("/predict", files=[file(photo())])
     assert response.status_code == 500
     assert "secret" not in response.text
@@ -274,22 +289,22 @@ def test_an_unforeseen_error_is_500_without_details(client, monkeypatch, caplog)
 
 
 def test_a_key_is_wanted_where_one_is_set_and_never_logged(client_of, model, caplog):
-    client = client_of({"tiny": model}, access=Access(api_key="s3cret-key"))
+    client = client_of({"tiny": model}, access=AccessPolicy(api_key="s3cret-key"))
     with caplog.at_level(logging.INFO, "vitruvian.serve.access"):
         refused = client.post("/predict", files=[file(photo())])
         wrong = client.post("/predict", files=[file(photo())], headers={"X-API-Key": "wrong-key"})
         good = client.post("/predict?token=s3cret-key", files=[file(photo())], headers={"X-API-Key": "s3cret-key"})
         bearer = client.post("/predict", files=[file(photo())], headers={"Authorization": "Bearer s3cret-key"})
     assert [r.status_code for r in (refused, wrong, good, bearer)] == [401, 401, 200, 200]
-    assert refused.json()["error"] == "an API key is wanted"
+    assert refused.json()["error"] == "an API key is required"
     assert [client.get(path).status_code for path in ("/health", "/ready", "/")] == [200, 200, 200]
     assert [client.get(path).status_code for path in ("/metrics", "/models")] == [401, 401]
     assert "key" not in caplog.text
-    assert "s3cret" not in repr(Access(api_key="s3cret-key"))
+    assert "s3cret" not in repr(AccessPolicy(api_key="s3cret-key"))
 
 
 def test_pages_of_another_origin_and_other_hosts_are_refused(client_of, model):
-    client = client_of({"tiny": model}, access=Access(hosts=("localhost",)))
+    client = client_of({"tiny": model}, access=AccessPolicy(hosts=("localhost",)))
     for headers, status in [
         ({"Origin": "http://localhost"}, 200),
         ({"Origin": "https://evil.example"}, 403),
@@ -332,10 +347,10 @@ def test_the_states_tell_of_the_service(client):
     assert 'vit_accepted_images{model="tiny"} 0.0' in text
     facts = client.get("/models").json()["models"][0]
     assert facts["vit"] == {
-        "layers": 2,
-        "heads": 2,
+        "depth": 2,
+        "num_heads": 2,
         "width": 16,
-        "patch": 8,
+        "stride": 8,
         "grid": [4, 4],
         "prefix_tokens": 1,
         "pool": "token",
@@ -353,18 +368,18 @@ def test_a_service_is_not_ready_before_every_batch_size_is_warm(model, monkeypat
     from starlette.testclient import TestClient
 
     from vitruvian.serve.app import create_app
-    from vitruvian.serve.service import Served
+    from vitruvian.serve.service import ServedModel
 
     gate, sizes = threading.Event(), []
-    logits = Served._logits
+    logits = ServedModel._logits
 
-    def slow(self: Served, pixels: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def slow(self: ServedModel, pixels: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         sizes.append(len(pixels))
         assert gate.wait(20)
         return logits(self, pixels)
 
-    monkeypatch.setattr(Served, "_logits", slow)
-    app, service = create_app({"tiny": model}, limits=Limits(batch_size=3))
+    monkeypatch.setattr(ServedModel, "_logits", slow)
+    app, service = create_app({"tiny": model}, limits=ServiceLimits(batch_size=3))
     with TestClient(app, base_url="http://localhost") as client:
         response = client.get("/ready")
         assert (response.status_code, response.json()) == (503, {"ready": False, "warming_up": ["tiny"]})
@@ -402,12 +417,12 @@ def test_the_page_and_its_files_come_from_the_package(client):
 
 
 @pytest.mark.slow
-def test_an_exported_graph_answers_and_says_what_needs_the_weights(client_of, model, tmp_path):
+def test_an_exported_graph_predicts_and_reports_what_needs_the_weights(client_of, model, tmp_path):
     vt.export(model, tmp_path / "tiny.onnx")
     graph = vt.Classifier(tmp_path / "tiny.onnx").model
     client = client_of({"weights": model, "graph": graph})
     wanted, found = (
-        client.post("/predict", files=[file(photo(3))], data={"model": name}).json()["predictions"][0]["answers"]
+        client.post("/predict", files=[file(photo(3))], data={"model": name}).json()["results"][0]["predictions"]
         for name in ("weights", "graph")
     )
     assert [each["label"] for each in found] == [each["label"] for each in wanted]

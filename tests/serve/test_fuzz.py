@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from tiny_service import tiny_vit
 
-from vitruvian.serve.limits import Limits
+from vitruvian.serve.limits import ServiceLimits
 
 EXAMPLES = 25
 ROUTES = ["/health", "/ready", "/models", "/metrics", "/predict", "/embed", "/explain", "/inspect"]
@@ -18,7 +18,7 @@ def description():
     schemathesis = pytest.importorskip("schemathesis")  # here: every worker imports this file
     from vitruvian.serve.app import create_app
 
-    app, service = create_app({"tiny": tiny_vit()}, limits=Limits(max_images=3, max_bytes=100_000, batch_size=4))
+    app, service = create_app({"tiny": tiny_vit()}, limits=ServiceLimits(max_images=3, max_bytes=100_000, batch_size=4))
     for served in service.models.values():
         served.warm.result(30)
 

@@ -96,19 +96,19 @@ HOSTILE = {
     "two hosts": (head("GET", "/models", "Host: evil.example"), 400, "more than one Host"),
     "half an origin": (form(GOOD, headers=("Origin: http://[",)), 403, "another origin"),
     "two origins": (form(GOOD, headers=("Origin: http://localhost", "Origin: http://evil")), 403, "another origin"),
-    "escape": (head("GET", "/page/../../../etc/passwd"), 404, "there is nothing at this path"),
-    "escape, encoded twice": (head("GET", "/page/%252e%252e/app.py"), 404, "there is nothing at this path"),
+    "escape": (head("GET", "/page/../../../etc/passwd"), 404, "nothing at this path"),
+    "escape, encoded twice": (head("GET", "/page/%252e%252e/app.py"), 404, "nothing at this path"),
     "null in a path": (head("GET", "/page/%00"), 404, "the page has no such file"),
-    "method": (head("DELETE", "/predict"), 405, "this path does not take this method"),
+    "method": (head("DELETE", "/predict"), 405, "this path does not allow this method"),
     "websocket": (
         head("GET", "/predict", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AAAA"),
         405,
-        "this path does not take this method",
+        "this path does not allow this method",
     ),
     "key in the query": (
         f"GET /models?api_key={KEY} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode(),
         401,
-        "an API key is wanted",
+        "an API key is required",
     ),
     "pickle": (form(part(b"\x80\x04\x95\x0e\0\0\0\0\0\0\0\x8c\x02os\x94.")), 422, "not an image"),
     "PostScript": (form(part(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")), 422, "not an image"),
@@ -116,11 +116,11 @@ HOSTILE = {
     "33 images": (form(*[part(b"x")] * 33), 413, "33 images are more than the limit of 32"),
     "1,000 files": (form(*[part(b"x")] * 1000), 400, "Too many files"),
     "1,000 fields": (form(GOOD, *[field(f"f{i}", "1") for i in range(1000)]), 400, "Too many fields"),
-    "a field of 2 MB": (form(GOOD, field("labels", "x" * 2_000_000)), 400, "broken form"),
+    "a field of 2 MB": (form(GOOD, field("labels", "x" * 2_000_000)), 400, "malformed form"),
     "a field twice": (
         form(GOOD, field("model", "no"), field("model", "tiny")),
         422,
-        "'model' is there twice",
+        "'model' occurs twice",
     ),
     "unknown model": (form(GOOD, field("model", "../tiny")), 404, "unknown model '../tiny'"),
     "words without a text tower": (form(GOOD, field("labels", "cat,dog")), 422, "no text tower"),
@@ -142,8 +142,8 @@ HOSTILE = {
 }
 
 
-def answer(service: Process, *pieces: bytes, pause: float = 0.0, seconds: float = 30) -> tuple[int, str]:
-    """Status and body of the answer to these bytes; 0 where the connection is closed without one."""
+def response_of(service: Process, *pieces: bytes, pause: float = 0.0, seconds: float = 30) -> tuple[int, str]:
+    """Status and body of the response to these bytes; 0 where the connection is closed without one."""
     host, port = service.url.removeprefix("http://").split(":")
     received = b""
     with socket.create_connection((host, int(port)), timeout=seconds) as connection:
@@ -165,21 +165,21 @@ def answer(service: Process, *pieces: bytes, pause: float = 0.0, seconds: float 
 @pytest.mark.parametrize("attack", HOSTILE)
 def test_a_hostile_request_is_refused_with_a_sentence(service, attack):
     content, status, text = HOSTILE[attack]
-    found, body = answer(service, content)
+    found, body = response_of(service, content)
     assert (found, sorted(json.loads(body))) == (status, ["error", "request_id"])
     assert text in json.loads(body)["error"]
 
 
 def test_headers_that_never_end_are_refused_or_closed(service):
-    assert answer(service, b"GET /health HTTP/1.1\r\nX: ", *[b"a" * 2**20] * 20)[0] in (0, 431)
-    slow = answer(service, b"GET /health HTTP/1.1\r\n", *[b"X: y\r\n"] * 14, pause=0.2)
+    assert response_of(service, b"GET /health HTTP/1.1\r\nX: ", *[b"a" * 2**20] * 20)[0] in (0, 431)
+    slow = response_of(service, b"GET /health HTTP/1.1\r\n", *[b"X: y\r\n"] * 14, pause=0.2)
     assert slow[0] == 408
     assert "the headers did not arrive within 2 s" in slow[1]
-    assert answer(service) == (0, "")  # a connection on which nothing comes is closed
+    assert response_of(service) == (0, "")  # a connection on which nothing comes is closed
 
 
 def test_chunks_that_never_end_are_408(service):
-    status, body = answer(service, chunked(), *[b"1\r\n \r\n"] * 14, pause=0.2)
+    status, body = response_of(service, chunked(), *[b"1\r\n \r\n"] * 14, pause=0.2)
     assert (status, json.loads(body)["error"]) == (408, "the body did not arrive within 2 s")
 
 
@@ -208,9 +208,12 @@ def test_attacks_leave_no_memory_and_no_secret(service):
     def wave() -> None:
         for route in ("/predict", "/explain", "/embed"):
             for _ in range(3):
-                assert answer(service, form(large, path=route), seconds=60)[0] in (200, 503)  # a slow machine may not
+                assert response_of(service, form(large, path=route), seconds=60)[0] in (
+                    200,
+                    503,
+                )  # a slow machine may not
         for name in ("long header", "bomb", "100,000 images", "a field of 2 MB", "deep JSON"):
-            answer(service, HOSTILE[name][0])
+            response_of(service, HOSTILE[name][0])
 
     wave()  # libraries are loaded, pools are filled
     before = megabytes()

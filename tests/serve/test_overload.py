@@ -53,7 +53,7 @@ class Client(threading.Thread):
                     self.wrong += response.status_code != 422
                 else:
                     self.seconds.append(time.monotonic() - started)
-                    found = response.json()["predictions"][0]["answers"][0]["probability"]
+                    found = response.json()["results"][0]["predictions"][0]["probability"]
                     self.wrong += abs(found - self.expected) > 1e-4
 
 

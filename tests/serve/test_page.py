@@ -74,7 +74,7 @@ class Page:
     def settled(self) -> None:
         """Wait until answers are there and nothing is under way."""
         ready = (
-            "return !!document.querySelector('.answer, #problem:not([hidden])')"
+            "return !!document.querySelector('.prediction, #problem:not([hidden])')"
             " && !document.querySelector('#busy').textContent"
         )
         self.until(ready)
@@ -98,8 +98,8 @@ class Page:
     def texts(self, selector: str) -> list[str]:
         return self.run("return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)", selector)
 
-    def answers(self) -> list[str]:
-        return self.texts(".answer > span:first-child")
+    def predictions(self) -> list[str]:
+        return self.texts(".prediction > span:first-child")
 
     def pixels(self, selector: str = ".grids canvas") -> str:
         return self.run("return document.querySelector(arguments[0]).toDataURL()", selector)
@@ -137,7 +137,7 @@ def page(browser, service):
 
 
 def test_the_page_opens_with_a_sample_and_its_answer(page):
-    assert len(page.answers()) == 5
+    assert len(page.predictions()) == 5
     assert page.find("#samples [aria-pressed=true]").get_attribute("data-sample") == "cat"
     assert page.texts(".panel h2") == ["one"]
     assert page.errors() == []
@@ -148,7 +148,7 @@ def test_an_upload_is_answered_as_the_library_answers(page, service, tmp_path):
     (tmp_path / "own.png").write_bytes(image)
     page.upload(tmp_path / "own.png")
     expected = service.client.post("/predict", files=[("image", ("own.png", image))]).json()
-    assert page.answers() == [a["label"] for a in expected["predictions"][0]["answers"]]
+    assert page.predictions() == [a["label"] for a in expected["results"][0]["predictions"]]
     assert page.run("return document.querySelectorAll('#samples [aria-pressed=true]').length") == 0
 
 
@@ -179,7 +179,7 @@ def test_hovering_a_patch_shows_where_it_looks_without_asking_the_service(page):
     assert page.pixels() != before
     left, right = page.texts(".grids figcaption")
     assert left.startswith("Patch 1,2 attends to these patches: most to ")
-    assert right.startswith("Patch 1,2 is attended by these patches")
+    assert right.startswith("Patches that attend to patch 1,2, most of all ")
     page.pointer("pointerleave", 0.6, 0.3)
     assert page.texts(".grids figcaption")[0].startswith("The class token attends")
     assert page.run("return window.asked") == 0
@@ -216,45 +216,45 @@ def test_every_view_draws_its_map(page, show):
 
 
 def test_an_answer_is_clicked_for_its_class_map(page):
-    page.run("document.querySelectorAll('.answer')[2].click()")
+    page.run("document.querySelectorAll('.prediction')[2].click()")
     page.settled()
-    assert page.texts(".grids figcaption")[0].endswith(page.answers()[2])
+    assert page.texts(".grids figcaption")[0].endswith(page.predictions()[2])
 
 
 def test_an_image_of_no_class_is_said_to_be_none_of_these(page):
-    assert page.texts(".none") == []
+    assert page.texts(".rejected") == []
     page.open("model=doubtful")
-    assert page.texts(".none") == ["None of its classes; the nearest are:"]
-    assert len(page.answers()) == 5
+    assert page.texts(".rejected") == ["Rejected (none of the classes); the most similar are:"]
+    assert len(page.predictions()) == 5
     assert page.errors() == []
 
 
 def test_brushing_erases_patches_and_changes_the_answer(page):
     page.find("[data-show=erase]").click()
-    before = page.texts(".answer .number")
+    before = page.texts(".prediction .number")
     page.pointer("pointerdown", 0.1, 0.1, 1)
     for step in range(1, 4):
         page.pointer("pointermove", 0.1 + 0.25 * step, 0.1, 1)
-    page.until("return document.querySelector('.answer .before')")
+    page.until("return document.querySelector('.prediction .before')")
     page.settled()
     assert page.texts(".grids figcaption")[0] == "4 of 16 patches erased (25%)"
-    assert page.texts(".answer .number") != before
+    assert page.texts(".prediction .number") != before
     assert "erased=f" in page.browser.current_url
     page.find("#restore").click()
     page.settled()
-    assert page.texts(".answer .number") == before
+    assert page.texts(".prediction .number") == before
 
 
 def test_the_answer_is_read_after_every_layer(page):
     assert len(page.texts(".layers polyline")) == 5
     label = page.find(".layers svg").get_attribute("aria-label")
-    assert label.startswith("Answer layer by layer: ")
-    assert page.answers()[0] in label
+    assert label.startswith("Prediction after each layer: ")
+    assert page.predictions()[0] in label
 
 
 def test_two_models_are_side_by_side_and_hover_together(page):
     page.run("const s = document.querySelector('#compare'); s.value = 'two'; s.dispatchEvent(new Event('change'))")
-    page.until("return document.querySelectorAll('.panel .answers:not(:empty)').length === 2")
+    page.until("return document.querySelectorAll('.panel .predictions:not(:empty)').length === 2")
     page.settled()
     assert page.texts(".panel h2") == ["one", "two"]
     page.pointer("pointermove", 0.9, 0.9)
@@ -310,7 +310,7 @@ def test_a_file_that_is_no_image_gets_a_sentence(page, tmp_path):
 
 
 def test_nothing_of_the_image_before_stays_below_an_error(page, tmp_path):
-    parts = "return ['.answer', '.layers svg', '.grids:not([hidden])', '.heads-part:not([hidden])']"
+    parts = "return ['.prediction', '.layers svg', '.grids:not([hidden])', '.heads-part:not([hidden])']"
     shown = f"{parts}.map((each) => document.querySelectorAll(each).length)"
     assert all(page.run(shown))
     (tmp_path / "broken.png").write_bytes(b"\x89PNG broken")
@@ -333,7 +333,7 @@ def test_all_of_it_works_by_keyboard(page):
     canvas.send_keys(Keys.ENTER)
     assert "patch=1%2C2" in page.browser.current_url
     canvas.send_keys(Keys.SPACE)
-    page.until("return document.querySelector('.answer .before')")
+    page.until("return document.querySelector('.prediction .before')")
     canvas.send_keys(Keys.ESCAPE)
     assert "patch" not in page.browser.current_url
     page.find("[data-show=attention]").send_keys(Keys.ARROW_RIGHT)
@@ -374,11 +374,11 @@ def test_the_saved_page_works_without_the_service(page, browser):
     end = time.monotonic() + 30
     while not saved.exists() and time.monotonic() < end:
         time.sleep(0.05)
-    answers, shown = page.answers(), page.pixels()
+    predictions, shown = page.predictions(), page.pixels()
     assert "http:" not in saved.read_text().replace("http://www.w3.org", "").replace("http-equiv", "")
     offline = Page(browser, saved.as_uri())
     offline.open()
-    assert offline.answers() == answers
+    assert offline.predictions() == predictions
     assert offline.pixels() == shown
     for show in ("similarity", "rollout", "class", "attention"):
         offline.find(f"[data-show={show}]").click()
@@ -392,15 +392,15 @@ def test_the_saved_page_works_without_the_service(page, browser):
 
 def test_a_model_with_a_text_tower_answers_in_the_words_that_are_typed(page):
     page.open("model=clip")
-    assert sorted(page.answers()) == sorted(["a photo of a cat", "a photo of a dog", "a cup of coffee", "a rocket"])
-    page.run("document.querySelector('#words-text').value = 'red, green'")
-    page.find("#words button").click()
-    page.until("return document.querySelectorAll('.answer').length === 2")
+    assert sorted(page.predictions()) == sorted(["a photo of a cat", "a photo of a dog", "a cup of coffee", "a rocket"])
+    page.run("document.querySelector('#labels-text').value = 'red, green'")
+    page.find("#labels button").click()
+    page.until("return document.querySelectorAll('.prediction').length === 2")
     page.settled()
-    assert sorted(page.answers()) == ["green", "red"]
-    assert "words=red" in page.run("return location.hash")
-    assert "answers in your words" in page.texts(".about")[0]
+    assert sorted(page.predictions()) == ["green", "red"]
+    assert "labels=red" in page.run("return location.hash")
+    assert "zero-shot" in page.texts(".about")[0]
     assert page.texts("#show button:not([hidden])") == ["Attention", "Similar patches", "Rollout", "Erase"]
     assert page.errors() == []
     page.open("model=one")
-    assert page.run("return document.querySelector('#words').hidden")
+    assert page.run("return document.querySelector('#labels').hidden")

@@ -60,7 +60,7 @@ def test_a_served_model_is_named_and_answers(service, weights):
     found = service.client.post("/predict", **upload(photo(1))).json()
     expected = Classifier(weights).predict([photo(1)])[0]
     assert found["model"] == "tiny"
-    assert [a["label"] for a in found["predictions"][0]["answers"]] == [a.label for a in expected]
+    assert [a["label"] for a in found["results"][0]["predictions"]] == [a.label for a in expected]
 
 
 def test_a_body_that_comes_too_slowly_is_408(service):
@@ -171,7 +171,7 @@ class Client(threading.Thread):
                     return
                 self.statuses.append(response.status_code)
                 if response.status_code == 200:
-                    self.answers.add(response.json()["predictions"][0]["answers"][0]["label"])
+                    self.answers.add(response.json()["results"][0]["predictions"][0]["label"])
 
 
 @pytest.mark.slow

@@ -35,14 +35,14 @@ def test_a_request_brings_its_own_words(client, clip, photos):
         fields = form | {"template": "art of the {}."}
         response = client.post("/predict", files=[("image", ("a.png", image.read_bytes()))], data=fields)
         assert response.status_code == 200, response.text
-        found = response.json()["predictions"][0]["answers"]
+        found = response.json()["results"][0]["predictions"]
         assert {a["label"]: a["probability"] for a in found} == pytest.approx(
             {a.label: a.probability for a in wanted[: form.get("top", 3)]}, abs=1e-5
         )
 
 
 def test_models_say_whether_they_take_words(client):
-    assert {each["name"]: each["words"] for each in client.get("/models").json()["models"]} == {
+    assert {each["name"]: each["accepts_labels"] for each in client.get("/models").json()["models"]} == {
         "clip": True,
         "plain": False,
     }
@@ -51,9 +51,12 @@ def test_models_say_whether_they_take_words(client):
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({}, "the model 'clip' has no head, so it gives vectors (/embed) but no answers; a CLIP or SigLIP answers"),
-        ({"labels": "cat", "model": "plain"}, "the model 'plain' has no text tower, so it takes no labels"),
-        ({"template": "a {}"}, "template is for labels"),
+        (
+            {},
+            "so it returns vectors (/embed) but no predictions; CLIP and SigLIP predict with `labels`",
+        ),
+        ({"labels": "cat", "model": "plain"}, "the model 'plain' has no text tower, so it does not accept labels"),
+        ({"template": "a {}"}, "template needs labels"),
         ({"labels": "cat, dog, cat"}, "'cat' twice"),
         ({"labels": "cat", "template": "imagent"}, "did you mean imagenet"),
         ({"labels": ",".join(map(str, range(201)))}, "at most 200 items"),

@@ -63,13 +63,13 @@ def serve(
         from vitruvian.engines.graph import Graph
         from vitruvian.errors import ConfigError, require
         from vitruvian.predict import Encoder
-        from vitruvian.serve.limits import Limits
-        from vitruvian.serve.run import serve as run
+        from vitruvian.serve.limits import ServiceLimits
+        from vitruvian.serve.server import serve as run
         from vitruvian.weights.hub import BUNDLED, default_source
         from vitruvian.weights.load import check_finite
 
     require("uvicorn", "serve")
-    limits = Limits(batch_size=batch_size, queue=queue, max_bytes=int(max_mb * 1e6), max_seconds=max_seconds)
+    limits = ServiceLimits(batch_size=batch_size, queue=queue, max_bytes=int(max_mb * 1e6), max_seconds=max_seconds)
     loaded: dict[str, Model] = {}
     if models:
         for name, weights in map(name_and_weights, models):
@@ -92,7 +92,7 @@ def serve(
         engine=engine.value,
         api_key=key,
         hosts=hosts,
-        started=lambda url: print_status(f"serving {url}"),
+        on_start=lambda url: print_status(f"serving {url}"),
     )
 
 

@@ -1,1 +1,1 @@
-"""An HTTP service around prediction and explanation, and a page on which a model can be understood."""
+"""The HTTP service and its page."""

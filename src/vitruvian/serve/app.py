@@ -1,64 +1,59 @@
-"""The HTTP application: routes that read a request, ask the service and write JSON."""
+"""The HTTP application: routes that parse a request, call the service and return JSON, and the files of the page.
+
+Among the page's sample images, `cat.jpg` (Stefan van der Walt) and `coffee.jpg` (Rachel Michetti) are CC0, and
+`rocket.jpg` (SpaceX) is in the public domain.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
+from importlib.resources import files
 from typing import Any, TypeVar
 
+import numpy as np
 from fastapi import FastAPI, Request
+from PIL import Image
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from vitruvian import __version__
+from vitruvian.data.formats import open_dataset
 from vitruvian.engines.sessions import EngineName
 from vitruvian.errors import UnknownNameError, VitruvianError
-from vitruvian.explain.explainer import MapSettings
 from vitruvian.model.build import Model
-from vitruvian.serve import schema
-from vitruvian.serve.batching import Closed, Full
-from vitruvian.serve.docs import docs_page
-from vitruvian.serve.gate import Access, Gate, problem
-from vitruvian.serve.limits import Limits
-from vitruvian.serve.metrics import Metrics
-from vitruvian.serve.requests import Asked, Refused, read_request
-from vitruvian.serve.samples import add_page
-from vitruvian.serve.service import Served, Service, TookTooLong
+from vitruvian.report.html import render
+from vitruvian.serve import requests
+from vitruvian.serve.batching import QueueFull, ShuttingDown
+from vitruvian.serve.limits import ServiceLimits
+from vitruvian.serve.middleware import AccessPolicy, Metrics, Refused, RequestMiddleware
+from vitruvian.serve.service import ServedModel, Service, TimedOut
 
 log = logging.getLogger("vitruvian.serve")
-O = TypeVar("O", bound=schema.Options)  # noqa: E741
+O = TypeVar("O", bound=requests.Options)  # noqa: E741
 
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: {"description": "A broken body"},
-    401: {"description": "No API key, or a wrong one"},
-    403: {"description": "Another host or origin"},
-    404: {"description": "No model of this name"},
-    408: {"description": "The body was too slow"},
-    413: {"description": "More bytes or images than allowed"},
-    415: {"description": "Neither a form nor JSON"},
-    422: {"description": "A field that cannot be, or no image that can be read"},
-    429: {"description": "The queue is full; Retry-After tells when to come back"},
-    503: {"description": "Shutting down, or no answer in time"},
-}
-for described in PROBLEMS.values():
-    described["model"] = schema.Problem
+TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "jpg": "image/jpeg", "svg": "image/svg+xml"}
+"""Content types of the page's files by extension. The system's table may be wrong, and browsers must not guess."""
+REVALIDATE = {"cache-control": "no-cache"}
 
 
 def create_app(
     models: Mapping[str, Model],
     *,
-    limits: Limits | None = None,
-    access: Access | None = None,
+    limits: ServiceLimits | None = None,
+    access: AccessPolicy | None = None,
     engine: EngineName = "torch",
     metrics: Metrics | None = None,
 ) -> tuple[ASGIApp, Service]:
-    """The application for these models by name, and the service inside it."""
-    bounds, counters = limits or Limits(), metrics or Metrics()
-    service = Service(models, bounds, counters.batch, engine)
+    """The application for these models by name, and the service behind it."""
+    limits, metrics = limits or ServiceLimits(), metrics or Metrics()
+    service = Service(models, limits, metrics.count_batch, engine)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -73,167 +68,184 @@ def create_app(
         redoc_url=None,
         lifespan=lifespan,
     )
-    add_states(app, service, counters)
-    add_questions(app, service)
+    add_status_routes(app, service, metrics)
+    add_image_routes(app, service)
     add_page(app)
-    add_errors(app)
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        return Response(docs_page(app.openapi()), media_type="text/html")
-
-    return Gate(app, limits=bounds, allowed=access or Access(), metrics=counters), service
+    add_error_handlers(app)
+    return RequestMiddleware(app, limits=limits, access=access or AccessPolicy(), metrics=metrics), service
 
 
-def add_states(app: FastAPI, service: Service, metrics: Metrics) -> None:
-    """The routes that tell of the service itself."""
-
-    @app.get("/health", summary="Is the process alive?")
+def add_status_routes(app: FastAPI, service: Service, metrics: Metrics) -> None:
+    @app.get("/health", summary="Whether the process is alive.")
     async def health() -> dict[str, str]:
         return {"status": "ok", "version": __version__}
 
-    @app.get("/ready", summary="Has every batch size of every model been computed once?", responses={503: {}})
+    @app.get("/ready", summary="Whether every model is warmed up at every batch size.", responses={503: {}})
     async def ready() -> JSONResponse:
         waiting = [name for name, served in service.models.items() if not served.warm.done()]
         return JSONResponse({"ready": not waiting, "warming_up": waiting}, 503 if waiting else 200)
 
-    @app.get("/models", summary="The models by name; the first one answers where none is named.")
+    @app.get("/models", summary="The models by name; the first is the default.")
     async def models() -> dict[str, list[dict[str, Any]]]:
         return {"models": [served.facts() for served in service.models.values()]}
 
-    @app.get("/metrics", summary="Counters in Prometheus' text format.", response_class=Response)
-    async def counters() -> Response:
-        return Response(metrics.text(service), media_type="text/plain; version=0.0.4; charset=utf-8")
+    @app.get("/metrics", summary="Metrics in Prometheus' text format.", response_class=Response)
+    async def prometheus() -> Response:
+        accepted = {name: served.batcher.accepted for name, served in service.models.items()}
+        return Response(metrics.text(accepted), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def add_questions(app: FastAPI, service: Service) -> None:
-    """The routes that images are sent to."""
+def add_image_routes(app: FastAPI, service: Service) -> None:
     limits = service.limits
     arriving: set[Request] = set()
 
-    async def asked(request: Request, options: type[O], most_images: int) -> tuple[Asked[O], Served]:
-        if service.full or len(arriving) >= limits.queue:  # before the body is read: the memory stays bounded, too
-            raise Full(next(iter(service.models.values())).batcher.retry_seconds())
+    async def read(request: Request, options: type[O], max_images: int) -> tuple[requests.ImageRequest[O], ServedModel]:
+        """Parse a request and find its model; refuses it before the body is read if there is no room."""
+        if service.is_full or len(arriving) >= limits.queue:  # bounds the memory of bodies, too
+            raise QueueFull(service.retry_seconds())
         arriving.add(request)
         try:
-            read = await read_request(request, options, limits, most_images=most_images)
+            parsed = await requests.read_request(request, options, limits, max_images)
         finally:
             arriving.discard(request)
-        served = service.named(read.options.model)
-        request.state.model, request.state.images = served.name, len(read.images)
-        return read, served
+        served = service.find_model(parsed.options.model)
+        request.state.model, request.state.images = served.name, len(parsed.images)
+        return parsed, served
 
-    def body(options: type[schema.Options], most_images: int) -> dict[str, Any]:
-        return {"requestBody": schema.body_schema(options, most_images=most_images)}
+    def route(
+        path: str, summary: str, options: type[requests.Options], max_images: int, response: Any = None
+    ) -> Callable[..., Any]:
+        return app.post(
+            path,
+            summary=summary,
+            response_model=response,
+            responses=requests.ERRORS,
+            openapi_extra={"requestBody": requests.body_schema(options, max_images=max_images)},
+        )
 
     many = limits.max_images
 
-    @app.post(
-        "/predict",
-        summary="What is in these images?",
-        response_model=schema.Predictions,
-        responses=PROBLEMS,
-        openapi_extra=body(schema.PredictOptions, many),
-    )
+    @route("/predict", "Classify images.", requests.PredictOptions, many, requests.PredictResponse)
     async def predict(request: Request) -> Response:
-        read, served = await asked(request, schema.PredictOptions, many)
-        found = await unless_gone(request, service.predict(served, read.images, read.options))
-        return JSONResponse({"model": served.name, "predictions": named(read.names, found)})
+        parsed, served = await read(request, requests.PredictOptions, many)
+        results = await until_disconnect(request, service.predict(served, parsed.images, parsed.options))
+        return JSONResponse({"model": served.name, "results": name_results(parsed.names, results)})
 
-    @app.post(
-        "/embed",
-        summary="What the head reads of these images, as vectors.",
-        response_model=schema.Embeddings,
-        responses=PROBLEMS,
-        openapi_extra=body(schema.Options, many),
-    )
+    @route("/embed", "Feature vectors of images, before the head.", requests.Options, many, requests.EmbedResponse)
     async def embed(request: Request) -> Response:
-        read, served = await asked(request, schema.Options, many)
-        found = await unless_gone(request, service.embed(served, read.images))
-        return JSONResponse({"model": served.name, "embeddings": named(read.names, found)})
+        parsed, served = await read(request, requests.Options, many)
+        results = await until_disconnect(request, service.embed(served, parsed.images))
+        return JSONResponse({"model": served.name, "results": name_results(parsed.names, results)})
 
-    @app.post(
-        "/explain",
-        summary="What the answer rests on: maps of one image, as arrays and as overlays.",
-        response_model=schema.Explanation,
-        responses=PROBLEMS,
-        openapi_extra=body(schema.ExplainOptions, 1),
+    @route(
+        "/explain", "Maps of an image, as arrays and overlays.", requests.ExplainOptions, 1, requests.ExplainResponse
     )
     async def explain(request: Request) -> Response:
-        read, served = await asked(request, schema.ExplainOptions, 1)
-        chosen = read.options
-        settings = MapSettings(
-            methods=tuple(chosen.maps), layer=chosen.layer, head=chosen.head, patch=chosen.patch, target=chosen.target
-        )
-        found = await unless_gone(request, service.explain(served, read.images[0], settings))
-        return JSONResponse({"model": served.name, "name": read.names[0], **found})
+        parsed, served = await read(request, requests.ExplainOptions, 1)
+        result = await until_disconnect(request, service.explain(served, parsed.images[0], parsed.options))
+        return JSONResponse({"model": served.name, "name": parsed.names[0], **result})
 
-    @app.post(
-        "/inspect",
-        summary="What happens inside the model on the way to its answer to one image; for the page.",
-        responses=PROBLEMS,
-        openapi_extra=body(schema.InspectOptions, 1),
-    )
+    @route("/inspect", "Intermediate results for one image, as the page shows them.", requests.InspectOptions, 1)
     async def inspect(request: Request) -> Response:
-        read, served = await asked(request, schema.InspectOptions, 1)
-        chosen = read.options
-        call = service.inspect(
-            served, read.images[0], chosen.parts, layer=chosen.layer, target=chosen.target, patches=chosen.erased
-        )
-        return JSONResponse({"model": served.name, "name": read.names[0], **await unless_gone(request, call)})
+        parsed, served = await read(request, requests.InspectOptions, 1)
+        result = await until_disconnect(request, service.inspect(served, parsed.images[0], parsed.options))
+        return JSONResponse({"model": served.name, "name": parsed.names[0], **result})
 
 
-def named(names: Sequence[str], found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each result with its image's name; Refused where no image could be read."""
-    if all("error" in result for result in found):
-        raise Refused(422, found[0]["error"])
-    return [{"name": name, **result} for name, result in zip(names, found)]
+def name_results(names: Sequence[str], results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add the name of its image to each result; raises Refused if no image could be read."""
+    if all("error" in result for result in results):
+        raise Refused(422, results[0]["error"])
+    return [{"name": name, **result} for name, result in zip(names, results)]
 
 
-async def unless_gone(request: Request, answer: Awaitable[Any]) -> Any:
-    """The answer, given up when the client closes its connection."""
-    working, gone = asyncio.ensure_future(answer), asyncio.ensure_future(request.receive())
+async def until_disconnect(request: Request, result: Awaitable[Any]) -> Any:
+    """The result; cancelled if the client closes its connection."""
+    working, receiving = asyncio.ensure_future(result), asyncio.ensure_future(request.receive())
     try:
         while True:
-            await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({working, receiving}, return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 return working.result()
-            if gone.result()["type"] == "http.disconnect":
+            if receiving.result()["type"] == "http.disconnect":
                 raise ClientDisconnect
-            gone = asyncio.ensure_future(request.receive())
+            receiving = asyncio.ensure_future(request.receive())
     finally:
-        for task in (working, gone):
+        for task in (working, receiving):
             task.cancel()
-        await asyncio.gather(working, gone, return_exceptions=True)
+        await asyncio.gather(working, receiving, return_exceptions=True)
 
 
-def add_errors(app: FastAPI) -> None:
-    """One form for everything that goes wrong: a sentence and the request's id."""
+@cache
+def page_files() -> dict[str, bytes]:
+    """The files of the page by name. Only these can be requested."""
+    folder = files("vitruvian.serve") / "page"
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name.rpartition(".")[2] in TYPES}
 
-    def on(kind: type[Exception], refusal: Callable[[Any], Refused]) -> None:
+
+@cache
+def digit_png(digit: int) -> bytes:
+    """The first test image of a digit: white on black, 8 x 8 pixels."""
+    test = open_dataset("digits").splits["test"]
+    pixels = test.read(int(np.flatnonzero(test.labels() == digit)[0]))
+    assert isinstance(pixels, np.ndarray)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def add_page(app: FastAPI) -> None:
+    """The page, its files and samples, and the documentation of the routes."""
+
+    @app.get("/", include_in_schema=False)
+    async def index() -> Response:
+        return Response(page_files()["index.html"], media_type="text/html", headers=REVALIDATE)
+
+    @app.get("/page/{name}", include_in_schema=False)
+    async def page_file(name: str) -> Response:
+        if name not in page_files():
+            raise Refused(404, "the page has no such file")
+        kind = TYPES[name.rpartition(".")[2]]
+        return Response(page_files()[name], media_type=kind, headers=REVALIDATE)
+
+    @app.get("/page/digit/{digit}", include_in_schema=False)
+    async def digit_file(digit: str) -> Response:
+        if digit not in tuple("0123456789"):
+            raise Refused(404, "digits are 0 to 9")
+        return Response(digit_png(int(digit)), media_type="image/png", headers=REVALIDATE)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return Response(render("api.html", paths=app.openapi()["paths"]), media_type="text/html")
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Every error becomes a JSON object with a message and the request's id."""
+
+    def handle(kind: type[Exception], refusal: Callable[[Any], Refused]) -> None:
         async def handler(request: Request, error: Exception) -> Response:
-            return problem(refusal(error), request.state.request_id)
+            return refusal(error).response(request.state.request_id)
 
         app.add_exception_handler(kind, handler)
 
-    on(Refused, lambda error: error)
-    on(UnknownNameError, lambda error: Refused(404 if error.kind == "model" else 422, str(error)))
-    on(VitruvianError, lambda error: Refused(422, str(error)))
-    on(Full, lambda error: Refused(429, str(error), headers={"retry-after": str(error.retry_seconds)}))
-    on(Closed, lambda error: Refused(503, str(error), headers={"retry-after": "1"}))
-    on(TookTooLong, lambda error: Refused(503, str(error), headers={"retry-after": "1"}))
-    on(ClientDisconnect, lambda _: Refused(499, "the client has gone"))
-    on(HTTPException, routing)
-    on(Exception, unforeseen)
+    def retry(error: Exception) -> Refused:
+        return Refused(503, str(error), headers={"retry-after": "1"})
 
+    def routing_error(error: HTTPException) -> Refused:
+        messages = {404: "nothing at this path; /docs lists the routes", 405: "this path does not allow this method"}
+        message = messages.get(error.status_code, str(error.detail))
+        return Refused(error.status_code, message, headers=dict(error.headers or {}))
 
-def routing(error: HTTPException) -> Refused:
-    """What the router says, in a sentence."""
-    said = {404: "there is nothing at this path; /docs lists the routes", 405: "this path does not take this method"}
-    text = said.get(error.status_code, str(error.detail))
-    return Refused(error.status_code, text, headers=dict(error.headers or {}))
+    def internal_error(error: Exception) -> Refused:
+        log.error("internal error", exc_info=error)
+        return Refused(500, "internal error; see the log of the service")
 
-
-def unforeseen(error: Exception) -> Refused:
-    log.error("internal error", exc_info=error)
-    return Refused(500, "internal error; the service's log tells more")
+    handle(Refused, lambda error: error)
+    handle(UnknownNameError, lambda error: Refused(404 if error.kind == "model" else 422, str(error)))
+    handle(VitruvianError, lambda error: Refused(422, str(error)))
+    handle(QueueFull, lambda error: Refused(429, str(error), headers={"retry-after": str(error.retry_seconds)}))
+    handle(ShuttingDown, retry)
+    handle(TimedOut, retry)
+    handle(ClientDisconnect, lambda _: Refused(499, "the client disconnected"))
+    handle(HTTPException, routing_error)
+    handle(Exception, internal_error)

@@ -1,9 +1,9 @@
-"""Two threads own a model and take, whenever the model is free, whatever images are waiting.
+"""Dynamic batching: threads that take whatever images are waiting whenever the model is free.
 
-Clients that were answered together ask again together; so that the cores are not idle until then, two batches may
-overlap, each with half of what was accepted. A request reserves room for its images before any of them is decoded, so
-that what cannot be answered in time is refused at once. Images of different requests share a batch; an image that
-breaks the batch is found by running its images one by one, and only its own request sees the error.
+Two batches of one model may overlap, each with half of the accepted images: clients that were served together send
+their next image together, and the cores would be idle until then. A request reserves room for its images before any
+of them is decoded, so that requests beyond the limit are refused at once. Images of different requests share a batch.
+If a batch fails, its images are computed one by one, so that only the image at fault gets the error.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-LONGEST_RETRY_SECONDS = 60
+MAX_RETRY_SECONDS = 60
 THREADS = 2
 """Batches of one model that can overlap."""
 
 
-class Full(Exception):
+class QueueFull(Exception):
     """There is no room for these images now."""
 
     def __init__(self, retry_seconds: int) -> None:
@@ -34,65 +33,75 @@ class Full(Exception):
         self.retry_seconds = retry_seconds
 
 
-class Closed(Exception):
-    """The batcher stops and takes nothing new."""
+class ShuttingDown(Exception):
+    """The batcher stops and accepts nothing new."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Work(Generic[T, R]):
-    """What is done with a batch; only jobs of the same work share one."""
+class BatchFunction(Generic[T, R]):
+    """A computation over batches; only values of the same function share a batch."""
 
     run: Callable[[list[T]], Sequence[R]]
-    """From the values of a batch to as many results, in their order."""
-    largest: int
-    """Values in a batch, at most."""
-    at_once: int = 1
-    """Batches of it that may overlap, up to THREADS; it never overlaps with other work."""
+    """From the values of a batch to one result for each, in the same order."""
+    max_batch: int
+    max_parallel: int = 1
+    """Batches of this function that may overlap, up to THREADS. It never overlaps with another function."""
 
 
 @dataclass(slots=True, eq=False)
-class Job:
-    work: Work[Any, Any]
+class QueuedValue:
+    """A value that waits for its function."""
+
+    function: BatchFunction[Any, Any]
     value: Any
     future: Future[Any] = field(default_factory=Future)
 
 
 class Batcher:
-    """The queue of one model, bounded in images, and the threads that empty it."""
+    """The queue of one model, bounded in images, and the threads that process it.
+
+    Args:
+        queue: Number of images that are accepted at a time.
+        on_batch: Called with the images and seconds of every batch.
+    """
 
     def __init__(
-        self, *, queue: int, name: str = "model", told: Callable[[int, float], None] = lambda images, seconds: None
+        self, *, queue: int, name: str = "model", on_batch: Callable[[int, float], None] = lambda images, seconds: None
     ) -> None:
-        """`queue` images are accepted at a time; `told` hears the images and seconds of every batch."""
         self.queue = queue
         self.accepted = 0
         """Images that are reserved, waiting or being computed."""
-        self._told = told
-        self._image_seconds = 0.05  # a guess until the first batch is done
-        self._jobs: deque[Job] = deque()
+        self.seconds_per_image = 0.05
+        """Moving average; a guess until the first batch is done."""
+        self._on_batch = on_batch
+        self._waiting: deque[QueuedValue] = deque()
         self._open = True
-        self._running: list[Work[Any, Any]] = []
+        self._running: list[BatchFunction[Any, Any]] = []
         self._changed = threading.Condition()
         self._threads = [threading.Thread(target=self._loop, name=f"batch-{name}", daemon=True) for _ in range(THREADS)]
         for thread in self._threads:
             thread.start()
 
-    def reserve(self, images: int) -> Place:
-        """Room for this many images, all or none; raises Full or Closed."""
+    @property
+    def is_full(self) -> bool:
+        return self.accepted >= self.queue
+
+    def reserve(self, images: int) -> Reservation:
+        """Room for all of these images; raises QueueFull or ShuttingDown."""
         with self._changed:
             if not self._open:
-                raise Closed("the service is shutting down")
+                raise ShuttingDown("the service is shutting down")
             if self.accepted + images > self.queue:
-                raise Full(self.retry_seconds())
+                raise QueueFull(self.retry_seconds())
             self.accepted += images
-        return Place(self, images)
+        return Reservation(self, images)
 
     def retry_seconds(self) -> int:
-        """When what is accepted now will be done, about."""
-        return max(1, min(LONGEST_RETRY_SECONDS, math.ceil(self.accepted * self._image_seconds)))
+        """Estimated time until the accepted images are done."""
+        return max(1, min(MAX_RETRY_SECONDS, math.ceil(self.accepted * self.seconds_per_image)))
 
     def stop(self, timeout_seconds: float | None = None) -> bool:
-        """Refuse what is new, finish what was accepted; whether that was done in time."""
+        """Refuse new images and finish the accepted ones; returns whether that was done in time."""
         with self._changed:
             self._open = False
             self._changed.notify_all()
@@ -106,104 +115,102 @@ class Batcher:
             self.accepted -= images
             self._changed.notify_all()
 
-    def _put(self, jobs: Sequence[Job]) -> None:
+    def _put(self, values: Sequence[QueuedValue]) -> None:
         with self._changed:
-            self._jobs.extend(jobs)
+            self._waiting.extend(values)
             self._changed.notify_all()
 
     def _loop(self) -> None:
         while batch := self._take():
-            work = batch[0].work
+            function = batch[0].function
             self._run(batch)
-            del batch  # images are not kept while the thread waits
+            del batch  # do not keep the images while the thread waits
             with self._changed:
-                self._running.remove(work)
+                self._running.remove(function)
                 self._changed.notify_all()
 
-    def _take(self) -> list[Job]:
-        """The jobs of the oldest one's work, in their order; none when all that was accepted is done."""
+    def _take(self) -> list[QueuedValue]:
+        """The next batch, of the oldest value's function; empty when the batcher has stopped."""
         with self._changed:
             while True:
-                self._jobs = deque(job for job in self._jobs if not job.future.cancelled())
-                if self._jobs and self._may_start(self._jobs[0].work):
+                self._waiting = deque(value for value in self._waiting if not value.future.cancelled())
+                if self._waiting and self._may_start(self._waiting[0].function):
                     break
                 if not self._open and not self.accepted:
                     return []
                 self._changed.wait()
-            work = self._jobs[0].work
-            most = self._share(work)
-            batch: list[Job] = []
-            others: deque[Job] = deque()
-            for job in self._jobs:
-                (batch if job.work is work and len(batch) < most else others).append(job)
-            self._jobs = others
-            self._running.append(work)
+            function = self._waiting[0].function
+            size = self._batch_size(function)
+            batch: list[QueuedValue] = []
+            remaining: deque[QueuedValue] = deque()
+            for value in self._waiting:
+                (batch if value.function is function and len(batch) < size else remaining).append(value)
+            self._waiting = remaining
+            self._running.append(function)
         return batch
 
-    def _may_start(self, work: Work[Any, Any]) -> bool:
-        """Whether the model is free, or busy with the same work alone while a whole share of it waits."""
+    def _may_start(self, function: BatchFunction[Any, Any]) -> bool:
+        """Whether the model is free, or runs only this function and enough values for another batch wait."""
         if not self._running:
             return True
-        if len(self._running) >= work.at_once or any(each is not work for each in self._running):
+        if len(self._running) >= function.max_parallel or any(running is not function for running in self._running):
             return False
-        return sum(job.work is work for job in self._jobs) >= self._share(work)
+        return sum(value.function is function for value in self._waiting) >= self._batch_size(function)
 
-    def _share(self, work: Work[Any, Any]) -> int:
-        return min(work.largest, -(-self.accepted // work.at_once))
+    def _batch_size(self, function: BatchFunction[Any, Any]) -> int:
+        return min(function.max_batch, -(-self.accepted // function.max_parallel))
 
-    def _run(self, batch: list[Job]) -> None:
-        batch = [job for job in batch if job.future.set_running_or_notify_cancel()]
+    def _run(self, batch: list[QueuedValue]) -> None:
+        batch = [value for value in batch if value.future.set_running_or_notify_cancel()]
         if not batch:
             return
-        work, started = batch[0].work, time.monotonic()
+        function, started = batch[0].function, time.monotonic()
         results: list[tuple[Any, Exception | None]]
         try:
-            results = [(value, None) for value in work.run([job.value for job in batch])]
+            results = [(result, None) for result in function.run([queued.value for queued in batch])]
             assert len(results) == len(batch), f"{len(batch)} values gave {len(results)} results"
         except Exception as error:
-            results = [(None, error)] if len(batch) == 1 else [self._alone(job) for job in batch]
+            results = [(None, error)] if len(batch) == 1 else [self._run_alone(queued) for queued in batch]
         seconds = time.monotonic() - started
-        each = seconds / len(batch) / len(self._running)  # overlapping batches share the cores
-        self._image_seconds += 0.2 * (each - self._image_seconds)
-        self._told(len(batch), seconds)
-        self._release(len(batch))  # first, so that whoever has a result finds the room free
-        for job, (value, problem) in zip(batch, results):
+        seconds_per_image = seconds / len(batch) / len(self._running)  # overlapping batches share the cores
+        self.seconds_per_image += 0.2 * (seconds_per_image - self.seconds_per_image)
+        self._on_batch(len(batch), seconds)
+        self._release(len(batch))  # before the results, so that a client can send its next image at once
+        for queued, (result, problem) in zip(batch, results):
             if problem is None:
-                job.future.set_result(value)
+                queued.future.set_result(result)
             else:
-                job.future.set_exception(problem)
+                queued.future.set_exception(problem)
 
-    def _alone(self, job: Job) -> tuple[Any, Exception | None]:
+    def _run_alone(self, queued: QueuedValue) -> tuple[Any, Exception | None]:
         try:
-            (value,) = job.work.run([job.value])
-            return value, None
+            (result,) = queued.function.run([queued.value])
+            return result, None
         except Exception as error:
             return None, error
 
 
-class Place:
-    """Room for some images in a batcher, given back when their jobs are done or the block is left."""
+class Reservation:
+    """Room for some images in a batcher, released when they are done or when the `with` block is left."""
 
     def __init__(self, batcher: Batcher, images: int) -> None:
         self._batcher = batcher
         self._unused = images
 
-    def put(self, work: Work[T, R], values: Sequence[T]) -> list[Future[R]]:
-        """Each value's future result; a future that is cancelled in time is never computed."""
-        assert len(values) <= self._unused, "more images than were reserved"
+    def put(self, function: BatchFunction[T, R], values: Sequence[T]) -> list[Future[R]]:
+        """Queue values; a future that is cancelled in time is never computed."""
+        assert len(values) <= self._unused, "more images than reserved"
         self._unused -= len(values)
-        jobs = [Job(work, value) for value in values]
-        for job in jobs:
-            job.future.add_done_callback(lambda future: self._batcher._release(1) if future.cancelled() else None)
-        self._batcher._put(jobs)
-        return [job.future for job in jobs]
+        queued = [QueuedValue(function, value) for value in values]
+        for value in queued:
+            value.future.add_done_callback(lambda future: self._batcher._release(1) if future.cancelled() else None)
+        self._batcher._put(queued)
+        return [value.future for value in queued]
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._unused:
             self._batcher._release(self._unused)
             self._unused = 0

@@ -1,4 +1,4 @@
-"""What the service accepts, and how much of it at a time."""
+"""Limits of the service."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ Count = Annotated[int, Range(1, LARGEST)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits(Settings):
-    """Bounds on one request and on all of them together."""
+class ServiceLimits(Settings):
+    """Limits of one request and of all requests together."""
 
     batch_size: BatchSize = DEFAULT_BATCH_SIZE
-    """Images the model computes at a time."""
+    """Maximum batch size of the model."""
     queue: Count = 64
-    """Images that are accepted at a time for each model; more are answered with 429."""
+    """Images accepted at a time for each model; requests beyond that get 429."""
     max_images: Count = 32
-    """Images in one request."""
+    """Images per request."""
     max_bytes: Count = 20_000_000
-    """Bytes in the body of one request."""
+    """Bytes in the body of a request."""
     max_pixels: Count = 40_000_000
-    """Pixels of one image, whatever its file's size."""
+    """Pixels per image, whatever the size of its file."""
     max_seconds: Annotated[float, Range(0.01, 1e6)] = 30.0
-    """For the body of a request to arrive, for its images to be decoded, and for the answer."""
+    """Seconds each for the headers, for the body, for decoding and for the response."""

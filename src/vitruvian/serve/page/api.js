@@ -1,4 +1,4 @@
-// Questions to the service, or to what a saved page recorded; says what is going on when it takes long.
+// Requests to the service, or the results recorded in a saved page, with a message while a request takes long.
 
 const SAY_AFTER_MS = 100;
 const running = new Map();
@@ -45,7 +45,7 @@ async function ask(path, options = {}) {
   }
   const content = await response.json().catch(() => ({}));
   if (response.status === 401) document.getElementById("key").hidden = false;
-  if (!response.ok) throw new Problem(content.error || `The service answered with ${response.status}.`);
+  if (!response.ok) throw new Problem(content.error || `The service returned status ${response.status}.`);
   return content;
 }
 
@@ -58,27 +58,27 @@ function form(image, fields) {
 
 const live = {
   models: async () => (await ask("models")).models,
-  async predict(model, image, { erased = [], words = "", signal } = {}) {
-    const options = { ...form(image, { model, top: 5, erased: erased.join(","), labels: words }), signal };
-    const [{ answers, none_of_these: none }] = (await ask("predict", options)).predictions;
-    if (none) answers[0].none = true;
-    return answers;
+  async predict(model, image, { erased = [], labels = "", signal } = {}) {
+    const options = { ...form(image, { model, top: 5, erased: erased.join(","), labels }), signal };
+    const [{ predictions, rejected }] = (await ask("predict", options)).results;
+    if (rejected) predictions[0].rejected = true;
+    return predictions;
   },
   inspect: (model, image, fields) => ask("inspect", form(image, { model, ...fields })),
 };
 
 function recorded(content) {
-  const found = (model) => content.panels.find((panel) => panel.facts.name === model);
+  const panelOf = (model) => content.panels.find((panel) => panel.facts.name === model);
   return {
     models: async () => content.panels.map((panel) => panel.facts),
     async predict(model, image, { erased = [] } = {}) {
-      const panel = found(model);
-      if (!erased.length) return panel.answers;
-      if (erased.join() === panel.erased.join()) return panel.answersErased;
+      const panel = panelOf(model);
+      if (!erased.length) return panel.predictions;
+      if (erased.join() === panel.erased.join()) return panel.predictionsErased;
       throw new Problem("This is a saved page: erasing other patches needs the running service.");
     },
     async inspect(model, image, { parts, layer }) {
-      const { inside } = found(model);
+      const { inside } = panelOf(model);
       const result = { grid: inside.grid };
       for (const part of parts.split(",")) {
         result[part] = part === "attention" || part === "similarity" ? inside[part][layer] : inside[part];
@@ -91,7 +91,7 @@ function recorded(content) {
 const record = saved();
 export const api = record ? recorded(record) : live;
 
-// Only the newest call counts: one that is overtaken while it waits is dropped, its promise gives undefined.
+// Runs one call at a time; of the calls that wait meanwhile, only the newest runs. Dropped calls resolve to undefined.
 export function latest(task) {
   let waiting = null;
   let active = false;

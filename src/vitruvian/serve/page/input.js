@@ -11,7 +11,7 @@ export async function shrunk(blob, name) {
   try {
     bitmap = await createImageBitmap(blob);
   } catch {
-    return { blob, name }; // the service knows more formats than the browser, and says what is wrong with others
+    return { blob, name }; // the service supports more formats, and reports what is wrong with others
   }
   const scale = LONGEST_SIDE / Math.max(bitmap.width, bitmap.height);
   if (scale >= 1) return { blob, name };
@@ -68,14 +68,14 @@ export function showSamples(names, chosen, choose) {
   place.classList.toggle("small", names.length > 4);
   place.replaceChildren(...names.map((name) => {
     const button = document.createElement("button");
-    const picture = document.createElement("img");
+    const thumbnail = document.createElement("img");
     const digit = /^\d$/.test(name);
-    picture.src = digit ? `page/digit/${name}` : `page/${name}.jpg`;
-    picture.alt = digit ? `sample digit ${name}` : `sample: ${name}`;
+    thumbnail.src = digit ? `page/digit/${name}` : `page/${name}.jpg`;
+    thumbnail.alt = digit ? `sample digit ${name}` : `sample: ${name}`;
     button.type = "button";
     button.dataset.sample = name;
     button.setAttribute("aria-pressed", String(name === chosen));
-    button.append(picture);
+    button.append(thumbnail);
     button.addEventListener("click", () => choose(name));
     return button;
   }));

@@ -1,10 +1,10 @@
-// The page: which models answer, which image they see, and what is shown of it.
+// The page: models, image and controls.
 
 import { api, busy, Problem, saved, showProblem } from "./api.js";
 import { drawColorBar } from "./arrays.js";
 import { digitImage, listenForDrawing } from "./draw.js";
 import { listenForImages, sample, showSamples } from "./input.js";
-import { Panel, WORDS } from "./panel.js";
+import { Panel, LABELS } from "./panel.js";
 import { download, savedPage } from "./save.js";
 import { change, onChange, readState, state } from "./state.js";
 
@@ -35,8 +35,8 @@ function makePanels() {
   byId("panels").classList.toggle("two", panels.length > 1);
   byId("panels").replaceChildren(...panels.map((panel) => panel.place));
   const digits = facts.digits;
-  byId("words").hidden = offline || !panels.some((panel) => panel.facts.words);
-  byId("words-text").value = state.words || WORDS;
+  byId("labels").hidden = offline || !panels.some((panel) => panel.facts.accepts_labels);
+  byId("labels-text").value = state.labels || LABELS;
   byId("drawing").hidden = !digits;
   if (!offline) showSamples(digits ? [..."0123456789"] : PHOTOS, state.sample, (name) => useSample(name));
   fitControls();
@@ -59,10 +59,10 @@ function fitControls() {
   byId("controls").hidden = !vit || !image;
   if (!vit) return;
   const [layer, head] = [byId("layer"), byId("head")];
-  [layer.max, head.max] = [vit.layers - 1, vit.heads - 1];
-  layer.value = state.layer < 0 ? vit.layers - 1 : state.layer;
+  [layer.max, head.max] = [vit.depth - 1, vit.num_heads - 1];
+  layer.value = state.layer < 0 ? vit.depth - 1 : state.layer;
   head.value = state.head;
-  byId("layer-text").value = `${layer.value} of ${vit.layers - 1}`;
+  byId("layer-text").value = `${layer.value} of ${vit.depth - 1}`;
   byId("head-text").value = Number(head.value) < 0 ? "mean" : head.value;
   byId("layer-label").hidden = !["attention", "similarity"].includes(state.show);
   byId("head-label").hidden = state.show !== "attention";
@@ -71,7 +71,7 @@ function fitControls() {
   for (const button of byId("show").children) {
     const chosen = button.dataset.show === state.show;
     button.setAttribute("aria-checked", String(chosen));
-    button.hidden = button.dataset.show === "class" && !panels[0].facts.classes;
+    button.hidden = button.dataset.show === "class" && !panels[0].facts.num_classes;
     button.tabIndex = chosen ? 0 : -1;
   }
 }
@@ -88,7 +88,7 @@ function makeShows() {
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     if (!step) return;
     event.preventDefault();
-    const names = Object.keys(SHOWS).filter((name) => name !== "class" || panels[0].facts.classes);
+    const names = Object.keys(SHOWS).filter((name) => name !== "class" || panels[0].facts.num_classes);
     change({ show: names[(names.indexOf(state.show) + step + names.length) % names.length] });
     byId("show").querySelector("[aria-checked=true]").focus();
   });
@@ -112,7 +112,7 @@ async function useSample(name, options) {
 
 function listenToState() {
   onChange((changed) => {
-    if (["model", "with", "words"].some((name) => changed.has(name))) {
+    if (["model", "with", "labels"].some((name) => changed.has(name))) {
       fillModels();
       makePanels();
       if (image) for (const panel of panels) panel.ask(image);
@@ -121,7 +121,7 @@ function listenToState() {
     fitControls();
     for (const panel of panels) {
       if (changed.has("erased")) panel.askErased();
-      if (changed.has("show") || changed.has("class")) panel.showAnswers();
+      if (changed.has("show") || changed.has("class")) panel.showPredictions();
       if (changed.has("layer") && panel.vit) panel.showLayers();
       if (["show", "layer", "class"].some((name) => changed.has(name))) panel.askInside();
       panel.draw();
@@ -137,9 +137,9 @@ function listenToControls() {
   byId("compare").addEventListener("change", (event) => change({ with: event.target.value }));
   byId("layer").addEventListener("input", (event) => change({ layer: Number(event.target.value) }));
   byId("head").addEventListener("input", (event) => change({ head: Number(event.target.value) }));
-  byId("words").addEventListener("submit", (event) => {
+  byId("labels").addEventListener("submit", (event) => {
     event.preventDefault();
-    change({ words: byId("words-text").value.trim(), erased: "" });
+    change({ labels: byId("labels-text").value.trim(), erased: "" });
   });
   byId("restore").addEventListener("click", () => change({ erased: "" }));
   byId("link").addEventListener("click", async () => {
@@ -171,7 +171,7 @@ function openSaved() {
 
 async function start() {
   try {
-    models = await busy("asking for the models", () => api.models());
+    models = await busy("loading the models", () => api.models());
   } catch (error) {
     showProblem(error.message);
     return;

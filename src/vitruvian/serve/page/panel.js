@@ -1,13 +1,13 @@
-// One model's view of the image: its answers, the answer layer by layer, the patches and the heads.
+// One model: its predictions, the predictions after each layer, the patches and the heads.
 
-import { showAnswers, showLayers, percent } from "./answers.js";
+import { showPredictions, showLayers, percent } from "./predictions.js";
 import { api, busy, latest, Problem, showProblem } from "./api.js";
 import { headMatrix, line, softened, unpack } from "./arrays.js";
 import { PatchGrid } from "./grid.js";
 import { showHeads } from "./heads.js";
 import { change, patchesToText, state, textToPatches } from "./state.js";
 
-export const WORDS = "a photo of a cat, a photo of a dog, a cup of coffee, a rocket";
+export const LABELS = "a photo of a cat, a photo of a dog, a cup of coffee, a rocket";
 
 function part(kind, name, title) {
   const made = document.createElement("div");
@@ -43,11 +43,11 @@ export class Panel {
     about.className = "about soft";
     about.textContent = described(this.facts);
     head.append(title, about);
-    const [answers, layers] = [part("card first", "answers", "Answer"), part("card chart last", "layers", "The answer, layer by layer")];
-    [this.answersPlace, this.layersPlace] = [answers[1], layers[1]];
+    const [predictions, layers] = [part("card first", "predictions", "Predictions"), part("card chart last", "layers", "Predictions after each layer")];
+    [this.predictionsPlace, this.layersPlace] = [predictions[1], layers[1]];
     const body = document.createElement("div");
     body.className = "body";
-    layers[0].hidden = !this.vit || !this.facts.classes;
+    layers[0].hidden = !this.vit || !this.facts.num_classes;
     this.grids = document.createElement("div");
     this.grids.className = "grids";
     const on = { hover: (patch) => hover(this, patch), hold: (patch) => this.hold(patch), paint: (p, f) => this.paint(p, f) };
@@ -56,21 +56,21 @@ export class Panel {
     const heads = part("heads-part", "heads", "All heads of this layer");
     [this.headsPart, this.headsPlace] = heads;
     this.grids.hidden = heads[0].hidden = true;
-    body.append(answers[0], this.grids, layers[0]);
+    body.append(predictions[0], this.grids, layers[0]);
     this.place.append(head, body, heads[0]);
   }
 
   get columns() { return this.grid[1]; }
   get patches() { return this.grid[0] * this.grid[1]; }
   get layer() {
-    const { layers } = this.vit;
-    const [own, theirs] = [layers - 1, (this.first.vit || this.vit).layers - 1];
+    const { depth } = this.vit;
+    const [own, theirs] = [depth - 1, (this.first.vit || this.vit).depth - 1];
     const asked = state.layer < 0 ? theirs : Math.min(state.layer, theirs);
     return theirs ? Math.round((asked / theirs) * own) : own;
   }
-  // What a model without a head of its own chooses among; null where it has nothing to answer with.
-  get words() { return this.facts.classes ? "" : this.facts.words ? state.words || WORDS : null; }
-  get head() { return state.head < this.vit.heads ? state.head : -1; }
+  // Labels for a zero-shot model, empty for one with a head, null for one that makes no predictions.
+  get labels() { return this.facts.num_classes ? "" : this.facts.accepts_labels ? state.labels || LABELS : null; }
+  get head() { return state.head < this.vit.num_heads ? state.head : -1; }
 
   // The panel whose grid the patches of the URL belong to: the first one where it has a grid.
   get reference() { return this.first.grid ? this.first : this; }
@@ -102,76 +102,76 @@ export class Panel {
     return own;
   }
 
-  // A new image: what the model sees and answers first, then what is inside.
+  // A new image: first the input and the predictions, then the intermediate results.
   async load(image) {
     [this.image, this.inside, this.before, this.now, this.layers] = [image, {}, null, null, null];
-    const view = this.vit ? this.loadView(image) : null;
-    this.viewed = Promise.allSettled([view]);
+    const input = this.vit ? this.loadInput(image) : null;
+    this.inputLoaded = Promise.allSettled([input]);
     try {
-      await Promise.all([this.loadAnswers(image), view]);
+      await Promise.all([this.loadPredictions(image), input]);
       showProblem("");
       if (!this.vit) return;
       await Promise.all([this.loadLayers(image), state.erased ? this.askErased() : null, this.askInside()]);
     } catch (error) {
-      await this.viewed;
+      await this.inputLoaded;
       this.clear(image);
-      this.complain(error);
+      this.showError(error);
     }
   }
 
   // Nothing of an earlier image stays below the problem with this one.
   clear(image) {
-    if (!this.before && this.words !== null) this.answersPlace.textContent = "No answer.";
+    if (!this.before && this.labels !== null) this.predictionsPlace.textContent = "No prediction.";
     if (!this.layers) this.layersPlace.replaceChildren();
     if (this.seen === image) return;
     this.grids.hidden = this.headsPart.hidden = true;
     this.left.image = this.right.image = null;
   }
 
-  async loadAnswers(image) {
+  async loadPredictions(image) {
     const { name } = this.facts;
-    const { words } = this;
-    if (words === null) this.answersPlace.textContent = "This model has no head: it gives vectors, not answers.";
-    else this.before = await busy(`${name} looks at the image`, () => api.predict(name, image, { words }));
-    this.showAnswers();
+    const { labels } = this;
+    if (labels === null) this.predictionsPlace.textContent = "This model has no head: it returns vectors, not predictions.";
+    else this.before = await busy(`${name}: predicting`, () => api.predict(name, image, { labels }));
+    this.showPredictions();
   }
 
-  async loadView(image) {
-    const found = await busy("preparing the image", () => api.inspect(this.facts.name, image, { parts: "view" }));
-    const view = await picture(found.view);
-    [this.grid, this.seen] = [found.grid, image];
-    for (const grid of [this.left, this.right]) grid.setImage(view, ...found.grid);
+  async loadInput(image) {
+    const result = await busy("preparing the image", () => api.inspect(this.facts.name, image, { parts: "input" }));
+    const input = await loadPng(result.input);
+    [this.grid, this.seen] = [result.grid, image];
+    for (const grid of [this.left, this.right]) grid.setImage(input, ...result.grid);
     this.grids.hidden = false;
-    if (this.first !== this) await this.first.viewed;
+    if (this.first !== this) await this.first.inputLoaded;
     this.draw();
   }
 
   async loadLayers(image) {
-    if (!this.facts.classes) return;
-    const found = await busy(`${this.facts.name} reads every layer`, () => api.inspect(this.facts.name, image, { parts: "layers" }));
-    this.layers = found.layers;
+    if (!this.facts.num_classes) return;
+    const result = await busy(`${this.facts.name}: predictions after each layer`, () => api.inspect(this.facts.name, image, { parts: "layers" }));
+    this.layers = result.layers;
     this.showLayers();
   }
 
-  complain(error) {
+  showError(error) {
     if (!(error instanceof Problem)) console.error(error);
-    showProblem(error instanceof Problem ? error.message : "Something went wrong on this page; the console tells more.");
+    showProblem(error instanceof Problem ? error.message : "Something went wrong on this page; see the console.");
   }
 
   async loadErased() {
     if (!this.image || !this.before || !this.grid) return;
     const erased = [...this.erased];
     const { name } = this.facts;
-    const { words } = this;
+    const { labels } = this;
     try {
-      this.now = erased.length ? await busy(`${name} looks again`, () => api.predict(name, this.image, { erased, words })) : null;
-      this.showAnswers();
+      this.now = erased.length ? await busy(`${name}: predicting`, () => api.predict(name, this.image, { erased, labels })) : null;
+      this.showPredictions();
     } catch (error) {
-      this.complain(error);
+      this.showError(error);
     }
   }
 
-  // What the chosen view needs and is not here yet.
+  // Key, kind and fields of the array that the selected display needs.
   needed() {
     const { show } = state;
     if (show === "rollout") return ["rollout", "rollout", {}];
@@ -187,13 +187,13 @@ export class Panel {
     try {
       if (!this.inside[key]) {
         const text = `${this.facts.name}: ${kind}`;
-        const found = await busy(text, () => api.inspect(this.facts.name, image, { parts: kind, ...fields }));
+        const result = await busy(text, () => api.inspect(this.facts.name, image, { parts: kind, ...fields }));
         if (image !== this.image) return;
-        this.inside[key] = unpack(found[kind]);
+        this.inside[key] = unpack(result[kind]);
       }
       this.draw();
     } catch (error) {
-      this.complain(error);
+      this.showError(error);
     }
   }
 
@@ -224,11 +224,11 @@ export class Panel {
     change({ erased: patchesToText(erased, this.reference.patches) });
   }
 
-  showAnswers() {
+  showPredictions() {
     if (!this.before) return;
     const chosen = state.show === "class" ? (state.class >= 0 ? state.class : this.before[0].index) : -1;
-    const choose = (index) => change(this.vit && this.facts.classes ? { show: "class", class: index } : {});
-    showAnswers(this.answersPlace, this.now || this.before, { before: this.now ? this.before : null, chosen, choose });
+    const choose = (index) => change(this.vit && this.facts.num_classes ? { show: "class", class: index } : {});
+    showPredictions(this.predictionsPlace, this.now || this.before, { before: this.now ? this.before : null, chosen, choose });
   }
 
   showLayers() {
@@ -258,7 +258,7 @@ export class Panel {
     } else if (state.show === "attention") this.drawAttention(data, patch, erased);
     else if (state.show === "similarity") this.drawSimilarity(data, patch, erased);
     else {
-      const caption = state.show === "rollout" ? "Attention rollout: what reaches the answer through all layers" : this.classCaption();
+      const caption = state.show === "rollout" ? "Attention rollout: attention multiplied over all layers" : this.classCaption();
       this.left.draw({ values: data.values, patch, erased, caption });
       this.right.draw({ patch, erased, caption: this.where(patch, data.values) });
     }
@@ -274,7 +274,7 @@ export class Panel {
     const other = prefix ? `, ${percent(to.subarray(0, prefix).reduce((a, b) => a + b, 0))} to the class token` : "";
     const strongest = this.where(patch, to.subarray(prefix)) && `most to ${this.strongest(to.subarray(prefix))}${other}`;
     this.left.draw({ values: softened(to.subarray(prefix)), patch, erased, caption: `${who} attends to these patches: ${strongest}` });
-    const by = patch === null ? `${who} is attended by these patches` : `${who} is attended by these patches, most by ${this.strongest(from.subarray(prefix))}`;
+    const by = patch === null ? `Patches that attend to ${who.toLowerCase()}` : `Patches that attend to ${who.toLowerCase()}, most of all ${this.strongest(from.subarray(prefix))}`;
     this.right.draw({ values: softened(from.subarray(prefix)), patch, erased, caption: by });
     const [rows, columns] = this.grid;
     const choose = (head) => change({ head: head === state.head ? -1 : head });
@@ -284,7 +284,7 @@ export class Panel {
   drawSimilarity(data, patch, erased) {
     const chosen = patch ?? Math.floor(this.grid[0] / 2) * this.columns + Math.floor(this.columns / 2);
     const values = line(data.values, this.patches, chosen, true);
-    const caption = `How similar each patch is to patch ${this.name(chosen)} after layer ${this.layer}`;
+    const caption = `Similarity of the patches to patch ${this.name(chosen)} after layer ${this.layer}`;
     this.left.draw({ values, patch: chosen, erased, caption });
     const mean = values.reduce((a, b) => a + b, 0) / values.length;
     this.right.draw({ patch: chosen, erased, caption: `Mean cosine ${mean.toFixed(2)}` });
@@ -298,26 +298,26 @@ export class Panel {
     return `${this.name(best)} (${percent(values[best])})`;
   }
 
-  where(patch, values) { return patch === null ? "The image as the model sees it" : `Patch ${this.name(patch)}: ${values[patch].toPrecision(2)}`; }
+  where(patch, values) { return patch === null ? "The input of the model" : `Patch ${this.name(patch)}: ${values[patch].toPrecision(2)}`; }
 
   classCaption() {
     const known = [...(this.layers?.classes || []), ...(this.before || [])];
     const index = state.class >= 0 ? state.class : this.before[0].index;
-    return `Gradient-weighted attention: what speaks for ${known.find((each) => each.index === index)?.label ?? `class ${index}`}`;
+    return `Gradient-weighted attention: evidence for ${known.find((each) => each.index === index)?.label ?? `class ${index}`}`;
   }
 }
 
-function described({ parameters, image_size: size, vit, classes, words, origin }) {
+function described({ parameters, image_size: size, vit, num_classes: classes, accepts_labels: labels, origin }) {
   const millions = parameters >= 1e6 ? `${(parameters / 1e6).toFixed(1)}M` : `${Math.round(parameters / 1e3)}k`;
-  const shape = vit ? `${vit.layers} layers, ${vit.heads} heads, ${vit.grid[0]} × ${vit.grid[1]} patches of ${vit.patch} px` : parameters ? "no attention" : "its attention needs the weights";
-  return [parameters ? `${millions} parameters` : "exported graph", shape, `${size[0]} × ${size[1]} px`, words ? "answers in your words" : classes ? `${classes} classes` : "no head", origin.split(";")[0]].filter(Boolean).join(" · ");
+  const shape = vit ? `${vit.depth} layers, ${vit.num_heads} heads, ${vit.grid[0]} × ${vit.grid[1]} patches of ${vit.stride} px` : parameters ? "no attention" : "attention needs the weights";
+  return [parameters ? `${millions} parameters` : "exported graph", shape, `${size[0]} × ${size[1]} px`, labels ? "zero-shot" : classes ? `${classes} classes` : "no head", origin.split(";")[0]].filter(Boolean).join(" · ");
 }
 
-function picture(base64) {
+function loadPng(base64) {
   return new Promise((done, failed) => {
     const made = new Image();
     made.onload = () => done(made);
-    made.onerror = () => failed(new Problem("The view of the image could not be shown."));
+    made.onerror = () => failed(new Problem("The input image could not be shown."));
     made.src = `data:image/png;base64,${base64}`;
   });
 }

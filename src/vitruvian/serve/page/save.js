@@ -1,24 +1,24 @@
-// The page with all it has seen as one HTML file that works without the service and without the internet.
+// Saves the page with its results as one HTML file that works offline.
 
 import { api, busy } from "./api.js";
 import { state, stateText } from "./state.js";
 
-const MODULES = ["state", "api", "arrays", "input", "draw", "answers", "grid", "heads", "panel", "save", "main"];
+const MODULES = ["state", "api", "arrays", "input", "draw", "predictions", "grid", "heads", "panel", "save", "main"];
 const POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:";
 
-// Everything a panel can show: of attention and similarity all layers.
+// All results that a panel can show, with attention and similarity of all layers.
 async function gathered(panel, erased) {
   const { facts, image, before } = panel;
-  const record = { facts, answers: before, erased, answersErased: panel.now, inside: null };
+  const record = { facts, predictions: before, erased, predictionsErased: panel.now, inside: null };
   if (!facts.vit) return record;
   const ask = (parts, fields = {}) => api.inspect(facts.name, image, { parts, ...fields });
   const target = state.class >= 0 ? { target: state.class } : {};
-  const inside = await ask(facts.classes ? "view,layers,rollout,gradient" : "view,rollout", target);
+  const inside = await ask(facts.num_classes ? "input,layers,rollout,gradient" : "input,rollout", target);
   [inside.attention, inside.similarity] = [[], []];
-  for (let layer = 0; layer < facts.vit.layers; layer += 1) {
-    const found = await ask("attention,similarity", { layer });
-    inside.attention.push(found.attention);
-    inside.similarity.push(found.similarity);
+  for (let layer = 0; layer < facts.vit.depth; layer += 1) {
+    const result = await ask("attention,similarity", { layer });
+    inside.attention.push(result.attention);
+    inside.similarity.push(result.similarity);
   }
   record.inside = inside;
   return record;

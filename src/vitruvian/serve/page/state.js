@@ -1,7 +1,7 @@
-// What is looked at, kept in the URL after '#', so that a link or a reload shows the same.
+// The state of the page, stored in the URL after '#', so that a link or a reload shows the same.
 
 const DEFAULTS = {
-  model: "", with: "", sample: "", digit: "", words: "", show: "attention", layer: -1, head: -1, patch: "", class: -1, erased: "",
+  model: "", with: "", sample: "", digit: "", labels: "", show: "attention", layer: -1, head: -1, patch: "", class: -1, erased: "",
 };
 const NUMBERS = ["layer", "head", "class"];
 const listeners = [];
@@ -22,7 +22,7 @@ export function stateText() {
   return new URLSearchParams(kept.map(([name, value]) => [name, String(value)])).toString();
 }
 
-// Change some values and tell everyone which ones.
+// Change some values and notify the listeners.
 export function change(values) {
   const changed = Object.keys(values).filter((name) => state[name] !== values[name]);
   if (!changed.length) return;

@@ -1,4 +1,4 @@
-// The answers as bars, and the answer layer by layer as a chart.
+// The predictions as bars, and the predictions after each layer as a chart.
 
 const COLORS = ["--c0", "--c1", "--c2", "--c3", "--c4", "--c5"];
 const DASHES = ["", "6 3", "2 3", "8 3 2 3", "4 2", "1 2"];
@@ -11,22 +11,22 @@ export function percent(share) {
   return `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)}%`;
 }
 
-// Bars of the answers; with `before`, a mark where each stood before patches were erased.
-export function showAnswers(place, answers, { before = null, chosen = -1, choose }) {
-  const marks = new Map((before || []).map((answer) => [answer.index, answer.probability]));
-  place.replaceChildren(...answers.map((answer) => {
+// Bars of the predictions; with `before`, a mark at the probability before patches were erased.
+export function showPredictions(place, predictions, { before = null, chosen = -1, choose }) {
+  const marks = new Map((before || []).map((prediction) => [prediction.index, prediction.probability]));
+  place.replaceChildren(...predictions.map((prediction) => {
     const button = document.createElement("button");
-    button.className = "answer";
+    button.className = "prediction";
     button.type = "button";
-    button.setAttribute("aria-pressed", String(answer.index === chosen));
-    button.title = "Show the class map of this answer";
+    button.setAttribute("aria-pressed", String(prediction.index === chosen));
+    button.title = "Show the class map of this prediction";
     const [label, number, track, fill] = ["span", "span", "span", "span"].map((kind) => document.createElement(kind));
-    label.textContent = answer.label;
+    label.textContent = prediction.label;
     [number.className, track.className, fill.className] = ["number", "track", "fill"];
-    const was = marks.get(answer.index);
-    number.textContent = before ? `${percent(was ?? 0)} → ${percent(answer.probability)}` : percent(answer.probability);
-    if (before && was === undefined) number.textContent = `new → ${percent(answer.probability)}`;
-    fill.style.width = `${100 * answer.probability}%`;
+    const was = marks.get(prediction.index);
+    number.textContent = before ? `${percent(was ?? 0)} → ${percent(prediction.probability)}` : percent(prediction.probability);
+    if (before && was === undefined) number.textContent = `new → ${percent(prediction.probability)}`;
+    fill.style.width = `${100 * prediction.probability}%`;
     track.append(fill);
     if (was !== undefined) {
       const mark = document.createElement("span");
@@ -35,13 +35,13 @@ export function showAnswers(place, answers, { before = null, chosen = -1, choose
       track.append(mark);
     }
     button.append(label, number, track);
-    button.addEventListener("click", () => choose(answer.index));
+    button.addEventListener("click", () => choose(prediction.index));
     return button;
   }));
-  if (answers[0].none) {
+  if (predictions[0].rejected) {
     const line = document.createElement("p");
-    line.className = "none";
-    line.textContent = "None of its classes; the nearest are:";
+    line.className = "rejected";
+    line.textContent = "Rejected (none of the classes); the most similar are:";
     place.prepend(line);
   }
 }
@@ -53,7 +53,7 @@ function svg(kind, attributes, text) {
   return made;
 }
 
-// The probability of the final answers, read by the head after every layer.
+// Probabilities of the top predictions if the head reads the tokens after each layer.
 export function showLayers(place, { classes, probabilities, best }, layer) {
   const count = probabilities.length;
   const across = (step) => EDGE.left + (step / (count - 1)) * (WIDTH - EDGE.left - EDGE.right);
@@ -79,18 +79,18 @@ export function showLayers(place, { classes, probabilities, best }, layer) {
   });
   const legend = document.createElement("p");
   legend.className = "legend";
-  legend.append(...shown.map((answer, i) => {
+  legend.append(...shown.map((prediction, i) => {
     const entry = document.createElement("span");
     const swatch = document.createElement("i");
     swatch.style.borderTopColor = `var(${COLORS[i]})`;
     if (DASHES[i]) swatch.style.borderTopStyle = "dashed";
-    entry.append(swatch, answer.label);
+    entry.append(swatch, prediction.label);
     return entry;
   }));
   const said = document.createElement("p");
   said.className = "soft";
   const step = Math.min(count - 1, layer + 1);
-  said.textContent = `After layer ${layer} the head reads ${classes[best[step]].label} (${percent(probabilities[step][best[step]])}).`;
+  said.textContent = `After layer ${layer} the head predicts ${classes[best[step]].label} (${percent(probabilities[step][best[step]])}).`;
   place.replaceChildren(chart, legend, said);
 }
 
@@ -98,5 +98,5 @@ function summary(classes, probabilities, best) {
   const final = best.at(-1);
   const first = best.findIndex((_, step) => best.slice(step).every((each) => each === final));
   const since = first === 0 ? "from the start" : `from layer ${first - 1} on`;
-  return `Answer layer by layer: ${classes[final].label} leads ${since}, and ends with ${percent(probabilities.at(-1)[final])}.`;
+  return `Prediction after each layer: ${classes[final].label} leads ${since}, and ends with ${percent(probabilities.at(-1)[final])}.`;
 }

@@ -1,0 +1,231 @@
+"""What every request passes through: its id, access checks, body limits, access log and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vitruvian.serve.limits import ServiceLimits
+from vitruvian.text import format_bytes
+
+access_log = logging.getLogger("vitruvian.serve.access")
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+PUBLIC_PATHS = frozenset({"/", "/health", "/ready", "/docs", "/openapi.json"})
+"""Paths that need no API key, in addition to the page's files. They reveal nothing about requests."""
+DRAIN_SECONDS = 3.0
+"""How long the body of a refused request is read and discarded, so that its client reads the response."""
+HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "content-security-policy": "default-src 'self'; img-src 'self' data: blob:; frame-ancestors 'none'; "
+    "base-uri 'none'; form-action 'self'",
+}
+SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class Refused(Exception):
+    """A request that is not served: HTTP status, message for the client, and additional headers."""
+
+    def __init__(self, status: int, message: str, *, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers or {}
+
+    def response(self, request_id: str) -> Response:
+        return JSONResponse({"error": str(self), "request_id": request_id}, self.status, self.headers)
+
+
+class Metrics:
+    """Prometheus metrics of one service."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.requests = Counter("vit_requests", "Responses", ["route", "status"], registry=self.registry)
+        self.images = Counter("vit_images", "Images computed by the model", ["model"], registry=self.registry)
+        self.accepted = Gauge("vit_accepted_images", "Images waiting or computed", ["model"], registry=self.registry)
+
+        def histogram(name: str, about: str, label: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, about, [label], buckets=buckets, registry=self.registry)
+
+        about = "From the first byte of a request to its response"
+        self.seconds = histogram("vit_request_seconds", about, "route", SECONDS_BUCKETS)
+        self.batches = histogram("vit_batch_images", "Images per batch", "model", BATCH_BUCKETS)
+        self.compute = histogram("vit_batch_seconds", "Seconds per batch", "model", SECONDS_BUCKETS)
+
+    def count_batch(self, model: str, images: int, seconds: float) -> None:
+        self.images.labels(model).inc(images)
+        self.batches.labels(model).observe(images)
+        self.compute.labels(model).observe(seconds)
+
+    def log_response(self, route: str, line: dict[str, Any]) -> None:
+        """Count a response, and log it as one line of JSON."""
+        self.requests.labels(route, str(line["status"])).inc()
+        self.seconds.labels(route).observe(line.get("seconds", 0.0))
+        access_log.info(json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **line}))
+
+    def text(self, accepted: Mapping[str, int]) -> bytes:
+        """Prometheus' text format, with the accepted images of each model."""
+        for model, images in accepted.items():
+            self.accepted.labels(model).set(images)
+        return generate_latest(self.registry)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AccessPolicy:
+    """Who may use the service."""
+
+    api_key: str = field(default="", repr=False)
+    """Required as `Authorization: Bearer KEY` or `X-API-Key: KEY`; empty for none."""
+    hosts: tuple[str, ...] = ()
+    """Host names by which clients may address the service; empty for any."""
+
+    def check(self, method: str, path: str, headers: Headers) -> None:
+        """Raise Refused if host, origin or API key are wrong."""
+        host = headers.get("host", "")
+        if len(headers.getlist("host")) > 1:
+            raise Refused(400, "the request has more than one Host header")
+        if self.hosts and host_name(host) not in self.hosts:
+            raise Refused(403, "this Host is not served here; allow it with --allow-host")
+        if method not in ("GET", "HEAD"):
+            foreign = any(origin_host(origin) != host for origin in headers.getlist("origin"))
+            if foreign or headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+                raise Refused(403, "requests from pages of another origin are refused")
+        if self.api_key and path not in PUBLIC_PATHS and not path.startswith("/page/"):
+            scheme, _, token = headers.get("authorization", "").partition(" ")
+            key = headers.get("x-api-key") or (token.strip() if scheme.lower() == "bearer" else "")
+            if not hmac.compare_digest(key.encode(), self.api_key.encode()):
+                raise Refused(401, "an API key is required", headers={"www-authenticate": "Bearer"})
+
+
+class RequestMiddleware:
+    """The outermost layer of the application."""
+
+    def __init__(self, app: ASGIApp, *, limits: ServiceLimits, access: AccessPolicy, metrics: Metrics) -> None:
+        self.app, self.limits, self.access, self.metrics = app, limits, access, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return
+        started = time.monotonic()
+        headers = Headers(scope=scope)
+        request_id = headers.get("x-request-id", "")
+        if not REQUEST_ID.fullmatch(request_id):
+            request_id = secrets.token_hex(8)
+        scope.setdefault("state", {})["request_id"] = request_id
+        body = LimitedBody(receive, headers, self.limits)
+        status = 499  # the client disconnected before there was a response
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                extra = {**HEADERS, "x-request-id": request_id}
+                if not body.complete:  # the rest of the body would be taken for the next request
+                    extra["connection"] = "close"
+                message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in extra.items())]
+            await send(message)
+
+        try:
+            try:
+                self.access.check(scope["method"], scope["path"], headers)
+                body.check_length()
+            except Refused as refused:
+                await body.drain()
+                await refused.response(request_id)(scope, receive, send_with_headers)
+                return
+            await self.app(scope, body.receive, send_with_headers)
+        finally:
+            self.log(scope, status, time.monotonic() - started, body)
+
+    def log(self, scope: MutableMapping[str, Any], status: int, seconds: float, body: LimitedBody) -> None:
+        state = scope["state"]
+        line = {
+            "request_id": state["request_id"],
+            "client": (scope.get("client") or ("",))[0],
+            "method": scope["method"],
+            "path": scope["path"],
+            "status": status,
+            "seconds": round(seconds, 4),
+            "bytes": body.bytes_read,
+        }
+        line |= {key: state[key] for key in ("model", "images") if key in state}
+        self.metrics.log_response(getattr(scope.get("route"), "path", "other"), line)
+
+
+class LimitedBody:
+    """The body of a request, limited in bytes and in seconds."""
+
+    def __init__(self, receive: Receive, headers: Headers, limits: ServiceLimits) -> None:
+        self._receive, self.limits = receive, limits
+        length = headers.get("content-length", "").lstrip("0") or "0"
+        self.length = int(length) if length.isdecimal() and len(length) <= 20 else limits.max_bytes + 1
+        self.expects_continue = "100-continue" in headers.get("expect", "").lower()
+        self.complete = not self.length and "transfer-encoding" not in headers
+        self.bytes_read = 0
+        self.deadline = time.monotonic() + limits.max_seconds
+
+    def check_length(self) -> None:
+        if max(self.length, self.bytes_read) > self.limits.max_bytes:
+            raise Refused(413, f"the body has more than {format_bytes(self.limits.max_bytes)}")
+
+    async def receive(self) -> Message:
+        if self.complete:
+            return await self._receive()
+        try:
+            async with asyncio.timeout(max(0.0, self.deadline - time.monotonic())):
+                message = await self._receive()
+        except TimeoutError:
+            raise Refused(408, f"the body did not arrive within {self.limits.max_seconds:g} s") from None
+        self.bytes_read += len(message.get("body", b""))
+        self.complete = not message.get("more_body", False)
+        self.check_length()
+        return message
+
+    async def drain(self) -> None:
+        """Read and discard the body for a while: a client that cannot finish writing may never read the response."""
+        if self.expects_continue:
+            return
+        try:
+            async with asyncio.timeout(DRAIN_SECONDS):
+                while not self.complete:
+                    message = await self._receive()
+                    self.complete = not message.get("more_body", False)
+        except TimeoutError:
+            pass
+
+
+def host_name(host: str) -> str:
+    """The name in a Host header without its port; empty if the header is invalid."""
+    try:
+        name = urlsplit(f"//{host}").hostname if "@" not in host else None
+    except ValueError:  # an incomplete IPv6 address
+        return ""
+    return (name or "").lower()
+
+
+def origin_host(origin: str) -> str | None:
+    """Host and port of an Origin header; None if the header is invalid."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
