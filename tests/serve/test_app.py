@@ -357,6 +357,7 @@ def test_the_states_tell_of_the_service(client):
     }
     docs = client.get("/docs").text
     assert "POST /predict" in docs
+    assert "<td><code>layer</code></td><td>Layer, from 0; -1 is the last.</td>" in docs
     assert "http" not in docs.replace("http://localhost", "").replace("HTTP", "")
     assert client.get("/openapi.json").json()["paths"]["/predict"]["post"]["requestBody"]["content"].keys() == {
         "multipart/form-data",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import cache
 from importlib.resources import files
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 from fastapi import FastAPI, Request
 from PIL import Image
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
@@ -31,6 +32,7 @@ from vitruvian.model.build import Model
 from vitruvian.report.html import render
 from vitruvian.serve import requests
 from vitruvian.serve.batching import QueueFull, ShuttingDown
+from vitruvian.serve.inspection import Json
 from vitruvian.serve.limits import ServiceLimits
 from vitruvian.serve.middleware import AccessPolicy, Metrics, Refused, RequestMiddleware
 from vitruvian.serve.service import ServedModel, Service, TimedOut
@@ -112,51 +114,40 @@ def add_image_routes(app: FastAPI, service: Service) -> None:
         request.state.model, request.state.images = served.name, len(parsed.images)
         return parsed, served
 
-    def route(
-        path: str, summary: str, options: type[requests.Options], max_images: int, response: Any = None
-    ) -> Callable[..., Any]:
-        return app.post(
+    def add_route(
+        path: str,
+        summary: str,
+        compute: Callable[[ServedModel, list[bytes], O], Awaitable[list[Json]]],
+        options: type[O],
+        response: type[BaseModel] | None,
+        *,
+        single: bool = False,
+    ) -> None:
+        """A route for several images, whose response lists their results, or for a `single` one."""
+        max_images = 1 if single else limits.max_images
+
+        async def endpoint(request: Request) -> Response:
+            parsed, served = await read(request, options, max_images)
+            results = await until_disconnect(request, compute(served, parsed.images, parsed.options))
+            if all("error" in result for result in results):
+                raise Refused(422, results[0]["error"])
+            results = [{"name": name, **result} for name, result in zip(parsed.names, results)]
+            return JSONResponse({"model": served.name, **(results[0] if single else {"results": results})})
+
+        app.post(
             path,
+            name=path[1:],
             summary=summary,
             response_model=response,
             responses=requests.ERRORS,
             openapi_extra={"requestBody": requests.body_schema(options, max_images=max_images)},
-        )
+        )(endpoint)
 
-    many = limits.max_images
-
-    @route("/predict", "Classify images.", requests.PredictOptions, many, requests.PredictResponse)
-    async def predict(request: Request) -> Response:
-        parsed, served = await read(request, requests.PredictOptions, many)
-        results = await until_disconnect(request, service.predict(served, parsed.images, parsed.options))
-        return JSONResponse({"model": served.name, "results": name_results(parsed.names, results)})
-
-    @route("/embed", "Feature vectors of images, before the head.", requests.Options, many, requests.EmbedResponse)
-    async def embed(request: Request) -> Response:
-        parsed, served = await read(request, requests.Options, many)
-        results = await until_disconnect(request, service.embed(served, parsed.images))
-        return JSONResponse({"model": served.name, "results": name_results(parsed.names, results)})
-
-    @route(
-        "/explain", "Maps of an image, as arrays and overlays.", requests.ExplainOptions, 1, requests.ExplainResponse
-    )
-    async def explain(request: Request) -> Response:
-        parsed, served = await read(request, requests.ExplainOptions, 1)
-        result = await until_disconnect(request, service.explain(served, parsed.images[0], parsed.options))
-        return JSONResponse({"model": served.name, "name": parsed.names[0], **result})
-
-    @route("/inspect", "Intermediate results for one image, as the page shows them.", requests.InspectOptions, 1)
-    async def inspect(request: Request) -> Response:
-        parsed, served = await read(request, requests.InspectOptions, 1)
-        result = await until_disconnect(request, service.inspect(served, parsed.images[0], parsed.options))
-        return JSONResponse({"model": served.name, "name": parsed.names[0], **result})
-
-
-def name_results(names: Sequence[str], results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add the name of its image to each result; raises Refused if no image could be read."""
-    if all("error" in result for result in results):
-        raise Refused(422, results[0]["error"])
-    return [{"name": name, **result} for name, result in zip(names, results)]
+    explain, inspect = "Maps of one image, as arrays and overlays.", "Intermediate results for one image, for the page."
+    add_route("/predict", "Classify images.", service.predict, requests.PredictOptions, requests.PredictResponse)
+    add_route("/embed", "Feature vectors of images.", service.embed, requests.Options, requests.EmbedResponse)
+    add_route("/explain", explain, service.explain, requests.ExplainOptions, requests.ExplainResponse, single=True)
+    add_route("/inspect", inspect, service.inspect, requests.InspectOptions, None, single=True)
 
 
 async def until_disconnect(request: Request, result: Awaitable[Any]) -> Any:

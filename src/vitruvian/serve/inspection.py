@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vitruvian.config import Preprocess
 from vitruvian.errors import ConfigError
 from vitruvian.explain.attention import attention_rollout, gradient_attention, inference, require_vit
 from vitruvian.explain.deletion import covered
+from vitruvian.explain.reconstruct import as_image, light
 from vitruvian.model.vit import ViT
 from vitruvian.predict import Classifier, Encoder, probabilities_of
 
@@ -52,7 +52,7 @@ def inspect_image(
     layer = vit.layer(layer)
     result: Json = {"grid": list(vit.config.grid_of((pixels.shape[1], pixels.shape[2])))}
     if "input" in parts:
-        result["input"] = png_base64(denormalize(pixels, vit.preprocess))
+        result["input"] = png_base64(as_image(light(pixels, vit.preprocess)))
     if "layers" in parts:
         assert isinstance(encoder, Classifier)
         result["layers"] = layer_predictions(encoder, vit, batch)
@@ -119,13 +119,6 @@ def layer_predictions(classifier: Classifier, vit: ViT, batch: Tensor) -> Json:
         "probabilities": [[round(value, 6) for value in row] for row in probabilities[:, classes].tolist()],
         "best": [classes.index(index) for index in best],
     }
-
-
-def denormalize(pixels: Tensor, preprocess: Preprocess) -> Image.Image:
-    """The model's input as an image."""
-    mean, std = (torch.tensor(values)[:, None, None] for values in (preprocess.mean, preprocess.std))
-    levels = ((pixels * std + mean) * 255).round().clamp(0, 255).byte().permute(1, 2, 0).numpy()
-    return Image.fromarray(levels[:, :, 0] if levels.shape[2] == 1 else levels)
 
 
 def png_base64(image: Image.Image) -> str:

@@ -30,7 +30,7 @@ def split_commas(value: object) -> object:
 
 
 CommaList = BeforeValidator(split_commas)
-Layer = Annotated[int, Field(ge=-1000, lt=1000, description="Layer, from 0; -1 is the last.")]
+LAYER = Field(ge=-1000, lt=1000, description="Layer, from 0; -1 is the last.")
 Patch = Annotated[int, Field(ge=0, lt=MAX_PATCHES)]
 ErasedPatches = Annotated[
     list[Patch],
@@ -72,7 +72,7 @@ class ExplainOptions(Options):
     maps: Annotated[list[Method], CommaList, Field(min_length=1, max_length=3, description="Maps to compute.")] = list(
         METHODS
     )
-    layer: Layer | None = None
+    layer: Annotated[int | None, LAYER] = None
     head: Annotated[int | None, Field(ge=0, lt=1000, description="Attention head; by default the mean of all.")] = None
     patch: Annotated[
         tuple[int, int] | None,
@@ -84,7 +84,7 @@ class ExplainOptions(Options):
 
 class InspectOptions(Options):
     parts: Annotated[list[Part], CommaList, Field(min_length=1, max_length=len(PARTS), description="Parts to return.")]
-    layer: Layer = -1
+    layer: Annotated[int, LAYER] = -1
     target: Annotated[
         int | None, Field(ge=0, lt=2**31, description="Class index for `gradient`; by default the top prediction.")
     ] = None

@@ -110,7 +110,7 @@ class HeadersTooLarge(Exception):
 def connection_class(limits: ServiceLimits, metrics: Metrics) -> type[HttpToolsProtocol]:
     """uvicorn's connection with limits on the size and time of headers, and JSON for invalid requests.
 
-    uvicorn limits neither with httptools; with h11 it limits the size only, and answers in plain text.
+    uvicorn limits neither with httptools; with h11 it limits the size only, and responds in plain text.
     """
     from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 

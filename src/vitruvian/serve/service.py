@@ -29,7 +29,7 @@ from vitruvian.predict import DECODERS, Classifier, Encoder
 from vitruvian.serve.batching import Batcher, BatchFunction, Reservation
 from vitruvian.serve.inspection import Json, erase_patches, inspect_image, png_base64
 from vitruvian.serve.limits import ServiceLimits
-from vitruvian.serve.requests import ExplainOptions, InspectOptions, PredictOptions
+from vitruvian.serve.requests import ExplainOptions, InspectOptions, Options, PredictOptions
 from vitruvian.text import printable
 from vitruvian.weights.words import text_of
 
@@ -237,32 +237,32 @@ class Service:
 
         return await self._process(served, served.embed, images, zero_shot_predictions, options.erased)
 
-    async def embed(self, served: ServedModel, images: Sequence[bytes]) -> list[Json]:
+    async def embed(self, served: ServedModel, images: Sequence[bytes], options: Options) -> list[Json]:
         """The feature vector or the error of each image."""
         return await self._process(served, served.embed, images, lambda vector: {"vector": vector.tolist()})
 
-    async def inspect(self, served: ServedModel, image: bytes, options: InspectOptions) -> Json:
+    async def inspect(self, served: ServedModel, images: Sequence[bytes], options: InspectOptions) -> list[Json]:
         """Intermediate results for one image."""
         with served.batcher.reserve(1) as reservation:
-            (pixels,) = await self._decode_all([partial(self._pixels, served, image, options.erased)])
+            (pixels,) = await self._decode_all([partial(self._pixels, served, images[0], options.erased)])
             if isinstance(pixels, VitruvianError):
                 raise pixels
             parts, layer, target = options.parts, options.layer, options.target
             compute = partial(inspect_image, served.encoder, pixels, parts, layer=layer, target=target)
             if parts == ["input"]:  # does not need the model
-                return compute()
-            return await self._call(reservation, served, compute)
+                return [compute()]
+            return [await self._call(reservation, served, compute)]
 
-    async def explain(self, served: ServedModel, image: bytes, options: ExplainOptions) -> Json:
+    async def explain(self, served: ServedModel, images: Sequence[bytes], options: ExplainOptions) -> list[Json]:
         """Maps of one image with their overlays."""
         layer, head, patch, target = options.layer, options.head, options.patch, options.target
         settings = MapSettings(methods=tuple(options.maps), layer=layer, head=head, patch=patch, target=target)
         with served.batcher.reserve(1) as reservation:
-            load = partial(decode_upload, image, served.model, self.limits.max_pixels, preview=True)
+            load = partial(decode_upload, images[0], served.model, self.limits.max_pixels, preview=True)
             (upload,) = await self._decode_all([load])
             if isinstance(upload, VitruvianError):
                 raise upload
-            return await self._call(reservation, served, partial(explain_upload, served.model, upload, settings))
+            return [await self._call(reservation, served, partial(explain_upload, served.model, upload, settings))]
 
     async def _call(self, reservation: Reservation, served: ServedModel, function: Callable[[], R]) -> R:
         """Run a function when the model is free."""

@@ -36,9 +36,9 @@ class Outcome:
 
     train: Source
     measures: Measured | None = None
-    """Of the final model, with the mistakes or examples to show."""
+    """Metrics of the final model, with the mistakes or examples to show."""
     held_out: Source | None = None
-    """The images that were measured; without it, mistakes have no images."""
+    """The validation images, to show mistakes."""
     stopped: str = ""
     """Why the run ended before its last step; empty if it did not."""
 
