@@ -33,17 +33,17 @@ from vitruvian.training.recipes import read_recipe
 
 def prepared(model: Model, images: Images) -> Model:
     """The model with the energy, the temperature and the threshold of the package."""
-    model.preprocess = model.preprocess.changed({"fit": "crop"})
-    model.origin = "trained on CIFAR-10; see card.md"
+    model.meta = model.meta.replace(preprocess=model.meta.preprocess.changed({"fit": "crop"}))
+    model.meta = model.meta.replace(origin="trained on CIFAR-10; see card.md")
     classifier = Classifier(model)
     shift(classifier, images.train)
     held_out = images.validation
     answers = answers_of(
         classifier, held_out, space_for(held_out.classes, model, ids=None, mappings=None), batch_size=100
     )
-    model.temperature = fitted_temperature(answers, np.arange(len(answers))) or 1.0
+    model.meta = model.meta.replace(temperature=fitted_temperature(answers, np.arange(len(answers))) or 1.0)
     energy = np.logaddexp.reduce(np.asarray(answers.logits, np.float64), axis=1)
-    model.threshold_on, model.threshold = "energy", round(float(np.quantile(energy, 1 - ANSWERED)), 3)
+    model.meta = model.meta.replace(threshold_on="energy", threshold=round(float(np.quantile(energy, 1 - ANSWERED)), 3))
     return model
 
 
@@ -82,7 +82,7 @@ It answers where no model is named and none can be downloaded.
 - Accuracy: {found.measures.top1:.2f}% of the 10,000 test images (95% interval {low:.2f} to {high:.2f}), measured once;
   {flipped:.2f}% if each image and its mirror image are answered together (`--flip`).
 - Calibration error on the test images: {found.calibration.now.error:.2f}%.
-- Threshold: an image is "none of these" if its energy, log(sum(exp(logits))), is less than {model.threshold:g};
+- Threshold: an image is "none of these" if its energy, log(sum(exp(logits))), is less than {model.meta.threshold:g};
   {ANSWERED:.0%} of the held-out images have more. The head was fitted to it: logistic regression between 8,000 training
   images and 2,250 generated images of no class ({", ".join(KINDS)}) gives a
   linear term, the same in all logits, which changes the energy and no probability (`benchmarks/bundled.py`).

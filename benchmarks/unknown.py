@@ -181,7 +181,9 @@ def main() -> None:
     given = parser.parse_args()
     images = images_for(given.data, read_recipe(given.recipe))
     model = vt.load(given.model)
-    model.preprocess = model.preprocess.changed({"fit": "squash" if given.squash else "crop"})
+    model.meta = model.meta.replace(
+        preprocess=model.meta.preprocess.changed({"fit": "squash" if given.squash else "crop"})
+    )
     classifier = Classifier(model)
     if given.shift:
         shift(classifier, images.train)

@@ -77,15 +77,15 @@ def test_every_shape_ends_at_the_size_of_the_processor(most):
 
 def test_images_and_features_are_those_of_transformers(theirs, wanted, photos):
     model = vt.load(theirs[0])
-    assert model.preprocess == Preprocess(image_size=32, fit="naflex", patch_size=8, max_num_patches=20)
+    assert model.meta.preprocess == Preprocess(image_size=32, fit="naflex", patch_size=8, max_num_patches=20)
     inputs, features = wanted
     for photo, patches, grid in zip(photos, inputs["pixel_values"], inputs["spatial_shapes"].tolist()):
-        pixels = preprocess_image(photo, model.preprocess)
+        pixels = preprocess_image(photo, model.meta.preprocess)
         assert list(pixels.shape) == [3, grid[0] * 8, grid[1] * 8]
         cut = pixels.view(3, grid[0], 8, grid[1], 8).permute(1, 3, 2, 4, 0).reshape(grid[0] * grid[1], -1)
         assert torch.equal(cut, patches[: len(cut)])
     with torch.no_grad():
-        alone = torch.cat([model(preprocess_image(photo, model.preprocess)[None]) for photo in photos])
+        alone = torch.cat([model(preprocess_image(photo, model.meta.preprocess)[None]) for photo in photos])
     assert near(alone, features)
     assert near(vt.embed_images(model, photos, batch_size=4), torch.nn.functional.normalize(features, dim=-1))
 
@@ -117,8 +117,8 @@ def test_layers_of_images_of_several_sizes_are_asked_for_one_at_a_time(theirs, p
 
 def test_a_size_for_all_images_is_a_squash_to_it(theirs):
     model = vt.load(theirs[0], image_size=(32, 48))
-    assert model.preprocess == Preprocess(image_size=(32, 48))
-    assert vt.load(theirs[0], patch_size=16).preprocess.fit == "squash"
+    assert model.meta.preprocess == Preprocess(image_size=(32, 48))
+    assert vt.load(theirs[0], patch_size=16).meta.preprocess.fit == "squash"
 
 
 def test_what_needs_one_size_says_so(theirs, photos, tmp_path):
@@ -150,9 +150,9 @@ def test_it_is_written_for_transformers_with_its_processor(theirs, tmp_path):
     assert (written["image_processor_type"], written["patch_size"], written["max_num_patches"]) == (
         "Siglip2ImageProcessor", 8, 20,
     )  # fmt: skip
-    assert vt.load(tmp_path / "ours", family="huggingface").preprocess == model.preprocess
+    assert vt.load(tmp_path / "ours", family="huggingface").meta.preprocess == model.meta.preprocess
     vt.save(model, tmp_path / "native")
-    assert vt.load(tmp_path / "native").preprocess == model.preprocess
+    assert vt.load(tmp_path / "native").meta.preprocess == model.meta.preprocess
 
 
 def test_a_processor_with_other_patches_than_the_model_is_refused(theirs, tmp_path):
@@ -169,7 +169,7 @@ def test_the_processor_of_images_and_text_is_read(theirs, tmp_path):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     own = json.loads((tmp_path / "preprocessor_config.json").read_text()) | {"max_num_patches": 12}
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": own, "processor_class": "X"}))
-    assert vt.load(tmp_path).preprocess.max_num_patches == 12
+    assert vt.load(tmp_path).meta.preprocess.max_num_patches == 12
 
 
 @pytest.mark.parametrize("command", ["predict", "explain", "figures", "probe", "train", "evaluate"])
@@ -196,4 +196,4 @@ def test_commands_follow_it_or_say_what_they_do(command, theirs, photos, tmp_pat
     assert result.exit_code == 0, result.output
     if command == "train":
         assert "keeps each image's shape (NaFlex); here all images are squashed to" in result.stderr
-        assert vt.load(tmp_path / "run").preprocess.fit == "squash"
+        assert vt.load(tmp_path / "run").meta.preprocess.fit == "squash"

@@ -42,7 +42,7 @@ def test_answers_are_the_largest_probabilities_of_the_model():
     model, (image,) = tiny_model(), make_images(1)
     (answers,) = Classifier(model).predict([image], top=3)
     with torch.no_grad():
-        probabilities = model(apply_preprocess(decode(image), model.preprocess)[None]).softmax(dim=-1)[0]
+        probabilities = model(apply_preprocess(decode(image), model.meta.preprocess)[None]).softmax(dim=-1)[0]
     assert [answer.index for answer in answers] == probabilities.argsort(descending=True)[:3].tolist()
     expected = sorted(probabilities.tolist(), reverse=True)[:3]
     assert [answer.probability for answer in answers] == pytest.approx(expected, abs=1e-6)  # order of sums
@@ -52,8 +52,8 @@ def test_answers_are_the_largest_probabilities_of_the_model():
 def test_labels_are_the_models_own_or_numbers():
     model = tiny_model()
     assert Classifier(model).labels == ("0", "1", "2", "3", "4")
-    model.labels = ("a", "b", "c", "d", "e")
-    assert Classifier(model).labels == model.labels
+    model.meta = model.meta.replace(labels=("a", "b", "c", "d", "e"))
+    assert Classifier(model).labels == model.meta.labels
     assert Classifier(tiny_model(num_classes=1000)).labels[999] == "999"  # nobody said that these are ImageNet's
 
 
@@ -135,7 +135,7 @@ def test_cores_that_take_whole_images_get_the_next_batch_meanwhile(two_threads):
 @pytest.mark.parametrize("changed", [{"engine": "onnxruntime"}, {"cascade": CascadeConfig(threshold=0.5, tome_r=(1,))}])
 def test_batches_do_not_overlap_where_all_cores_share_one(two_threads, changed):
     model = tiny_model().eval()
-    model.cascade = changed.get("cascade")
+    model.meta = model.meta.replace(cascade=changed.get("cascade"))
     classifier, threads = Classifier(model), set()
     classifier.engine = changed.get("engine", "torch")
     assert list(classifier.overlapped(lambda _: threads.add(threading.get_ident()), range(4))) == [None] * 4
@@ -167,7 +167,7 @@ def test_a_gray_model_sees_gray_images():
     model = tiny_model(in_channels=1)
     with pytest.raises(ConfigError, match="the model takes 1 channels, its preprocessing gives 3"):
         Classifier(model)
-    model.preprocess = Preprocess(image_size=(16, 16), mean=(0.5,), std=(0.5,))
+    model.meta = model.meta.replace(preprocess=Preprocess(image_size=(16, 16), mean=(0.5,), std=(0.5,)))
     assert len(Classifier(model).predict(make_images(3))) == 3
 
 
@@ -178,7 +178,7 @@ def test_a_model_without_head_is_refused():
 
 def test_labels_that_do_not_fit_are_refused():
     model = tiny_model()
-    model.labels = ("cat", "dog")
+    model.meta = model.meta.replace(labels=("cat", "dog"))
     with pytest.raises(ConfigError, match="the model has 5 classes but 2 labels"):
         Classifier(model)
 

@@ -35,7 +35,7 @@ def tiny(tmp_path, monkeypatch):
             return real_load(source, **options)
         config = ViTConfig(image_size=32, patch_size=16, depth=2, width=16, mlp_dim=32, num_heads=2, **options)
         model = build(config, seed=0)
-        model.preprocess = Preprocess(image_size=32)
+        model.meta = model.meta.replace(preprocess=Preprocess(image_size=32))
         return model
 
     monkeypatch.setattr(vitruvian, "load", load, raising=False)

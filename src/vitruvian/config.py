@@ -30,10 +30,10 @@ ThresholdOn = Literal["probability", "energy"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "area", "lanczos"]
 
 
-Classes = Annotated[int, Range(0, 1_000_000)]
-Channels = Annotated[int, Range(1, 4096)]
+NumClasses = Annotated[int, Range(0, 1_000_000)]
+InChannels = Annotated[int, Range(1, 4096)]
 Width = Annotated[int, Range(1, 65_536)]
-Heads = Annotated[int, Range(1, 4096)]
+NumHeads = Annotated[int, Range(1, 4096)]
 Chance = Annotated[float, Range(0.0, 0.99)]
 MergedTokens = Annotated[int, Range(0, 65_536)]
 """Limits far past every published model, and within what a machine can hold."""
@@ -176,13 +176,13 @@ class ViTConfig(Settings):
     trim: bool = False
     """Pixels past the last whole patch are left out, as a convolution does (SigLIP's So400m/14 at 384); else such a
     size is an error."""
-    in_channels: Channels = 3
-    num_classes: Classes = 1000
+    in_channels: InChannels = 3
+    num_classes: NumClasses = 1000
     """Outputs of the head; 0 leaves the head out, and the model gives features."""
     depth: Annotated[int, Range(1, 1024)] = 12
     width: Width = 768
     mlp_dim: Annotated[int, Range(1, 262_144)] = 3072
-    num_heads: Heads = 12
+    num_heads: NumHeads = 12
     attn_dim: Annotated[int, Range(0, 65_536)] = 0
     """Of all heads together; 0 for `width`. Two attentions side by side are one of twice the heads and width."""
     pool: Pool = "token"
@@ -361,8 +361,8 @@ class ResNetConfig(Settings):
     """Shape of one BiT ResNet: pre-activation, GroupNorm, standardized convolutions."""
 
     image_size: Size = (224, 224)
-    in_channels: Channels = 3
-    num_classes: Classes = 1000
+    in_channels: InChannels = 3
+    num_classes: NumClasses = 1000
     stages: tuple[Annotated[int, Range(1, 1024)], ...] = (3, 4, 6, 3)
     width: Annotated[int, Range(32, 4096)] = 64
     """Channels after the root: 64 times the width factor."""
@@ -467,3 +467,54 @@ class Preprocess(Settings):
             return self.replace(image_size=size)
         scaled = tuple(max(new, new * old // was) for new, old, was in zip(size, self.scaled_size, self.image_size))
         return self.replace(image_size=size, scaled_size=scaled)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphConfig(Settings):
+    """Input and output shape of an exported graph whose architecture is unknown."""
+
+    image_size: Size = (224, 224)
+    in_channels: InChannels = 3
+    num_classes: NumClasses = 1000
+
+
+THRESHOLD_RANGES = {"probability": Range(0.0, 1.0), "energy": Range(-1e6, 1e6)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelMeta(Settings):
+    """Everything that a model has beside its architecture and its parameters.
+
+    It is saved, loaded, replaced and reset as a whole: `model.meta = model.meta.replace(labels=("cat", "dog"))`.
+    """
+
+    preprocess: Preprocess = Preprocess()
+    """How an image becomes the model's input."""
+    labels: tuple[str, ...] | None = None
+    """Class names, in the order of the outputs."""
+    origin: str = ""
+    """Where the weights come from, and what was assumed when they were read."""
+    known_as: str = ""
+    """The model's name in its own family, such as `timm:vit_base_patch16_224`; `save` writes that name again."""
+    temperature: Annotated[float, Range(1e-9, 1e9)] = 1.0
+    """Divides the logits before they become probabilities; `vit evaluate --calibrated` fits it."""
+    score_function: ScoreFunction = "softmax"
+    threshold: float = 0.0
+    """Images with a lower score are rejected: they show none of the classes."""
+    threshold_on: ThresholdOn = "probability"
+    cascade: CascadeConfig | None = None
+    """A cheaper first pass. `Classifier` runs it; calling the model does not."""
+    source: str = ""
+    """The file or directory that the weights were loaded from. It is not saved."""
+
+    def check(self) -> None:
+        THRESHOLD_RANGES[self.threshold_on].check("threshold", self.threshold)
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: value for name, value in Settings.to_json(self).items() if name != "source"}
+
+    def for_new_head(self, labels: tuple[str, ...] | None = None) -> ModelMeta:
+        """The metadata of the same model with a new, untrained head: everything fitted to the old head is reset."""
+        return ModelMeta(
+            preprocess=self.preprocess, labels=labels, origin=self.origin, known_as=self.known_as, source=self.source
+        )

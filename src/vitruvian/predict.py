@@ -81,7 +81,7 @@ class Encoder:
     """A model with its preprocessing, ready to turn images into vectors; it needs no head."""
 
     view: Preprocess | Transform | None = None
-    """What the model sees of an image, where that is not `model.preprocess`."""
+    """What the model sees of an image, where that is not `model.meta.preprocess`."""
 
     def __init__(
         self,
@@ -117,13 +117,13 @@ class Encoder:
             raise ConfigError("num_heads and image_size are for loading weights; this model is already made")
         if tome_r is not None:
             model = with_merging(model, tome_r)
-        if len(model.preprocess.mean) != model.config.in_channels:
+        if len(model.meta.preprocess.mean) != model.config.in_channels:
             raise ConfigError(
                 f"the model takes {model.config.in_channels} channels, "
-                f"its preprocessing gives {len(model.preprocess.mean)}: set model.preprocess"
+                f"its preprocessing gives {len(model.meta.preprocess.mean)}: set model.preprocess"
             )
         if self.engine != "torch":
-            model.preprocess.one_size(argument("engine", engine))
+            model.meta.preprocess.one_size(argument("engine", engine))
         try:
             if torch.device(device).type == "meta":
                 raise RuntimeError("it computes nothing")
@@ -144,7 +144,7 @@ class Encoder:
     @property
     def seen_as(self) -> Preprocess | Transform:
         """The view in use."""
-        return self.model.preprocess if self.view is None else self.view
+        return self.model.meta.preprocess if self.view is None else self.view
 
     def views(self, images: Iterable[ImageInput], *, ahead: int) -> Iterator[tuple[str, Tensor | ImageError]]:
         """Each image's path with its view, or with the error, in order; `ahead` of them are under way."""
@@ -183,7 +183,7 @@ class Encoder:
 
     def _whole_images(self) -> bool:
         """Whether each core takes whole images of a batch, and calls may overlap."""
-        plain = isinstance(self.model, Model) and not self.model.training and self.model.cascade is None
+        plain = isinstance(self.model, Model) and not self.model.training and self.model.meta.cascade is None
         return plain and self.engine == "torch" and torch.device(self.device).type == "cpu"
 
     def features(self, pixels: Tensor) -> Tensor:
@@ -290,11 +290,11 @@ class Classifier(Encoder):
         run = self._engine()
         if isinstance(run, Engine):
             run.prepare(pixels)
-            if self.model.cascade is not None:
-                self._first_pass().prepare(reduced(pixels, self.model.cascade))
+            if self.model.meta.cascade is not None:
+                self._first_pass().prepare(reduced(pixels, self.model.meta.cascade))
 
     def _logits(self, pixels: Tensor) -> Tensor:
-        cascade = self.model.cascade
+        cascade = self.model.meta.cascade
         if cascade is None:
             return self.compute(self._engine(), pixels)
         logits = self._first_pass().logits(reduced(pixels, cascade)).clone()
@@ -306,14 +306,14 @@ class Classifier(Encoder):
     def _first_pass(self) -> Classifier:
         """The cheaper model of the cascade, with the same weights."""
         if self._first is None:
-            assert self.model.cascade is not None
+            assert self.model.meta.cascade is not None
             whole: nn.Module = self.model
-            first = whole.first_pass() if isinstance(whole, Graph) else first_of(self.model, self.model.cascade)
+            first = whole.first_pass() if isinstance(whole, Graph) else first_of(self.model, self.model.meta.cascade)
             self._first = Classifier(cast(Model, first), device=self.device, engine=self.engine)
         return self._first
 
     def _whole_images(self) -> bool:
-        if self._run is None or self.model.cascade is not None:
+        if self._run is None or self.model.meta.cascade is not None:
             return super()._whole_images()
         return self._run.whole_images
 
@@ -326,11 +326,11 @@ class Classifier(Encoder):
 
     def rejects(self, logits: Tensor) -> list[bool]:
         """Whether images with these logits (B, K) show none of the model's classes."""
-        if self.model.threshold_on == "energy":  # how much there is of any class, which probabilities have lost
+        if self.model.meta.threshold_on == "energy":  # how much there is of any class, which probabilities have lost
             score = logits.logsumexp(dim=-1)
         else:
             score = probabilities_of(self.model, logits).amax(dim=-1)
-        return (score < self.model.threshold).tolist()
+        return (score < self.model.meta.threshold).tolist()
 
     def rank(self, logits: Tensor, top: int) -> list[tuple[Prediction, ...]]:
         """The `top` predictions for each row, ties in the order of classes; empty if a logit is not finite."""
@@ -344,8 +344,8 @@ class Classifier(Encoder):
 
 def probabilities_of(model: Model, logits: Tensor) -> Tensor:
     """Logits (..., K) as probabilities: of one label among all, or with `sigmoid` of each label by itself."""
-    scaled = logits / model.temperature
-    return scaled.sigmoid() if model.score_function == "sigmoid" else scaled.softmax(dim=-1)
+    scaled = logits / model.meta.temperature
+    return scaled.sigmoid() if model.meta.score_function == "sigmoid" else scaled.softmax(dim=-1)
 
 
 def first_of(model: Model, cascade: CascadeConfig) -> Model:
@@ -368,11 +368,11 @@ def labels_of(model: Model) -> tuple[str, ...]:
             "this model has no head, so it gives features but no answers; load it with num_classes=N and train a head, "
             f"or give {argument('labels')} (words) to a CLIP or SigLIP"
         )
-    if model.labels is None:
+    if model.meta.labels is None:
         return tuple(map(str, range(classes)))
-    if len(model.labels) != classes:
-        raise ConfigError(f"the model has {classes} classes but {len(model.labels)} labels")
-    return model.labels
+    if len(model.meta.labels) != classes:
+        raise ConfigError(f"the model has {classes} classes but {len(model.meta.labels)} labels")
+    return model.meta.labels
 
 
 def embed_images(
@@ -401,7 +401,7 @@ def features(
     (B, D, rows, columns); else all tokens (B, N, D). Of a ResNet, layers are stages. No final norm is applied.
     """
     if not isinstance(images, Tensor):
-        views = [preprocess_image(image, model.preprocess) for image in images]
+        views = [preprocess_image(image, model.meta.preprocess) for image in images]
         if len({view.shape for view in views}) > 1:
             raise ConfigError("these images differ in size (NaFlex): ask for the features of one at a time")
         images = torch.stack(views)

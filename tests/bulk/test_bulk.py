@@ -189,11 +189,9 @@ def test_a_classifier_gives_vectors_too_and_an_encoder_no_answers(images, model,
 
 def test_a_threshold_that_is_not_applied_is_said(images, model, tmp_path, capsys):
     other = copy.deepcopy(model)
-    other.threshold = 0.9
+    other.meta = other.meta.replace(threshold=0.9)
     predict(images, other, tmp_path, piece=50)
-    assert (
-        "none of its classes below a threshold of 0.9 on the probability; the answers that" in capsys.readouterr().err
-    )
+    assert "none of its classes below a threshold of 0.9 on the probability; written answers" in capsys.readouterr().err
 
 
 def test_images_without_classes_have_no_labels(images, model, tmp_path):

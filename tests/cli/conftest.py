@@ -45,7 +45,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = ViTConfig(image_size=(16, 16), patch_size=8, depth=1, width=16, mlp_dim=32, num_heads=2, num_classes=3)
     model = build(config, seed=0)
     torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
-    model.labels = ("dark", "gray", "light")
+    model.meta = model.meta.replace(labels=("dark", "gray", "light"))
     path = tmp_path_factory.mktemp("weights") / "tiny"
     save(model, path)
     return path

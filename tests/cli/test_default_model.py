@@ -34,7 +34,7 @@ def box(tmp_path, monkeypatch):
         "pos_embed": "none",
     }
     model = build(ViTConfig(**shape, num_classes=2, cls_token=False, pool="mean", final_norm=False))
-    model.labels, model.threshold = ("red", "blue"), 0.9
+    model.meta = model.meta.replace(labels=("red", "blue"), threshold=0.9)
     with torch.no_grad():
         for red, weight in zip((1.0, -1.0), model.head.weight):
             weight.copy_(torch.linspace(-red, red, 8))
@@ -113,7 +113,7 @@ def test_training_starts_from_the_model_in_the_package_where_none_can_be_downloa
     assert "no weights are named and none could be downloaded: starting from the small model in the package" in err
     assert "which sees 8 x 8 pixels" in err
     assert json.loads((tmp_path / "run" / "run.json").read_text())["recipe"]["weights"] == str(tmp_path / "box")
-    assert vt.load(tmp_path / "run").labels == ("dark", "light")
+    assert vt.load(tmp_path / "run").meta.labels == ("dark", "light")
 
 
 def test_training_starts_from_the_published_default_where_it_can_be_downloaded(box, tmp_path, monkeypatch, capsys):
@@ -136,8 +136,8 @@ def test_training_without_any_weights_names_the_option(vit, tmp_path, monkeypatc
 
 
 def test_a_threshold_is_kept_with_its_head_and_lost_with_a_new_one(box, tmp_path):
-    assert vt.load(tmp_path / "box").threshold == 0.9
-    assert vt.load(tmp_path / "box", num_classes=3).threshold == 0.0
+    assert vt.load(tmp_path / "box").meta.threshold == 0.9
+    assert vt.load(tmp_path / "box", num_classes=3).meta.threshold == 0.0
     text = (tmp_path / "box" / "config.json").read_text().replace('"threshold": 0.9', '"threshold": 9')
     (tmp_path / "box" / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"threshold=9.0 is not between 0.0 and 1.0"):
@@ -145,12 +145,12 @@ def test_a_threshold_is_kept_with_its_head_and_lost_with_a_new_one(box, tmp_path
 
 
 def test_energy_tells_apart_what_probabilities_have_lost(box, tmp_path):
-    box.threshold_on, box.threshold = "energy", 4.0
+    box.meta = box.meta.replace(threshold_on="energy", threshold=4.0)
     vt.save(box, tmp_path / "energy")
     again = vt.Classifier(tmp_path / "energy")
     little, much = torch.tensor([0.0, 3.0]), torch.tensor([2.0, 5.0])  # with the same probabilities
     assert again.rejects(torch.stack([little, much])) == [True, False]
-    assert vt.load(tmp_path / "energy", num_classes=3).threshold_on == "probability"
+    assert vt.load(tmp_path / "energy", num_classes=3).meta.threshold_on == "probability"
     path = tmp_path / "energy" / "config.json"
     path.write_text(path.read_text().replace('"energy"', '"logits"'))
     with pytest.raises(CheckpointError, match="threshold_on='logits' is not one of probability, energy"):
@@ -162,8 +162,8 @@ def test_the_model_in_the_package_is_small_and_has_a_card():
     assert sum(path.stat().st_size for path in hub.BUNDLED.iterdir()) <= 8_000_000
     assert "vit train" in (hub.BUNDLED / "card.md").read_text()
     model = vt.load(hub.BUNDLED)
-    assert len(model.labels) == 10
-    assert model.threshold_on == "energy"
+    assert len(model.meta.labels) == 10
+    assert model.meta.threshold_on == "energy"
     assert parameters(model.config) == 3_624_874
 
 

@@ -18,7 +18,7 @@ def native(tmp_path_factory):
     config = vt.ViTConfig(image_size=16, patch_size=8, depth=1, width=16, mlp_dim=16, num_heads=2, num_classes=3)
     model = vt.build(config)
     torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
-    model.labels = ("cat", "dog", "owl")
+    model.meta = model.meta.replace(labels=("cat", "dog", "owl"))
     folder = tmp_path_factory.mktemp("graphs")
     vt.save(model, folder / "native")
     Image.linear_gradient("L").convert("RGB").save(folder / "a.jpg")

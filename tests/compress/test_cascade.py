@@ -21,7 +21,7 @@ def model():
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.4)
-    model.preprocess = vt.Preprocess(image_size=32)
+    model.meta = model.meta.replace(preprocess=vt.Preprocess(image_size=32))
     return model
 
 
@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
 
 def with_cascade(model, **settings):
     changed = vt.with_merging(model)
-    changed.cascade = CascadeConfig(**settings)
+    changed.meta = changed.meta.replace(cascade=CascadeConfig(**settings))
     return changed
 
 
@@ -60,8 +60,8 @@ def test_other_merging_leaves_a_cascade_out(model):
     """Its threshold was fitted to other answers, and tome_r=0 promises the whole model."""
     cascade = with_cascade(model, threshold=0.0, tome_r=3)
     assert torch.equal(vt.Classifier(cascade, tome_r=0).logits(PIXELS), vt.Classifier(model).logits(PIXELS))
-    assert vt.with_merging(cascade, 3).cascade is None
-    assert cascade.cascade is not None
+    assert vt.with_merging(cascade, 3).meta.cascade is None
+    assert cascade.meta.cascade is not None
 
 
 def test_each_image_has_the_answer_of_the_pass_that_its_certainty_asks_for(model):
@@ -82,11 +82,11 @@ def test_a_cascade_is_saved_and_loaded_as_one_folder(model, tmp_path):
     cascade = with_cascade(model, threshold=0.4, image_size=(16, 16), tome_r=(2, 1))
     vt.save(cascade, tmp_path / "cascade")
     again = vt.load(tmp_path / "cascade")
-    assert again.cascade == cascade.cascade
+    assert again.meta.cascade == cascade.meta.cascade
     answers = [vt.Classifier(each).logits(PIXELS) for each in (again, cascade)]
     torch.testing.assert_close(*answers, atol=1e-5, rtol=1e-5)  # where an array lies in memory changes its last bit
-    assert vt.load(tmp_path / "cascade", image_size=64).cascade is None  # fitted to other answers
-    assert vt.load(tmp_path / "cascade", num_classes=3).cascade is None
+    assert vt.load(tmp_path / "cascade", image_size=64).meta.cascade is None  # fitted to other answers
+    assert vt.load(tmp_path / "cascade", num_classes=3).meta.cascade is None
 
 
 def test_a_fitted_cascade_keeps_within_the_expected_loss_on_its_images(model, folder):
@@ -109,7 +109,7 @@ def test_fitted_thresholds_merge_as_many_tokens_as_asked_on_average(model, folde
     fitted = fit_merging(model, folder, (10, 6))
     thresholds = fitted.config.tome_thresholds
     assert len(thresholds) == 2
-    images = [vt.preprocess_image(path, model.preprocess) for path in sorted(folder.glob("*/*.png"))]
+    images = [vt.preprocess_image(path, model.meta.preprocess) for path in sorted(folder.glob("*/*.png"))]
     left = []
 
     def count(block, given, tokens):
@@ -160,5 +160,5 @@ def test_the_commands_write_models_that_predict_uses(model, folder, tmp_path, ca
             app, [command, str(tmp_path / "whole"), str(tmp_path / "whole"), "--calibrate", str(folder), *options]
         )
         assert "is the source itself, choose another destination" in str(own.exception)
-    assert vt.load(tmp_path / "cascade").cascade.tome_r == 12
+    assert vt.load(tmp_path / "cascade").meta.cascade.tome_r == 12
     assert len(vt.load(tmp_path / "tome").config.tome_thresholds) == 2

@@ -38,9 +38,9 @@ def tiny_model(**changes):
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
             if "norm" in name and parameter.dim() == 1:
                 parameter[::4] *= 30
-    model.labels = LABELS
-    model.preprocess = vt.Preprocess(image_size=16, mean=(0.4, 0.5, 0.6))
-    model.temperature = 1.5
+    model.meta = model.meta.replace(labels=LABELS)
+    model.meta = model.meta.replace(preprocess=vt.Preprocess(image_size=16, mean=(0.4, 0.5, 0.6)))
+    model.meta = model.meta.replace(temperature=1.5)
     return model
 
 
@@ -227,17 +227,19 @@ def test_layers_that_read_the_same_with_other_ranges_are_rounded_apart(tmp_path)
 def quantized(images, tmp_path_factory):
     path = tmp_path_factory.mktemp("int8") / "model.onnx"
     model = tiny_model()
-    model.cascade = CascadeConfig(threshold=0.0, image_size=8)  # the whole model is what becomes int8
+    model.meta = model.meta.replace(
+        cascade=CascadeConfig(threshold=0.0, image_size=8)
+    )  # the whole model is what becomes int8
     report = vt.quantize(model, path, calibrate=images, evaluate=images, max_loss=10, timer=faster)
-    model.cascade = None
+    model.meta = model.meta.replace(cascade=None)
     return model, path, report
 
 
 def test_a_quantized_model_answers_like_its_model_and_carries_what_it_needs(quantized, images):
     model, path, report = quantized
     graph = open_graph(path)
-    assert (graph.labels, graph.temperature) == (LABELS, 1.5)
-    assert graph.preprocess == model.preprocess
+    assert (graph.meta.labels, graph.meta.temperature) == (LABELS, 1.5)
+    assert graph.meta.preprocess == model.meta.preprocess
     files = sorted(images.iterdir())
     answers = [vt.Classifier(each).predict(files, top=1) for each in (model, path)]
     same = np.mean([old[0].label == new[0].label for old, new in zip(*answers)])
@@ -346,7 +348,7 @@ def test_too_few_images_measure_no_loss(images, tmp_path):
 def test_a_loss_is_the_probability_that_changed_answers_give_up():
     probabilities = torch.tensor([[0.6, 0.3, 0.1]] * 3 + [[0.2, 0.7, 0.1]])
     model = tiny_model()
-    model.temperature = 1.0
+    model.meta = model.meta.replace(temperature=1.0)
     after = torch.tensor([[1.0, 0, 0], [0, 1.0, 0], [1.0, 0, 0], [0, 1.0, 0]])
     sample = Sample(name="", pixels=np.zeros((4, 1, 1, 1), np.float32), labels=np.full(4, -1), space=None)
     found = loss_of(model, probabilities.log(), after, sample)

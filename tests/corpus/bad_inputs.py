@@ -78,10 +78,10 @@ def make_good(good: Path) -> None:
     config = ViTConfig(image_size=(16, 16), patch_size=8, depth=1, width=16, mlp_dim=32, num_heads=2, num_classes=2)
     model = build(config, seed=0)
     torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
-    model.labels = ("dark", "light")
+    model.meta = model.meta.replace(labels=("dark", "light"))
     save(model, good / "model")
     photo().save(good / "photo.png")
-    for label in model.labels:
+    for label in model.meta.labels:
         (good / "data" / label).mkdir(parents=True)
         for number in range(6):
             photo(number).save(good / "data" / label / f"{number}.png")

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 import vitruvian
-from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, ModelMeta, Preprocess
 from vitruvian.data import preprocess
 from vitruvian.data.preprocess import apply_preprocess, cover_size, preprocess_image
 from vitruvian.data.transform import EvalTransform, as_transform
@@ -213,7 +213,7 @@ def test_a_gray_array_is_an_image_and_other_arrays_are_refused():
 
 def test_the_transform_of_a_model_is_that_of_its_settings_and_reaches_the_workers_of_a_loader():
     settings = Preprocess(image_size=8)
-    transform = vitruvian.transform(SimpleNamespace(preprocess=settings))
+    transform = vitruvian.transform(SimpleNamespace(meta=ModelMeta(preprocess=settings)))
     assert pickle.loads(pickle.dumps(transform)) == vitruvian.transform(settings) == as_transform(transform)
     batch = next(iter(torch.utils.data.DataLoader(Images(transform), batch_size=3, num_workers=1)))
     assert torch.equal(batch[2], preprocess_image(noise(11, 13), settings))

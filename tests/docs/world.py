@@ -30,8 +30,8 @@ SHAPE = {"image_size": 32, "patch_size": 16, "depth": 2, "width": 32, "mlp_dim":
 
 def tiny(labels: tuple[str, ...] = (), classes: int = 0, **settings: object) -> vt.ViT:
     model = vt.build(ViTConfig(**{**SHAPE, **settings}, num_classes=len(labels) or classes), seed=0)
-    model.labels = labels or None
-    model.preprocess = Preprocess(image_size=model.config.image_size)
+    model.meta = model.meta.replace(labels=labels or None)
+    model.meta = model.meta.replace(preprocess=Preprocess(image_size=model.config.image_size))
     if model.head is not None:
         torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
     return model
@@ -133,7 +133,7 @@ def names(root: Path, page: str) -> dict[str, object]:
     one = page == "explain.md"  # it names a class for one image
     model = tiny(**MODELS.get(page, {"labels": ("cat", "dog")}))
     paths = [root / "a.jpg", root / "b.png"]
-    pixels = torch.stack([vt.preprocess_image(path, model.preprocess) for path in paths[: 1 if one else 2]])
+    pixels = torch.stack([vt.preprocess_image(path, model.meta.preprocess) for path in paths[: 1 if one else 2]])
     loader = Loader(
         open_dataset(root / "photos").splits["test"], transform=transform, batch_size=4, training=False, seed=0
     )

@@ -26,9 +26,11 @@ def tiny_model(**changes):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
-    model.labels = ("cat", "dog", "owl")
-    model.preprocess = vt.Preprocess(image_size=16, fit="crop", scaled_size=(20, 20), mean=(0.1, 0.2, 0.3))
-    model.temperature = 1.5
+    model.meta = model.meta.replace(labels=("cat", "dog", "owl"))
+    model.meta = model.meta.replace(
+        preprocess=vt.Preprocess(image_size=16, fit="crop", scaled_size=(20, 20), mean=(0.1, 0.2, 0.3))
+    )
+    model.meta = model.meta.replace(temperature=1.5)
     return model
 
 
@@ -72,7 +74,11 @@ def test_the_report_names_what_was_compared(exported):
 def test_preprocessing_and_labels_travel_with_the_graph(exported, folder, name):
     model, _ = exported
     graph = open_graph(find_graph(folder / name))
-    assert (graph.preprocess, graph.labels, graph.temperature) == (model.preprocess, model.labels, 1.5)
+    assert (graph.meta.preprocess, graph.meta.labels, graph.meta.temperature) == (
+        model.meta.preprocess,
+        model.meta.labels,
+        1.5,
+    )
     assert graph.config == model.config
 
 

@@ -44,7 +44,7 @@ def vit_evaluate(*words):
 
 def color_model(**changes):
     model = tiny_model(**changes)
-    model.labels = ("red", "green", "blue")
+    model.meta = model.meta.replace(labels=("red", "green", "blue"))
     return model
 
 
@@ -187,7 +187,7 @@ def overconfident(folder, photos):
     """A head that knows the colors and is ten times too sure of it."""
     model = color_model()
     source = open_dataset(photos).splits["test"]
-    model.labels = source.classes
+    model.meta = model.meta.replace(labels=source.classes)
     seen = features_of(Encoder(model), source, FeatureStore(None, 16))
     fitted = fit(*seen.examples, classes=3, l2=0.01)
     weights = 10 * fitted.weights[:-1] / fitted.std[:, None]
@@ -248,11 +248,11 @@ def test_a_torch_dataset_and_a_view_of_ones_own_are_measured_alike(photos):
     model = color_model()
     usual, own = (
         evaluate(photos, model),
-        evaluate(Photos(), model, view=lambda image: preprocess_image(image, model.preprocess)),
+        evaluate(Photos(), model, view=lambda image: preprocess_image(image, model.meta.preprocess)),
     )
     assert own.measures.scalars() == usual.measures.scalars()
     assert own.to_json()["view"].endswith("<lambda>")
-    upside_down = evaluate(photos, model, view=lambda image: -preprocess_image(image, model.preprocess))
+    upside_down = evaluate(photos, model, view=lambda image: -preprocess_image(image, model.meta.preprocess))
     assert upside_down.measures.loss != usual.measures.loss
 
 
@@ -275,7 +275,7 @@ def test_a_dataset_of_hugging_face_is_measured(photos):
 
 def vtab_kitti(root, model):
     """A task whose own view squashes images, with four classes; two of three labels are the model's answers."""
-    classifier = Classifier(model).with_view(model.preprocess.changed({"fit": "squash"}))
+    classifier = Classifier(model).with_view(model.meta.preprocess.changed({"fit": "squash"}))
     folder = root / "vtab-1k" / "kitti"
     rng = np.random.default_rng(0)
     for name, each in (("train800", 1), ("val200", 12), ("test", 6)):
@@ -292,7 +292,7 @@ def vtab_kitti(root, model):
 
 def test_a_tasks_view_is_used_and_not_saved_with_the_calibrated_model(tmp_path, monkeypatch):
     model = tiny_model(num_classes=4)
-    model.preprocess = Preprocess(image_size=16, fit="crop", scaled_size=18)
+    model.meta = model.meta.replace(preprocess=Preprocess(image_size=16, fit="crop", scaled_size=18))
     with torch.no_grad():
         model.head.weight.mul_(20)  # so sure of itself that any temperature above 1 helps
     save(model, tmp_path / "weights")
@@ -301,9 +301,9 @@ def test_a_tasks_view_is_used_and_not_saved_with_the_calibrated_model(tmp_path, 
     assert ran.exit_code == 0, ran.output
     assert json.loads(ran.stdout)["view"]["fit"] == "squash"
     saved = load(tmp_path / "out")
-    assert saved.preprocess == model.preprocess
-    assert saved.temperature > 1
-    other = evaluate("vtab-kitti", model, view=model.preprocess)
+    assert saved.meta.preprocess == model.meta.preprocess
+    assert saved.meta.temperature > 1
+    other = evaluate("vtab-kitti", model, view=model.meta.preprocess)
     assert other.measures.loss != json.loads(ran.stdout)["loss"]
 
 
@@ -334,7 +334,7 @@ def test_a_temperature_that_makes_other_images_worse_is_not_saved(tmp_path, phot
         save_calibrated(four, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     save_calibrated(better, tmp_path / "out")
-    assert load(tmp_path / "out").temperature == 2.0
+    assert load(tmp_path / "out").meta.temperature == 2.0
 
 
 def test_objectnet_is_evaluated_with_the_mappings_beside_its_images(tmp_path):

@@ -34,7 +34,7 @@ def test_features_are_the_models_in_the_order_of_the_source(photos):
     seen, source = found(Encoder(model), photos, batch_size=4), open_dataset(photos).train
     with torch.inference_mode():
         expected = [
-            model.features(apply_preprocess(decode(source.read(i)), model.preprocess)[None])[0] for i in range(21)
+            model.features(apply_preprocess(decode(source.read(i)), model.meta.preprocess)[None])[0] for i in range(21)
         ]
     np.testing.assert_allclose(seen.values, torch.stack(expected).numpy(), atol=1e-6)  # order of sums
     assert seen.labels.tolist() == source.labels().tolist()
@@ -72,7 +72,9 @@ def test_another_weight_view_or_size_is_another_model():
     with torch.no_grad():
         encoder.model.norm.bias[3] += 1e-6
     keys.add(model_key(encoder))
-    encoder.model.preprocess = encoder.model.preprocess.replace(interpolation="bicubic")
+    encoder.model.meta = encoder.model.meta.replace(
+        preprocess=encoder.model.meta.preprocess.replace(interpolation="bicubic")
+    )
     keys.add(model_key(encoder))
     keys.add(model_key(Encoder(tiny_model(image_size=(32, 32)))))
     assert len(keys) == 4

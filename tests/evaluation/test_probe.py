@@ -147,7 +147,7 @@ def test_a_view_of_ones_own_is_probed_and_its_features_are_not_kept(tmp_path, ca
             model,
             only=["neighbors"],
             neighbors=2,
-            view=lambda image: vitruvian.preprocess_image(image, model.preprocess),
+            view=lambda image: vitruvian.preprocess_image(image, model.meta.preprocess),
         )
         assert own.computed == 33
         assert own.results[0].top1 == usual.results[0].top1

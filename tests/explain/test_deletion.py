@@ -68,7 +68,7 @@ def test_class_maps_beat_random_deletion_on_imagenet_by_the_stated_margin(shared
     folders = sorted((shared / "data" / "imagenet-val-1000").iterdir())[::170]
     areas = []
     for folder in folders:
-        pixels = apply_preprocess(decode(next(folder.iterdir())), classifier.model.preprocess)
+        pixels = apply_preprocess(decode(next(folder.iterdir())), classifier.model.meta.preprocess)
         index = int(classifier.logits(pixels[None]).argmax())
         maps = {"gradient": gradient_attention(classifier.model, pixels[None], [index])[0]}
         curves = deletion_curves(classifier, pixels, maps, index, steps=5)

@@ -42,14 +42,14 @@ def make_image(size=(60, 40), seed=0):
 
 def named(**changes):
     model = random_model(**changes)
-    model.labels = ("ant", "bee", "cat", "Dog", "eel")
+    model.meta = model.meta.replace(labels=("ant", "bee", "cat", "Dog", "eel"))
     return model
 
 
 def test_maps_are_those_of_the_functions_for_the_models_own_answer():
     model = named()
     explained = Explainer(model).explain(make_image())
-    pixels = apply_preprocess(make_image(), model.preprocess)[None]
+    pixels = apply_preprocess(make_image(), model.meta.preprocess)[None]
     best = explained.predictions[0]
     assert best.index == int(model(pixels).argmax())
     maps = {each.name: each for each in explained.maps}

@@ -66,7 +66,7 @@ def test_without_classes_it_explains_each_images_own_answer():
 def test_a_term_that_all_logits_share_is_not_explained_where_a_threshold_is_on_the_energy():
     model = random_model()
     pixels = random_pixels(model)
-    model.threshold_on = "energy"
+    model.meta = model.meta.replace(threshold_on="energy")
     before = gradient_attention(model, pixels, [0, 1])
     with torch.no_grad():
         model.head.weight += 3 * torch.randn_like(model.head.weight[:1])

@@ -13,7 +13,7 @@ from vitruvian.model.build import build, create_model
 def test_names_and_settings_give_a_model():
     model = create_model("vit_tiny_patch16_224", num_classes=10, image_size=(32, 64), depth=1)
     assert model.config.num_classes == 10
-    assert model.preprocess.image_size == (32, 64)
+    assert model.meta.preprocess.image_size == (32, 64)
     assert model(torch.zeros(1, 3, 32, 64)).shape == (1, 10)
 
 

@@ -68,7 +68,7 @@ def test_an_engine_predicts_and_every_batch_size_is_ready(client_of, model, tmp_
 
 def test_an_image_below_the_threshold_is_none_of_the_classes(client_of):
     model = tiny_vit()
-    model.threshold = 1.0
+    model.meta = model.meta.replace(threshold=1.0)
     found = client_of({"sure": model}).post("/predict", files=[file(photo(1))]).json()["results"][0]
     assert found["rejected"] is True
     assert len(found["predictions"]) == 5

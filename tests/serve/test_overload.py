@@ -62,7 +62,7 @@ def slow_vit() -> ViT:
     config = ViTConfig(image_size=(64, 64), patch_size=4, num_classes=6, depth=2, width=192, mlp_dim=768, num_heads=3)
     model = build(config, seed=0)
     torch.nn.init.normal_(model.head.weight, std=0.5, generator=torch.Generator().manual_seed(0))
-    model.preprocess, model.labels = Preprocess(image_size=(64, 64)), tuple("abcdef")
+    model.meta = model.meta.replace(preprocess=Preprocess(image_size=(64, 64)), labels=tuple("abcdef"))
     return model.eval()
 
 

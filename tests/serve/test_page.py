@@ -30,7 +30,7 @@ def service(tmp_path_factory):
     vt.save(tiny_digits(), folder / "digits")
     save_clip(folder / "clip")
     doubtful = tiny_vit()
-    doubtful.threshold = 1.0
+    doubtful.meta = doubtful.meta.replace(threshold=1.0)
     vt.save(doubtful, folder / "doubtful")
     names = ("one", "two", "digits", "clip", "doubtful")
     running = Process(*(part for name in names for part in ("--model", f"{name}={folder / name}")))

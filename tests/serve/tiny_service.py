@@ -29,9 +29,9 @@ def tiny_vit(seed: int = 0, *, num_classes: int = 6, size: int = 32) -> ViT:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    model.preprocess = Preprocess(image_size=(size, size))
+    model.meta = model.meta.replace(preprocess=Preprocess(image_size=(size, size)))
     if num_classes:
-        model.labels = tuple(f"class {index}" for index in range(num_classes))
+        model.meta = model.meta.replace(labels=tuple(f"class {index}" for index in range(num_classes)))
     return model.eval()
 
 
@@ -42,8 +42,8 @@ def tiny_digits() -> ViT:
         image_size=(16, 16), patch_size=4, in_channels=1, num_classes=10, depth=2, width=16, mlp_dim=32, num_heads=2
     )
     model = build(config)
-    model.preprocess = Preprocess(image_size=(16, 16), mean=(0.5,), std=(0.5,))
-    model.labels = tuple("0123456789")
+    model.meta = model.meta.replace(preprocess=Preprocess(image_size=(16, 16), mean=(0.5,), std=(0.5,)))
+    model.meta = model.meta.replace(labels=tuple("0123456789"))
     return model.eval()
 
 

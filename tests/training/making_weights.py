@@ -27,6 +27,6 @@ def tiny_weights(folder):
     )
     model = build(config, seed=0)
     torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
-    model.preprocess = Preprocess(image_size=(8, 8), mean=(0.5,), std=(0.5,))
+    model.meta = model.meta.replace(preprocess=Preprocess(image_size=(8, 8), mean=(0.5,), std=(0.5,)))
     save(model, folder)
     return folder

@@ -145,7 +145,7 @@ def test_a_report_that_fails_costs_nothing(tmp_path, monkeypatch):
     heard = Heard()
     run = train("digits", out=tmp_path / "run", settings=[*TINY, "steps=2"], listeners=[heard], progress=False)
     assert run.finished
-    assert run.model().labels is not None
+    assert run.model().meta.labels is not None
     assert any(note.startswith("the report could not be written: ") for note in heard.notes)
     monkeypatch.undo()
     before = (run.folder / "result.json").read_bytes(), weights(run.folder)

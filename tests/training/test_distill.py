@@ -56,7 +56,7 @@ def tiny(labels=tuple("abc")):
             image_size=8, patch_size=4, num_classes=3, depth=1, width=8, mlp_dim=8, num_heads=2, distillation=True
         )
     )
-    model.labels = labels
+    model.meta = model.meta.replace(labels=labels)
     return model
 
 
@@ -159,4 +159,4 @@ def test_a_teacher_of_other_channels_is_refused_before_a_run_begins(tmp_path):
 
 def test_a_teacher_without_labels_is_taken_in_the_order_of_the_data_and_that_is_said(capsys):
     assert shared_classes(tiny(labels=None), tiny(), "w") is None
-    assert "teacher='w' states no labels: its 3 classes are taken in data order" in capsys.readouterr().err
+    assert "teacher='w' states no labels: its 3 classes are in data order" in capsys.readouterr().err

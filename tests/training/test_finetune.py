@@ -282,10 +282,10 @@ def test_one_value_has_no_deviation():
 
 def test_a_view_may_give_up_the_crop_of_the_weights(weights, tmp_path):
     run = train("digits", recipe="digits", out=tmp_path / "run", settings=[*TINY, "steps=1", "view.fit=crop"])
-    assert run.model().preprocess.fit == "crop"
+    assert run.model().meta.preprocess.fit == "crop"
     again = train("digits", recipe="finetune-small", weights=run.folder, out=tmp_path / "again",
                   settings=["steps=1", "view.fit=squash", "workers=0"])  # fmt: skip
-    assert (again.model().preprocess.fit, again.model().preprocess.scaled_size) == ("squash", None)
+    assert (again.model().meta.preprocess.fit, again.model().meta.preprocess.scaled_size) == ("squash", None)
 
 
 def command(weights, out, *settings):

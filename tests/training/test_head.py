@@ -89,7 +89,7 @@ def tiny(**changes):
         image_size=(8, 8), patch_size=4, in_channels=1, depth=1, width=32, mlp_dim=32, num_heads=2, num_classes=10
     ).replace(**changes)
     model = build(config)
-    model.preprocess = Preprocess(image_size=(8, 8), mean=(0.5,), std=(0.5,))
+    model.meta = model.meta.replace(preprocess=Preprocess(image_size=(8, 8), mean=(0.5,), std=(0.5,)))
     return model
 
 

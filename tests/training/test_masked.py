@@ -111,7 +111,7 @@ def test_the_loss_counts_corrupted_patches_alone():
     seen = corrupted(model.embed.patches(pixels), model.mask_embedding, corruption)
     tokens = model.forward_blocks(model.embed.placed(seen, (2, 2)))[:, 1:]
     scores = model.colors(tokens).log_softmax(dim=-1)
-    colors = colors_of(pixels, 4, model.preprocess)
+    colors = colors_of(pixels, 4, model.meta.preprocess)
     for image in range(3):
         places = corruption.chosen[image].nonzero()[:, 0].tolist()
         expected = -sum(scores[image, place, colors[image, place]] for place in places) / len(places)
@@ -213,7 +213,7 @@ def test_it_learns_and_says_how_well_on_held_out_images(pretrained):
 def test_the_model_has_no_head_and_nothing_of_the_pre_training(pretrained):
     model = load(pretrained.folder)
     assert model.config.num_classes == 0
-    assert model.labels is None
+    assert model.meta.labels is None
     assert not set(MaskedViT.own_names) & set(weights(pretrained.folder))
     assert Encoder(model).features(torch.zeros(1, 1, 8, 8)).shape == (1, 16)
     with pytest.raises(ConfigError, match="this model has no head, so it gives features but no answers"):

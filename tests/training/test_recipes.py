@@ -76,20 +76,20 @@ def test_a_small_version_of_every_recipe_takes_a_real_step(tmp_path, name):
     run = train("digits", recipe=recipe, out=tmp_path / "run")
     (line,) = run.metrics("train")
     assert 0 < line["loss"] < 200
-    assert run.model().labels == (tuple("0123456789") if recipe.objective == "labels" else None)
+    assert run.model().meta.labels == (tuple("0123456789") if recipe.objective == "labels" else None)
 
 
 @pytest.mark.slow
 def test_the_photos_recipe_starts_from_weights_and_replaces_their_head(tmp_path):
     model = build(ViTConfig(image_size=16, patch_size=8, num_classes=5, depth=1, width=16, mlp_dim=16, num_heads=2))
-    model.labels = tuple("abcde")
+    model.meta = model.meta.replace(labels=tuple("abcde"))
     save(model, tmp_path / "weights")
     settings = ["epochs=0.05", "workers=0", "warmup=0"]
     run = train("digits", weights=tmp_path / "weights", out=tmp_path / "run", settings=settings)
     trained = run.model()
     assert run.recipe.layer_decay < 1
     assert trained.head.weight.shape == (10, 16)
-    assert str(tmp_path / "weights") in trained.origin
+    assert str(tmp_path / "weights") in trained.meta.origin
     assert (trained.embed.patch.weight - model.embed.patch.weight).abs().max() < 0.01
 
 
@@ -199,7 +199,7 @@ def test_a_model_by_name_keeps_its_size_and_the_rest_of_the_recipe():
 
 def test_the_view_keeps_its_share_at_another_size():
     model = model_for(changed(read_recipe("imagenet-s16-90"), ["image_size=112"]), ["a", "b"])
-    assert (model.preprocess.image_size, model.preprocess.scaled_size) == ((112, 112), (128, 128))
+    assert (model.meta.preprocess.image_size, model.meta.preprocess.scaled_size) == ((112, 112), (128, 128))
 
 
 @pytest.mark.parametrize("change", ["lr=nan", "lr=inf", "lrs=[0.1, nan]"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vitruvian.catalog import resolve
-from vitruvian.config import Preprocess
+from vitruvian.config import ModelMeta
 from vitruvian.data.sources import Source
 from vitruvian.errors import FileError, ImageError, TrainingError
 from vitruvian.evaluation.measuring.metrics import Tally
@@ -19,7 +19,7 @@ from vitruvian.training.report import Outcome, write_report
 from vitruvian.training.run import create
 from vitruvian.weights.description import Description
 
-MODEL = Description(config=resolve("ViT-Ti/16"), preprocess=Preprocess()).to_json()
+MODEL = Description(config=resolve("ViT-Ti/16"), meta=ModelMeta()).to_json()
 
 
 class Squares(Source):
@@ -105,7 +105,7 @@ def test_a_report_has_every_part_and_nothing_that_is_interpreted(run):
     ],
 )
 def test_a_title_names_the_model_that_it_is(tmp_path, config, weights, title):
-    facts = {"data": "pets", "model": Description(config=config, preprocess=Preprocess()).to_json()}
+    facts = {"data": "pets", "model": Description(config=config, meta=ModelMeta()).to_json()}
     made = create(tmp_path / "run", Recipe(epochs=3, weights=weights, eval_every=0), facts)
     page = write_report(made, Outcome(train=Squares([0, 1, 1, 1]))).read_text()
     assert f"<h1>{title} pets</h1>" in page

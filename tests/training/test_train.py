@@ -127,7 +127,7 @@ def test_a_model_is_measured_and_saved_for_larger_images_than_it_learns_from(tmp
     recipe = changed(recipe, [*TINY[5:], *settings])
     images = images_for("digits", recipe)
     model = model_for(recipe, images.classes)
-    assert model.config.image_size == model.preprocess.image_size == (measured, measured)
+    assert model.config.image_size == model.meta.preprocess.image_size == (measured, measured)
     batches = TrainingBatches(images.train, recipe, augment_of(recipe, model), Processes())
     assert batches.stages[0].size == (trained, trained)
     run = train("digits", recipe=recipe, out=tmp_path / "run", settings=["steps=2"])
@@ -145,7 +145,7 @@ def test_with_weights_a_recipe_regularizes_and_merges_tokens_and_leaves_their_sh
 
 def test_regularizers_of_a_vit_say_nothing_about_a_resnet(tmp_path):
     resnet = build(ResNetConfig(image_size=32, num_classes=2, stages=(1, 1), width=32))
-    resnet.preprocess = Preprocess(image_size=(32, 32))
+    resnet.meta = resnet.meta.replace(preprocess=Preprocess(image_size=(32, 32)))
     save(resnet, tmp_path / "w")
     recipe = read_recipe("finetune-small").replace(weights=str(tmp_path / "w"), enlarge=1.0)
     assert "drop_path" in recipe.architecture
@@ -210,7 +210,7 @@ def test_the_trained_model_predicts_with_its_labels_and_view(tmp_path):
     run = tiny_run(tmp_path)
     classifier = Classifier(run.folder)
     assert classifier.labels == tuple("0123456789")
-    assert classifier.model.preprocess.image_size == (8, 8)
+    assert classifier.model.meta.preprocess.image_size == (8, 8)
     (answers,) = classifier.predict([Image.new("L", (8, 8))], top=1)
     assert answers[0].label in classifier.labels
 

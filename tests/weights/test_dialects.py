@@ -45,7 +45,7 @@ def timm_tensors(name="timm_vit"):
 
 def told(model):
     """Where a model came from, without what was assumed."""
-    return model.origin.split("; assumed")[0]
+    return model.meta.origin.split("; assumed")[0]
 
 
 class TestGoogle:
@@ -59,8 +59,8 @@ class TestGoogle:
         arrays = {"params/img/" + name: array for name, array in arrays_of("google_vit").items()}
         extra = {"opt/state/step": np.ones(1), "params/txt/head/kernel": np.ones((2, 2)), "params/t": np.ones(1)}
         model = same_answers(write_npz(tmp_path / "w.npz", arrays | extra), "google_vit")
-        assert "opt/state/step (optimizer state)" in model.origin
-        assert "params/txt/head/kernel (text tower)" in model.origin
+        assert "opt/state/step (optimizer state)" in model.meta.origin
+        assert "params/txt/head/kernel (text tower)" in model.meta.origin
 
     def test_group_norm_arrays_may_be_four_dimensional(self, tmp_path):
         arrays = arrays_of("google_hybrid")
@@ -215,7 +215,7 @@ class TestTimm:
         save_file(timm_tensors(), tmp_path / "model.safetensors")
         cfg = {"mean": [0.4] * 3, "std": [0.2] * 3, "interpolation": "bilinear", "crop_pct": 0.5, "crop_mode": "center"}
         (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit", "pretrained_cfg": cfg}))
-        view = load(tmp_path, num_heads=4).preprocess
+        view = load(tmp_path, num_heads=4).meta.preprocess
         assert (view.mean, view.interpolation, view.scaled_size) == ((0.4,) * 3, "bilinear", (64, 64))
 
     @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ class TestTimm:
     )
     def test_statistics_follow_what_tells_augreg_from_deit(self, name, wrapper, mean, tmp_path):
         torch.save({wrapper: timm_tensors(name)} if wrapper else timm_tensors(name), tmp_path / "w.pth")
-        assert load(tmp_path / "w.pth", num_heads=4).preprocess.mean == mean
+        assert load(tmp_path / "w.pth", num_heads=4).meta.preprocess.mean == mean
 
 
 class TestTorchvision:
@@ -243,10 +243,10 @@ class TestTorchvision:
 class TestDino:
     def test_the_teacher_of_a_training_checkpoint_is_read(self):
         model = load(path_of("dino"), num_heads=4)
-        assert model.origin.startswith("dino weights from dino.pth")
-        assert "head.mlp.0.weight (projection head of the training)" in model.origin
-        assert "epoch" in model.origin
-        assert model.preprocess.mean == IMAGENET_MEAN
+        assert model.meta.origin.startswith("dino weights from dino.pth")
+        assert "head.mlp.0.weight (projection head of the training)" in model.meta.origin
+        assert "epoch" in model.meta.origin
+        assert model.meta.preprocess.mean == IMAGENET_MEAN
 
     def test_the_prefix_of_parallel_training_is_stripped_from_all_names(self, tmp_path):
         teacher = torch.load(path_of("dino"), weights_only=True)["teacher"]
@@ -267,7 +267,7 @@ class TestDino:
         torch.save({"teacher": renamed(tensors, *rules, (r"^(?!head)", "backbone."))}, tmp_path / "w.pth")
         model = same_answers(tmp_path / "w.pth", "timm_swiglu", num_heads=4)
         assert (
-            model.origin.split("; assumed")[0]
+            model.meta.origin.split("; assumed")[0]
             == "dinov2 weights from w.pth; not used: mask_token (token of masked training)"
         )
         assert model.config.numerics.position_resize == "dino"
@@ -299,7 +299,7 @@ class TestOpenClip:
         pixels = torch.randn(1, 3, 32, 32)
         assert one.config.num_heads == other.config.num_heads == 2
         torch.testing.assert_close(one(pixels), other(pixels), atol=TOLERANCE, rtol=0)
-        assert "(text tower)" in other.origin
+        assert "(text tower)" in other.meta.origin
 
     def test_without_its_settings_it_is_refused(self, tmp_path):
         save_file(load_file(path_of("open_clip") / "open_clip_model.safetensors"), tmp_path / "w.safetensors")
@@ -325,8 +325,8 @@ class TestBitOfTimm:
         config = {"architecture": "resnetv2_50x1_bit", "pretrained_cfg": cfg}
         (tmp_path / "config.json").write_text(json.dumps(config))
         model = load(tmp_path)
-        assert model.config.image_size == model.preprocess.image_size == (64, 64)
-        assert model.preprocess.interpolation == "bilinear"
+        assert model.config.image_size == model.meta.preprocess.image_size == (64, 64)
+        assert model.meta.preprocess.interpolation == "bilinear"
         (tmp_path / "config.json").write_text(json.dumps(config | {"architecture": "resnetv2_50"}))
         with pytest.raises(CheckpointError, match=r"'resnetv2_50' is not one of timm's resnetv2_\*_bit"):
             load(tmp_path)

@@ -277,7 +277,7 @@ def test_a_repository_gives_its_descriptions_and_its_safetensors_and_works_offli
 @pytest.mark.slow
 def test_the_default_is_downloaded_once_and_then_predicts_offline(hugging_face, tmp_path):
     model = build(ViTConfig(image_size=16, patch_size=8, num_classes=2, depth=1, width=16, mlp_dim=16, num_heads=2))
-    model.labels = ("red", "blue")
+    model.meta = model.meta.replace(labels=("red", "blue"))
     save(model, tmp_path / "published")
     files = {file.name: file.read_bytes() for file in (tmp_path / "published").iterdir()}
     hugging_face.repositories[f"timm/{hub.DEFAULT}"] = files

@@ -61,11 +61,11 @@ class TestConfig:
 
     def test_labels_in_order_of_their_numbers(self, folder):
         edit(folder / "config.json", id2label={str(i): f"name {i}" for i in reversed(range(10))})
-        assert load(folder).labels == tuple(f"name {i}" for i in range(10))
+        assert load(folder).meta.labels == tuple(f"name {i}" for i in range(10))
 
     def test_numbered_labels_are_no_labels(self, folder):
         edit(folder / "config.json", id2label={str(i): f"LABEL_{i}" for i in range(10)})
-        assert load(folder).labels is None
+        assert load(folder).meta.labels is None
 
     def test_a_folder_without_settings_has_the_familys_defaults(self, folder):
         (folder / "config.json").unlink()
@@ -73,19 +73,19 @@ class TestConfig:
         model = load(folder, num_heads=4)
         assert largest_difference(model, "huggingface_vit") < TOLERANCE
         with pytest.raises(ConfigError, match="the preprocessing of this model is unknown"):
-            preprocess_image(np.zeros((40, 40, 3), np.uint8), model.preprocess)
+            preprocess_image(np.zeros((40, 40, 3), np.uint8), model.meta.preprocess)
         save(model, folder.parent / "again", "huggingface")
         assert not (folder.parent / "again" / "preprocessor_config.json").exists()
         stated = Preprocess(image_size=32, mean=IMAGENET_MEAN, std=IMAGENET_STD)
-        assert load(folder, num_heads=4, preprocess=stated).preprocess == stated
+        assert load(folder, num_heads=4, preprocess=stated).meta.preprocess == stated
 
     def test_a_dinov2_folder_without_its_view_has_the_usual_one_and_says_so(self, tmp_path, caplog):
         shape = {"depth": 1, "width": 16, "mlp_dim": 64, "num_heads": 2, "patch_size": 8, "image_size": 32}
         save(create_model("DINOv2-S/14", **shape), tmp_path / "hf", family="huggingface")
         (tmp_path / "hf" / "preprocessor_config.json").unlink()
         model = load(tmp_path / "hf")
-        assert model.preprocess.mean == IMAGENET_MEAN
-        assert model.origin.endswith("assumed: preprocess=(256 -> 224, bicubic, mean 0.485, 0.456, 0.406)")
+        assert model.meta.preprocess.mean == IMAGENET_MEAN
+        assert model.meta.origin.endswith("assumed: preprocess=(256 -> 224, bicubic, mean 0.485, 0.456, 0.406)")
         assert caplog.text.count("the file does not state preprocess=(256 -> 224") == 1
 
     def test_numbers_that_settings_leave_out_are_those_of_transformers(self, folder):
@@ -114,7 +114,7 @@ class TestConfig:
         (folder / "m").rename(folder / "model.safetensors")
         model = load(folder)
         assert model.config.num_classes == 0
-        assert "pooler.dense.weight (pooler, which the classifier bypasses)" in model.origin
+        assert "pooler.dense.weight (pooler, which the classifier bypasses)" in model.meta.origin
 
     def test_names_as_they_are_in_memory_are_read(self, folder):
         renames = {
@@ -181,14 +181,14 @@ class TestPreprocessor:
 class TestCarriedDescription:
     def test_it_counts_while_the_files_are_untouched(self, tmp_path):
         save(load(path_of("bigvision_vit_tok"), head="new"), tmp_path / "hf", "huggingface")
-        assert load(tmp_path / "hf").preprocess.interpolation == "area"
+        assert load(tmp_path / "hf").meta.preprocess.interpolation == "area"
         assert not load(tmp_path / "hf").config.cls_pos_embed
 
     def test_an_edited_file_takes_its_place(self, tmp_path):
         save(load(path_of("google_vit_nohidden")), tmp_path / "hf", "huggingface")
         edit(tmp_path / "hf" / "config.json", id2label={str(i): f"name {i}" for i in range(10)})
         model = load(tmp_path / "hf")
-        assert model.labels[9] == "name 9"
+        assert model.meta.labels[9] == "name 9"
         assert model.config.numerics.gelu == "tanh"
         assert model.config.numerics.position_resize == "bicubic"
 

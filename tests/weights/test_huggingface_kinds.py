@@ -151,12 +151,12 @@ def test_siglip_2_takes_pixels_where_transformers_takes_patches_and_is_written_a
         wanted = peer(patches, **options).pooler_output
         assert float((model(pixels) - wanted).abs().max()) < TOLERANCE * max(1.0, float(wanted.abs().max()))
         torch.testing.assert_close(again(patches, **options).pooler_output, wanted, atol=TOLERANCE, rtol=TOLERANCE)
-    assert load(tmp_path / "ours", family="huggingface").preprocess == model.preprocess
+    assert load(tmp_path / "ours", family="huggingface").meta.preprocess == model.meta.preprocess
 
 
 def test_a_text_tower_is_named_as_not_used(tmp_path):
     made("CLIPModel", tmp_path)
-    assert "(text tower)" in load(tmp_path).origin
+    assert "(text tower)" in load(tmp_path).meta.origin
 
 
 def test_dinov3_without_its_settings_asks_for_them(tmp_path):
@@ -228,7 +228,7 @@ def test_pixels_past_the_last_patch_are_left_out_as_in_siglip_so400m_at_384(arch
     peer = getattr(transformers, architecture)(getattr(transformers, config)(**changes | {"image_size": 38})).eval()
     peer.save_pretrained(tmp_path)
     ours = load(tmp_path)
-    assert (ours.config.image_size, ours.config.grid, ours.preprocess.image_size) == ((38, 38), (4, 4), (38, 38))
+    assert (ours.config.image_size, ours.config.grid, ours.meta.preprocess.image_size) == ((38, 38), (4, 4), (38, 38))
     pixels = torch.randn(2, 3, 38, 38)
     with torch.no_grad():
         torch.testing.assert_close(ours(pixels), answer(peer, pixels), rtol=0, atol=TOLERANCE)
@@ -255,4 +255,4 @@ def test_what_a_classifier_of_clip_does_not_read_is_named(tmp_path):
     made("CLIPForImageClassification", tmp_path)
     model = load(tmp_path)
     assert (model.config.final_norm, model.config.pool, model.config.num_classes) == (False, "mean", 5)
-    assert "unread.post_layernorm.weight (not read by its classifier)" in model.origin
+    assert "unread.post_layernorm.weight (not read by its classifier)" in model.meta.origin

@@ -100,7 +100,7 @@ class TestGrid:
 
 class TestSize:
     def test_the_evaluation_view_follows_the_image_size(self):
-        view = load(path_of("torchvision_vit"), num_heads=4, image_size=(64, 32)).preprocess
+        view = load(path_of("torchvision_vit"), num_heads=4, image_size=(64, 32)).meta.preprocess
         assert (view.image_size, view.scaled_size) == ((64, 32), (72, 36))
 
     def test_another_patch_size_keeps_the_image_and_resizes_the_grid(self):
@@ -143,18 +143,18 @@ class TestHead:
         model = load(path_of("huggingface_vit"), num_classes=3)
         assert model.head.weight.shape == (3, 32)
         assert not model.head.weight.any()
-        assert model.labels is None
+        assert model.meta.labels is None
 
     def test_the_same_number_of_classes_keeps_the_head(self):
         model = load(path_of("huggingface_vit"), num_classes=10)
         assert largest_difference(model, "huggingface_vit") < TOLERANCE
-        assert model.labels[3] == "class_3"
+        assert model.meta.labels[3] == "class_3"
 
     def test_a_new_head_of_the_same_size_can_be_asked_for(self):
         model = load(path_of("huggingface_vit"), head="new")
         assert model.config.num_classes == 10
         assert not model.head.weight.any()
-        assert model.labels is None
+        assert model.meta.labels is None
 
     def test_a_new_head_replaces_the_pre_logits_layer_too(self):
         assert load(path_of("google_vit")).config.representation_size == 24
@@ -187,7 +187,7 @@ class TestHead:
             load(path_of("google_vit"), **option)
 
     def test_labels_can_be_given_and_must_fit(self):
-        assert load(path_of("google_vit_gap"), labels=list("abcdefg")).labels == tuple("abcdefg")
+        assert load(path_of("google_vit_gap"), labels=list("abcdefg")).meta.labels == tuple("abcdefg")
         with pytest.raises(CheckpointError, match="2 labels were given for a head of 7 classes"):
             load(path_of("google_vit_gap"), labels=["a", "b"])
 
@@ -269,7 +269,7 @@ class TestSource:
     def test_a_published_name_is_asked_of_the_hub(self, monkeypatch):
         monkeypatch.setattr(hub, "resolve_source", lambda name: path_of("google_vit") if name == "a/name" else None)
         assert largest_difference(load("a/name"), "google_vit") < TOLERANCE
-        assert load("a/name").origin.startswith("google weights from a/name;")
+        assert load("a/name").meta.origin.startswith("google weights from a/name;")
 
     def test_a_bad_size_is_a_setting_error(self):
         with pytest.raises(ConfigError, match="image_size"):
@@ -319,15 +319,15 @@ class TestStateDict:
 
 class TestLabels:
     def test_a_published_head_of_1000_classes_has_imagenets_names(self):
-        assert load(path_of("timm_vit"), num_heads=4).labels is None
+        assert load(path_of("timm_vit"), num_heads=4).meta.labels is None
         assert Google().default_labels(1000)[0] == "tench"
         assert Google().default_labels(21843) is None
 
     def test_they_are_the_models_labels(self, tmp_path):
         head = {"head__weight": torch.zeros(1000, 32), "head__bias": torch.zeros(1000)}
         path = changed(tmp_path, without=("head.weight", "head.bias"), **head)
-        assert load(path, num_heads=4).labels == imagenet_labels()
-        assert load(path, num_heads=4, head="new").labels is None
+        assert load(path, num_heads=4).meta.labels == imagenet_labels()
+        assert load(path, num_heads=4, head="new").meta.labels is None
 
     def test_a_huggingface_folder_without_names_has_none(self):
         assert HuggingFaceViT().default_labels(1000) is None

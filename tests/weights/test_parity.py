@@ -84,7 +84,7 @@ def test_resizing_at_load_time_gives_the_same_answers_as_resizing_while_running(
     for pixels, answer in expected(name):
         size = (pixels.shape[-2], pixels.shape[-1])
         model = load(path_of(name), num_heads=4, grid=GRIDS.get(name), image_size=size)
-        assert model.config.image_size == model.preprocess.image_size == size
+        assert model.config.image_size == model.meta.preprocess.image_size == size
         with torch.no_grad():
             assert float((model(pixels) - answer).abs().max()) < TOLERANCE
 
@@ -102,8 +102,12 @@ def test_a_model_comes_back_unchanged_from_each_family_that_can_express_it(name,
     save(model, destination, family)
     again = load(destination)
     assert largest_difference(again, name) < TOLERANCE
-    assert (again.config, again.preprocess, again.labels) == (model.config, model.preprocess, model.labels)
-    assert again.origin == model.origin
+    assert (again.config, again.meta.preprocess, again.meta.labels) == (
+        model.config,
+        model.meta.preprocess,
+        model.meta.labels,
+    )
+    assert again.meta.origin == model.meta.origin
 
 
 @pytest.mark.parametrize("name", [name for name in ALL_NAMES if "timm" in EXPRESSED_BY[name].split()])
@@ -116,7 +120,11 @@ def test_a_model_comes_back_unchanged_from_a_folder_for_timm(name, tmp_path):
     save(model, tmp_path / "timm", "timm")
     again = load(tmp_path / "timm")
     assert largest_difference(again, name) < TOLERANCE
-    assert (again.config, again.preprocess, again.labels) == (model.config, model.preprocess, model.labels)
+    assert (again.config, again.meta.preprocess, again.meta.labels) == (
+        model.config,
+        model.meta.preprocess,
+        model.meta.labels,
+    )
 
 
 @pytest.mark.parametrize("family", DESTINATIONS)
@@ -130,7 +138,7 @@ def test_read_as_its_new_family_alone_a_model_has_that_familys_numerics(name, fa
     with torch.no_grad():
         assert float((stranger(pixels) - answer).abs().max()) < 1e-3
     if family in ("google", "timm", "torchvision"):
-        assert stranger.origin.startswith(f"{family} weights from")
+        assert stranger.meta.origin.startswith(f"{family} weights from")
 
 
 @pytest.mark.slow
@@ -139,4 +147,4 @@ def test_real_weights_answer_the_same_in_every_family(family, tmp_path, shared):
     source = shared / "weights" / "vit_ti16_imagenet1k.safetensors"
     certificate = convert(source, tmp_path / DESTINATIONS[family], to=family)
     assert certificate.largest_difference <= TOLERANCE * certificate.largest_answer
-    assert load(tmp_path / DESTINATIONS[family]).preprocess == load(source).preprocess
+    assert load(tmp_path / DESTINATIONS[family]).meta.preprocess == load(source).meta.preprocess

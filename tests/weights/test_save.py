@@ -114,7 +114,7 @@ class TestNative:
         save(model, tmp_path / "native")
         path = tmp_path / "native" / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"labels": [f"name {i}" for i in range(10)]}))
-        assert load(tmp_path / "native").labels[2] == "name 2"
+        assert load(tmp_path / "native").meta.labels[2] == "name 2"
 
     def test_the_weights_file_alone_is_enough(self, model, tmp_path):
         save(model, tmp_path / "native")
@@ -133,7 +133,7 @@ class TestNative:
         [
             ({"format": 99}, "format 99 is not known, this version reads up to 1; upgrade vitruvian"),
             ({"kind": "gan"}, "kind 'gan' is not one of vit, resnet"),
-            ({"labels": "cat"}, "'labels' is not a list"),
+            ({"labels": "cat"}, "labels='cat' is not a list"),
             ({"architecture": 3}, "'architecture' is missing"),
             ({"architecture": {"widht": 3}}, "unknown setting 'widht'; did you mean width"),
             ({"architecture": {"width": "wide"}}, "width='wide' is not a whole number"),
@@ -198,10 +198,10 @@ class TestOtherReaders:
 
     def test_labels_too_many_for_an_npz_are_left_out(self, tmp_path):
         model = build(SHAPE.replace(num_classes=9000)).eval()
-        model.labels = tuple(f"a rather long name, number {i}" for i in range(9000))
+        model.meta = model.meta.replace(labels=tuple(f"a rather long name, number {i}" for i in range(9000)))
         notes = saving.write(model, tmp_path / "w.npz", "google")
         assert "the 9000 labels do not fit into an npz file and were left out" in notes
-        assert load(tmp_path / "w.npz").labels is None
+        assert load(tmp_path / "w.npz").meta.labels is None
 
     def test_a_description_that_no_longer_fits_its_tensors_is_refused_or_ignored_on_request(self, model, tmp_path):
         save(model, tmp_path / "w.pth", "timm")

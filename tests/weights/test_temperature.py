@@ -21,13 +21,13 @@ TINY = ViTConfig(image_size=(16, 16), patch_size=8, depth=1, width=64, mlp_dim=3
 @pytest.fixture
 def native(tmp_path):
     model = build(TINY, seed=0)
-    model.temperature = 1.75
+    model.meta = model.meta.replace(temperature=1.75)
     save(model, tmp_path / "native")
     return tmp_path / "native"
 
 
 def test_a_temperature_is_saved_and_loaded(native):
-    assert load(native).temperature == 1.75
+    assert load(native).meta.temperature == 1.75
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_temperature_is_saved_and_loaded(native):
 )
 def test_foreign_files_carry_it_and_their_certificate_says_that_others_do_not_see_it(native, tmp_path, family, name):
     certificate = convert(native, tmp_path / name, to=family)
-    assert load(tmp_path / name).temperature == 1.75
+    assert load(tmp_path / name).meta.temperature == 1.75
     assert any(
         "other readers do not divide the logits by this model's temperature, 1.75" in n for n in certificate.notes
     )
@@ -46,7 +46,7 @@ def test_a_file_of_an_earlier_version_has_temperature_1(native):
     content = json.loads(path.read_text())
     del content["temperature"]
     path.write_text(json.dumps(content))
-    assert load(native).temperature == 1.0
+    assert load(native).meta.temperature == 1.0
 
 
 @pytest.mark.parametrize("value", [0, -1, "warm", None, float("nan")])
@@ -58,9 +58,9 @@ def test_an_impossible_temperature_is_refused(native, value):
 
 
 def test_a_new_head_has_no_temperature_of_the_old_one(native):
-    assert load(native, num_classes=5).temperature == 1.0
-    assert load(native, head="new").temperature == 1.0
-    assert load(native, image_size=32).temperature == 1.75
+    assert load(native, num_classes=5).meta.temperature == 1.0
+    assert load(native, head="new").meta.temperature == 1.0
+    assert load(native, image_size=32).meta.temperature == 1.75
 
 
 def test_probabilities_are_those_of_the_divided_logits_and_logits_stay_as_they_are(native):

@@ -109,15 +109,17 @@ def test_a_folder_is_read_as_it_was_with_and_without_the_description_it_carries(
     pixels = torch.randn(2, 3, *model.config.image_size, generator=torch.Generator().manual_seed(2))
     for options in ({}, {"family": "timm"}):
         again = load(tmp_path / "timm", **options)
-        assert again.known_as == f"timm:{config_of(tmp_path / 'timm')['architecture']}" or not options
+        assert again.meta.known_as == f"timm:{config_of(tmp_path / 'timm')['architecture']}" or not options
         torch.testing.assert_close(again(pixels), model(pixels), atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_config_json_states_classes_view_and_labels(tmp_path):
     model = randomized(TIMM.replace(**SMALL, in_channels=1))
-    model.labels = ("a", "b", "c")
-    model.preprocess = Preprocess(
-        image_size=(32, 32), fit="crop", scaled_size=(36, 36), interpolation="bicubic", mean=(0.4,), std=(0.3,)
+    model.meta = model.meta.replace(labels=("a", "b", "c"))
+    model.meta = model.meta.replace(
+        preprocess=Preprocess(
+            image_size=(32, 32), fit="crop", scaled_size=(36, 36), interpolation="bicubic", mean=(0.4,), std=(0.3,)
+        )
     )
     save(model, tmp_path / "timm", "timm")
     found = config_of(tmp_path / "timm")
@@ -127,7 +129,7 @@ def test_config_json_states_classes_view_and_labels(tmp_path):
         [1, 32, 32], "bicubic", 0.88, "center",
     )  # fmt: skip
     assert "first_conv" not in cfg  # timm would make one channel of three
-    assert load(tmp_path / "timm", family="timm").preprocess == model.preprocess
+    assert load(tmp_path / "timm", family="timm").meta.preprocess == model.meta.preprocess
 
 
 def test_a_crop_that_is_not_known_is_refused(tmp_path):
@@ -144,7 +146,7 @@ def test_an_edited_config_json_takes_the_place_of_the_description(tmp_path):
     edited = config_of(tmp_path / "timm")
     edited["pretrained_cfg"] |= {"mean": list(IMAGENET_MEAN), "std": list(IMAGENET_STD)}
     (tmp_path / "timm" / "config.json").write_text(json.dumps(edited))
-    assert load(tmp_path / "timm").preprocess.mean == IMAGENET_MEAN
+    assert load(tmp_path / "timm").meta.preprocess.mean == IMAGENET_MEAN
 
 
 def test_a_file_of_a_kind_that_needs_its_architecture_states_it(tmp_path):

@@ -35,28 +35,30 @@ def written(folder, config, *, size=(32, 32), arguments=()):
 
 
 def test_a_view_that_is_stated_in_part_has_timms_defaults(tmp_path):
-    view = load(written(tmp_path, {"pretrained_cfg": {"input_size": [3, 32, 32], "interpolation": None}})).preprocess
+    view = load(
+        written(tmp_path, {"pretrained_cfg": {"input_size": [3, 32, 32], "interpolation": None}})
+    ).meta.preprocess
     assert (view.mean, view.std, view.interpolation) == (IMAGENET_MEAN, IMAGENET_STD, "bicubic")
     assert view.scaled_size == (36, 36)  # 32 / 0.875
 
 
 def test_an_image_that_is_not_square_is_resized_bilinearly_as_timm_does(tmp_path):
     cfg = CFG | {"input_size": [3, 32, 48], "interpolation": "bicubic"}
-    view = load(written(tmp_path, {"pretrained_cfg": cfg}, size=(32, 48))).preprocess
+    view = load(written(tmp_path, {"pretrained_cfg": cfg}, size=(32, 48))).meta.preprocess
     assert (view.interpolation, view.scaled_size) == ("bilinear", (35, 53))
 
 
 def test_settings_of_earlier_versions_stand_beside_the_architecture(tmp_path):
     model = load(written(tmp_path, CFG | {"labels": ["cat", "dog"]}))
-    assert (model.preprocess.mean, model.preprocess.interpolation) == ((0.1, 0.1, 0.1), "bilinear")
-    assert model.labels == ("cat", "dog")
+    assert (model.meta.preprocess.mean, model.meta.preprocess.interpolation) == ((0.1, 0.1, 0.1), "bilinear")
+    assert model.meta.labels == ("cat", "dog")
 
 
 @pytest.mark.parametrize(
     "place", [{"label_names": ["cat", "dog"]}, {"pretrained_cfg": {"label_names": ["cat", "dog"]}}]
 )
 def test_labels_stand_beside_the_view_or_in_it(place, tmp_path):
-    assert load(written(tmp_path, place)).labels == ("cat", "dog")
+    assert load(written(tmp_path, place)).meta.labels == ("cat", "dog")
 
 
 @pytest.mark.parametrize("size", [32, [3, 32], [3, 32.0, 32], "32", [3, 0, 32]])

@@ -167,7 +167,7 @@ class TestTorchFiles:
         torch.save(content, tmp_path / "w.pth")
         model = load(tmp_path / "w.pth", num_heads=4)
         assert largest_difference(model, "timm_vit") < TOLERANCE
-        assert model.origin.split("; assumed")[0].endswith("not used: args, optimizer")
+        assert model.meta.origin.split("; assumed")[0].endswith("not used: args, optimizer")
 
     def test_the_format_before_zip_archives_is_read(self, tmp_path):
         tensors = torch.load(path_of("torchvision_vit"), weights_only=True)
@@ -210,7 +210,7 @@ class TestFolders:
 
     def test_the_weights_file_of_a_folder_stands_for_the_folder(self):
         model = load(path_of("huggingface_vit") / "model.safetensors")
-        assert model.labels[0] == "class_0"
+        assert model.meta.labels[0] == "class_0"
 
     def test_a_folder_without_weights_says_what_it_looked_for(self, tmp_path):
         one_line(tmp_path, r"the folder has none of model.safetensors, ")

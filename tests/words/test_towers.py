@@ -213,7 +213,7 @@ def test_siglip_of_big_vision_is_that_of_transformers_under_other_names(siglip, 
     pixels, texts = torch.randn(2, 3, 32, 32), ["a cat", "the dog"]
     found = similarity(tmp_path / "siglip.npz", pixels, texts)
     assert difference(found, similarity(folder, pixels, texts)) < TOLERANCE
-    view = vt.load(tmp_path / "siglip.npz").preprocess
+    view = vt.load(tmp_path / "siglip.npz").meta.preprocess
     assert (view.fit, view.interpolation, view.antialias) == ("squash", "bilinear", False)
 
 

@@ -86,7 +86,7 @@ def test_the_image_processor_is_the_one_of_the_kind(clip, siglip, tmp_path):
     for source, name in ((clip, "CLIPImageProcessor"), (siglip, "SiglipImageProcessor")):
         vt.convert(source[0], tmp_path / name, to="huggingface")
         assert json.loads((tmp_path / name / "preprocessor_config.json").read_text())["image_processor_type"] == name
-        assert vt.load(tmp_path / name).preprocess == vt.load(source[0]).preprocess
+        assert vt.load(tmp_path / name).meta.preprocess == vt.load(source[0]).meta.preprocess
 
 
 @torch.no_grad()

@@ -31,8 +31,8 @@ def answers(result):
 @torch.no_grad()
 def peers_answers(peer, tokenizer, folder, images, texts, **padding):
     """Probabilities as the transformers pipeline would give them: its own model on our pixels."""
-    view = vt.load(folder).preprocess
-    pixels = torch.stack([view(image) for image in images])
+    transform = vt.transform(vt.load(folder))
+    pixels = torch.stack([transform(image) for image in images])
     inputs = tokenizer(texts, truncation=True, max_length=16, return_tensors="pt", **padding)
     logits = peer(pixel_values=pixels, **inputs).logits_per_image
     return logits.sigmoid() if "Siglip" in type(peer).__name__ else logits.softmax(dim=-1)
@@ -149,7 +149,7 @@ def test_training_may_begin_with_the_words(siglip, photos, tmp_path):
     model = model_for(recipe, ["cat", "red_dog"])
     torch.testing.assert_close(model.head.weight, vt.load(tmp_path / "baked").head.weight)
     assert model.config.unit_features
-    assert model.score_function == "softmax"
+    assert model.meta.score_function == "softmax"
     other = model_for(recipe, ["one", "two", "three"])
     assert not other.config.unit_features
     assert not other.head.weight.any()

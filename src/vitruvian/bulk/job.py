@@ -91,7 +91,7 @@ class Job:
         assert isinstance(self.encoder, Classifier)
         model = self.encoder.model
         head = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(HEADS)}
-        answers = [tensors_digest(head), model.temperature, model.score_function, list(self.encoder.labels)]
+        answers = [tensors_digest(head), model.meta.temperature, model.meta.score_function, list(self.encoder.labels)]
         return tuple(short_hash([key, *answers]) for key in keys)
 
     def _some_keys(self) -> list[str]:

@@ -58,10 +58,10 @@ class Work:
             raise ConfigError(
                 f"{argument('model')} is an Encoder, which gives vectors and no answers; wanted a Classifier"
             )
-        if self.task == "predict" and (encoder.model.threshold or encoder.model.threshold_on == "energy"):
+        if self.task == "predict" and (encoder.model.meta.threshold or encoder.model.meta.threshold_on == "energy"):
             print_status(
                 f"note: {encoder.name} calls an image none of its classes below a threshold of "
-                f"{encoder.model.threshold:g} on the {encoder.model.threshold_on}; the answers that are written do not"
+                f"{encoder.model.meta.threshold:g} on the {encoder.model.meta.threshold_on}; written answers ignore it"
             )
         width = {"width": encoder.model.config.feature_width} if self.task == "embed" else {}
         return Job(

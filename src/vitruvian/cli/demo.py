@@ -144,7 +144,7 @@ def write_page(
         digits=[
             {"image": thumbnail(Image.fromarray(digit), text), "caption": text} for digit, text in zip(digits, captions)
         ],
-        classes=explainer.vit.labels or (),
+        classes=explainer.vit.meta.labels or (),
         photos=contexts,
     )
     return write_text(run.folder / PAGE, page)

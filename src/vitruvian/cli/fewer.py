@@ -57,7 +57,7 @@ def cascade(
         split=split,
         track=partial(track, label="images"),
     )
-    model.cascade = found.cascade
+    model.meta = model.meta.replace(cascade=found.cascade)
     save(model, destination)
     print(json.dumps(found.to_json()) if as_json else f"{found}\nwrote {destination}")
 

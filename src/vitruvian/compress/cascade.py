@@ -74,13 +74,13 @@ def fit_cascade(
     """The cascade whose first pass sees smaller images, or merges tokens, and answers as often as `max_loss` allows.
 
     `max_loss` is in points of top-1, as the whole model's probabilities expect it; labels are not needed. A cascade
-    that saves nothing is refused. `model.cascade = fit_cascade(model, data, ...).cascade` puts it to use.
+    that saves nothing is refused. To use the result: `model.meta = model.meta.replace(cascade=fitted.cascade)`.
     """
     check_range("max_loss", max_loss, 0.0, 100.0)
     whole = load(model) if isinstance(model, str | Path) else model
     if not isinstance(whole.config, ViTConfig):
         raise ConfigError("a cascade is for Vision Transformers; this model has no tokens")
-    own = whole.preprocess.one_size("a cascade")
+    own = whole.meta.preprocess.one_size("a cascade")
     cascade = CascadeConfig(image_size=None if image_size is None else as_size(image_size), tome_r=tome_r)
     size = cascade.image_size or own
     first = first_of(whole, cascade)
@@ -165,7 +165,7 @@ def fit_merging(
     assert isinstance(merging, ViT)
     if not any(merging.config.tome_counts):
         raise ConfigError(f"{argument('tome_r', 0)} merges nothing: say how many tokens merge in each layer, such as 8")
-    merging.preprocess.one_size("a threshold for merging")
+    merging.meta.preprocess.one_size("a threshold for merging")
     source = images_to_fit(data, split)
     unreadable: Unreadable = {}
     chosen = np.unique(np.linspace(0, len(source) - 1, min(MOST_IMAGES, len(source))).astype(np.int64))

@@ -149,9 +149,10 @@ def write(search: Search, candidate: Candidate, folder: Path) -> None:
     cascade = candidate.cascade
     if not candidate.path:
         chosen = merging(search.model, () if cascade else candidate.counts)
-        kept, chosen.cascade = chosen.cascade, cascade
+        meta = chosen.meta
+        chosen.meta = meta.replace(cascade=cascade)
         save(chosen, folder)
-        chosen.cascade = kept
+        chosen.meta = meta
         return
     folder.mkdir()
     write_graph(search.exported(()) if cascade else Path(candidate.path), folder, "model", candidate.engine)

@@ -255,7 +255,7 @@ class Search:
         return self.torch_forward(counts)
 
     def torch_forward(self, counts: Counts) -> Forward:
-        return forward_of(merging(self.model, counts), Way("torch", split=True), self.model.preprocess.image_size)
+        return forward_of(merging(self.model, counts), Way("torch", split=True), self.model.meta.preprocess.image_size)
 
     def forward(self, candidate: Candidate) -> Forward:
         """As `vit predict` runs what is written."""

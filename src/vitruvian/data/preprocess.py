@@ -44,7 +44,7 @@ def preprocess_image(image: ImageInput, preprocess: Preprocess) -> Tensor:
     Args:
         image: A Pillow image, a path, bytes, an open file, or an array of 8-bit values, gray (rows, columns) or
             RGB (rows, columns, 3).
-        preprocess: The settings, such as `model.preprocess`.
+        preprocess: The settings, such as `model.meta.preprocess`.
 
     Returns:
         Normalized float32 pixels (channels, rows, columns).
@@ -70,7 +70,7 @@ def resize_and_crop(image: Image.Image, preprocess: Preprocess) -> NDArray[Any]:
     if not preprocess.stated:
         raise ConfigError(
             "the preprocessing of this model is unknown: put its preprocessor_config.json beside the weights, "
-            "pass preprocess= when loading, or set model.preprocess = vt.Preprocess(...)"
+            "pass preprocess= when loading, or set model.meta = model.meta.replace(preprocess=vt.Preprocess(...))"
         )
     if len(preprocess.mean) == 1:
         image = image.convert("L")

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitruvian.config import Preprocess
+from vitruvian.config import ModelMeta, Preprocess
 from vitruvian.data.decode import ImageInput, RawImage, decode
 from vitruvian.data.preprocess import preprocess_image
 from vitruvian.errors import ConfigError
@@ -32,10 +32,9 @@ Transform = Callable[[Image.Image], Tensor]
 
 
 class Preprocessed(Protocol):
-    """A model, or anything else that states its preprocessing."""
+    """A model, or anything else with metadata that states its preprocessing."""
 
-    @property
-    def preprocess(self) -> Preprocess: ...
+    meta: ModelMeta
 
 
 def transform(model: Preprocessed | Preprocess) -> EvalTransform:
@@ -48,7 +47,7 @@ def transform(model: Preprocessed | Preprocess) -> EvalTransform:
         A picklable callable from an image (Pillow image, path, bytes, open file or 8-bit array) to normalized float32
         pixels (channels, rows, columns).
     """
-    return EvalTransform(model if isinstance(model, Preprocess) else model.preprocess)
+    return EvalTransform(model if isinstance(model, Preprocess) else model.meta.preprocess)
 
 
 def as_transform(transform: Preprocess | Transform) -> EvalTransform | SeededTransform:

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitruvian.config import ViTConfig
+from vitruvian.config import GraphConfig, ViTConfig
 from vitruvian.cost import multiply_adds, tokens_by_layer
 from vitruvian.engines.choose import Way, cached_graph, forward_of, measure, usual_way
 from vitruvian.engines.export import Forward
-from vitruvian.engines.graph import Graph, GraphConfig, open_graph
+from vitruvian.engines.graph import Graph, open_graph
 from vitruvian.engines.parts import photo, readable, shares_of, timed
 from vitruvian.engines.sessions import check_engine, installed
 from vitruvian.errors import ConfigError, VitruvianError, argument
@@ -115,11 +115,11 @@ def bench(
         )
     if isinstance(model, Graph) and "torch" in names:
         raise ConfigError(f"{model.graph.path}: an exported graph runs in onnxruntime or openvino, not in torch")
-    if model.cascade is not None:
+    if model.meta.cascade is not None:
         print_status("note: measured is the whole model, without the first pass of its cascade")
     model.eval()
     data = photo() if image is None else readable(image)
-    limit, size, speeds = matmul_gflops(), model.preprocess.image_size, []
+    limit, size, speeds = matmul_gflops(), model.meta.preprocess.image_size, []
     count = computed(model, size)
     for batch in batches:
         validate("batch_size", BatchSize, batch)

@@ -91,15 +91,15 @@ def export(
         model = load(model, num_heads=num_heads, image_size=image_size)
     validate("batch_size", BatchSize, 1 if batch_size is None else batch_size)
     if image_size is None and not dynamic_size:
-        model.preprocess.one_size(f"a graph without {argument('dynamic_size', True)}")
+        model.meta.preprocess.one_size(f"a graph without {argument('dynamic_size', True)}")
     size = as_size(model.config.image_size if image_size is None else image_size)
-    view = model.preprocess if image_size is None and dynamic_size else model.preprocess.at(size)
+    view = model.meta.preprocess if image_size is None and dynamic_size else model.meta.preprocess.at(size)
     check_model(model, to, dynamic_size=dynamic_size)
     stride = model.config.stride if isinstance(model.config, ViTConfig) else 1
     with atomic_path(Path(path).expanduser()) as new, evaluating(model):
         with nullcontext() if to == "torch" else three_products(model):
             program = trace(model, size, batch_size=batch_size, stride=stride if dynamic_size else 0)
-        described = dataclasses.replace(Description.of(model), preprocess=view, cascade=None)
+        described = Description(config=model.config, meta=model.meta.replace(preprocess=view, cascade=None))
         run = WRITERS[to](
             program, new, json.dumps(described.to_json()), "logits" if model.head is not None else "features"
         )
@@ -147,7 +147,7 @@ def check_model(model: Model, to: str, *, dynamic_size: bool) -> None:
             )
     elif to == "openvino":
         require("openvino", "openvino")
-    check_finite(model, model.origin or "the model", raises=ConversionError)
+    check_finite(model, model.meta.origin or "the model", raises=ConversionError)
     if dynamic_size and (not isinstance(model.config, ViTConfig) or model.config.stem is not None):
         raise ConversionError(
             f"{argument('dynamic_size', True)} is for Vision Transformers without a stem; export one graph a size"

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
 from vitruvian.catalog import imagenet_labels
-from vitruvian.config import CascadeConfig, ModelConfig, Preprocess, ViTConfig
+from vitruvian.config import CascadeConfig, GraphConfig, ModelConfig, ModelMeta, Preprocess, ViTConfig
 from vitruvian.engines.sessions import FORMATS, OpenGraph, Session
 from vitruvian.engines.trial import check_alive
 from vitruvian.errors import CheckpointError, ConfigError, argument
 from vitruvian.files import parse_object, read_object
-from vitruvian.settings import Settings, Size, as_size
+from vitruvian.settings import Size, as_size
 from vitruvian.weights.description import Description
 from vitruvian.weights.families.huggingface_json import labels_of, preprocess_of
 from vitruvian.weights.families.timm_view import published_view
@@ -29,29 +28,14 @@ FEATURES = ("pooler_output", "image_embeds", "features", "embeddings")
 ALONE = "an exported graph gives logits alone; take the weights that it was made of"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GraphConfig(Settings):
-    """What is known of a graph that another project exported."""
-
-    image_size: Size = (224, 224)
-    in_channels: int = 3
-    num_classes: int = 1000
-
-
 class Graph(nn.Module):
     """A graph with preprocessing and labels: normalized pixels (B, channels, rows, columns) -> logits (B, K)."""
 
-    source = ""
-    """Of the weights, which a graph does not know."""
-    config: ModelConfig | GraphConfig
-    preprocess: Preprocess
-    cascade: CascadeConfig | None
-
-    def __init__(self, graph: OpenGraph, description: Description) -> None:
+    def __init__(self, graph: OpenGraph, config: ModelConfig | GraphConfig, meta: ModelMeta) -> None:
         super().__init__()
         self.graph = graph
-        for field in fields(description):  # the same attributes as a model's
-            setattr(self, field.name, getattr(description, field.name))
+        self.config = config
+        self.meta = meta
 
     def forward(self, pixels: Tensor) -> Tensor:
         self.check_size(*pixels.shape[1:])
@@ -109,18 +93,18 @@ def open_graph(path: Path, *, engine: str = "auto", image_size: int | Size | Non
     check_alive(path, chosen)
     graph = OpenGraph(path, chosen)
     session = graph.single
-    description = described_inside(path, session) if session.carried else described_beside(path, session)
+    config, meta = described_inside(path, session) if session.carried else described_beside(path, session)
     if path.name in GRAPH_FILES and (path.parent / CASCADE_FILE).is_file():
-        found = read_object(path.parent / CASCADE_FILE, raises=CheckpointError)
-        description = replace(description, cascade=CascadeConfig.from_json(found))
+        cascade = CascadeConfig.from_json(read_object(path.parent / CASCADE_FILE, raises=CheckpointError))
+        meta = meta.replace(cascade=cascade)
     if image_size is None:
-        return Graph(graph, description)
-    model = Graph(graph, replace(description, preprocess=description.preprocess.at(image_size)))
-    model.check_size(description.config.in_channels, *as_size(image_size))
+        return Graph(graph, config, meta)
+    model = Graph(graph, config, meta.replace(preprocess=meta.preprocess.at(image_size)))
+    model.check_size(config.in_channels, *as_size(image_size))
     return model
 
 
-def described_inside(path: Path, session: Session) -> Description:
+def described_inside(path: Path, session: Session) -> tuple[ModelConfig, ModelMeta]:
     """What a file of ours says of itself, if that is true of its graph."""
     found = Description.from_json(parse_object(session.carried, path, raises=CheckpointError), str(path))
     stated, held = (found.config.in_channels, found.config.num_classes), (session.shape[1], session.outputs)
@@ -129,10 +113,10 @@ def described_inside(path: Path, session: Session) -> Description:
             f"{path}: describes a model of {stated[0]} channels and {stated[1]} classes, and its graph has {held[0]} "
             f"and {held[1]}: the description belongs to another graph; export it again"
         )
-    return found
+    return found.config, found.meta
 
 
-def described_beside(path: Path, session: Session) -> Description:
+def described_beside(path: Path, session: Session) -> tuple[GraphConfig, ModelMeta]:
     """What the JSON files beside a graph, or above a folder `onnx`, say; transformers' and timm's are read."""
     folders = [path.parent, path.parent.parent] if path.parent.name == "onnx" else [path.parent]
     found: dict[str, dict[str, Any]] = {}
@@ -160,7 +144,7 @@ def described_beside(path: Path, session: Session) -> Description:
         image_size=size, in_channels=channels, num_classes=0 if session.output in FEATURES else session.outputs
     )
     labels = tuple(map(str, names)) if names and len(names) == session.outputs else None
-    return Description(config=config, preprocess=view, labels=labels, origin=f"graph {path.name}")  # type: ignore[arg-type]
+    return config, ModelMeta(preprocess=view, labels=labels, origin=f"graph {path.name}")
 
 
 def stated_size(cfg: Any, config: dict[str, Any], *sizes: Any) -> Size | None:

@@ -41,12 +41,14 @@ def shares_of(model: Model | Graph, data: bytes, rounds: int) -> dict[str, float
     """Milliseconds an image takes in each part of its way, medians."""
     decoded = decode(data)
     model_parts: list[dict[str, float]] = []
-    pixels = apply_preprocess(decoded, model.preprocess)[None]
+    pixels = apply_preprocess(decoded, model.meta.preprocess)[None]
     for _ in range(rounds + 1):
         model_parts.append(parts_of(model, pixels))
     found = {
         "decode": statistics.median(timed(lambda: decode(data)) for _ in range(rounds)),
-        "resize": statistics.median(timed(lambda: apply_preprocess(decoded, model.preprocess)) for _ in range(rounds)),
+        "resize": statistics.median(
+            timed(lambda: apply_preprocess(decoded, model.meta.preprocess)) for _ in range(rounds)
+        ),
     }
     for name in model_parts[0]:
         found[name] = statistics.median(parts[name] for parts in model_parts[1:])

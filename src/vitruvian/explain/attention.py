@@ -217,7 +217,7 @@ def chosen_logits(vit: ViT, logits: Tensor, classes: Sequence[int] | Tensor | No
     That term says how much of any class there is, not of which (evaluation/measuring/energy.py).
     """
     B, K = logits.shape
-    if vit.threshold_on == "energy":
+    if vit.meta.threshold_on == "energy":
         logits = logits - logits.mean(dim=1, keepdim=True)
     chosen = logits.argmax(dim=1) if classes is None else torch.as_tensor(classes, device=logits.device)
     if chosen.shape != (B,):

@@ -133,7 +133,7 @@ class Explainer:
             image = decode(source)
         except ImageError as error:
             return Explained(path=path, error=str(error))
-        found = self.explain_view(apply_preprocess(image, self.vit.preprocess), path)
+        found = self.explain_view(apply_preprocess(image, self.vit.meta.preprocess), path)
         return found if found.error else replace(found, image=image)
 
     def explain_view(self, pixels: Tensor, path: str = "image") -> Explained:

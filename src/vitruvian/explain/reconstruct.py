@@ -31,7 +31,7 @@ def reconstruct(
 
     `share` of the patches are hidden, drawn from `seed`.
     """
-    config, view = model.encoder.config, model.encoder.preprocess
+    config, view = model.encoder.config, model.encoder.meta.preprocess
     pixels = preprocess_image(image, view)[None]
     noise = torch.rand(1, config.grid[0] * config.grid[1], generator=torch.Generator().manual_seed(seed))
     with torch.inference_mode():

@@ -45,7 +45,7 @@ def about(vit: ViT) -> str:
     shape = (
         f"{vit.config.depth} layers of {vit.config.num_heads} heads, patches of {vit.config.stride} pixels at {size}"
     )
-    return f"{vit.origin}: {shape}" if vit.origin else shape
+    return f"{vit.meta.origin}: {shape}" if vit.meta.origin else shape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +71,7 @@ def explain_images(explainer: Explainer, images: Sequence[ImageInput], out: Path
         shown = overlays(explainer, explained)
         digits = len(str(len(images)))
         start = out / f"{number:0{digits}d}-{file_name(Path(explained.path).stem)}"
-        written = write_explained(explained, shown, start=start, preprocess=explainer.vit.preprocess)
+        written = write_explained(explained, shown, start=start, preprocess=explainer.vit.meta.preprocess)
         if len(parts) < MAX_IMAGES:
             titles = {"image": "the image"} | {each.name: each.title for each in explained.maps}
             parts.append(image_context(explained, {titles[name]: image for name, image in shown.items()}))
@@ -84,7 +84,7 @@ def overlays(explainer: Explainer, explained: Explained) -> dict[str, Image.Imag
     """The image with the model's crop, and each map over it, by name."""
     if explained.image is None:
         return {}
-    image, preprocess = explained.image, explainer.vit.preprocess
+    image, preprocess = explained.image, explainer.vit.meta.preprocess
     maps = {each.name: overlay(image, each.values, preprocess, patch=each.patch) for each in explained.maps}
     return {"image": image_with_crop(image, preprocess)} | maps
 
@@ -153,7 +153,7 @@ def batches(vit: ViT, images: Sequence[ImageInput], *, unread: list[str], follow
     waiting: list[Tensor] = []
     for image in follow(images, len(images)):
         try:
-            seen = apply_preprocess(decode(image), vit.preprocess)
+            seen = apply_preprocess(decode(image), vit.meta.preprocess)
         except ImageError as error:
             unread.append(str(error))
             continue

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
-from typing import Any
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
 from vitruvian.catalog import resolve
-from vitruvian.config import ModelConfig, ResNetConfig
+from vitruvian.config import GraphConfig, ModelConfig, ModelMeta, ResNetConfig
 from vitruvian.errors import UnknownNameError
 from vitruvian.model.conv import BatchNorm
 from vitruvian.model.encoder import Block, DifferentialAttention, differential_share
@@ -20,6 +20,29 @@ from vitruvian.model.resnet import PostActivationUnit, PreActivationUnit, ResNet
 from vitruvian.model.vit import ViT
 
 Model = ViT | ResNet
+
+
+class ImageModel(Protocol):
+    """What inference needs of a model; `ViT`, `ResNet` and an exported graph have it."""
+
+    @property
+    def config(self) -> ModelConfig | GraphConfig: ...
+
+    @property
+    def meta(self) -> ModelMeta: ...
+
+    @property
+    def training(self) -> bool: ...
+
+    def __call__(self, pixels: Tensor) -> Tensor: ...
+
+    def features(self, pixels: Tensor) -> Tensor: ...
+
+    def train(self, mode: bool = True) -> Self: ...
+
+    def eval(self) -> Self: ...
+
+    def to(self, device: str) -> Self: ...
 
 
 def create_model(name: str, *, seed: int = 0, **changes: Any) -> Model:

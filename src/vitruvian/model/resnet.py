@@ -9,14 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitruvian.config import (
-    CascadeConfig,
     ConvStyle,
+    ModelMeta,
     Preprocess,
     ResNetConfig,
     ResNetStyle,
-    ScoreFunction,
     StemConfig,
-    ThresholdOn,
 )
 from vitruvian.errors import ConfigError
 
@@ -156,18 +154,7 @@ class ResNet(nn.Module):
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
         self.config = config
-        self.preprocess = Preprocess(image_size=config.image_size)
-        self.labels: tuple[str, ...] | None = None
-        self.origin = ""
-        self.known_as = ""
-        self.temperature = 1.0
-        """Logits are divided by it before they become probabilities; `vit evaluate` can fit it."""
-        self.score_function: ScoreFunction = "softmax"
-        self.threshold = 0.0
-        """An image that has less shows none of the classes."""
-        self.threshold_on: ThresholdOn = "probability"
-        self.cascade: CascadeConfig | None = None
-        self.source = ""
+        self.meta = ModelMeta(preprocess=Preprocess(image_size=config.image_size))
         self.root = StdConv(config.in_channels, config.width, 7, 2, style=config.style)
         self.stages = nn.ModuleList()
         inputs = config.width

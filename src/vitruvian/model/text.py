@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from vitruvian.config import CLIP_NUMERICS, Heads, Numerics, ViTConfig, Width
+from vitruvian.config import CLIP_NUMERICS, Numerics, NumHeads, ViTConfig, Width
 from vitruvian.errors import ConfigError, argument
 from vitruvian.model.encoder import Block
 from vitruvian.settings import Range, Settings
@@ -29,7 +29,7 @@ class TextConfig(Settings):
     depth: Annotated[int, Range(1, 1024)] = 12
     width: Width = 512
     mlp_dim: Annotated[int, Range(1, 262_144)] = 2048
-    num_heads: Heads = 8
+    num_heads: NumHeads = 8
     causal: bool = True
     """A token attends to itself and those before it (CLIP); else to all (SigLIP)."""
     pool: TextPool = "argmax"

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitruvian.config import INNER_POSITIONS, CascadeConfig, Preprocess, ScoreFunction, ThresholdOn, ViTConfig
+from vitruvian.config import INNER_POSITIONS, ModelMeta, Preprocess, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.embed import Embedding
 from vitruvian.model.encoder import BLOCKS, Block
@@ -32,21 +32,7 @@ class ViT(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
-        self.preprocess = Preprocess(image_size=config.image_size)
-        self.labels: tuple[str, ...] | None = None
-        self.origin = ""
-        self.known_as = ""
-        """What its family called it, such as `timm:vit_base_patch16_224`; `save` writes it under that name again."""
-        self.temperature = 1.0
-        """Logits are divided by it before they become probabilities; `vit evaluate` can fit it."""
-        self.score_function: ScoreFunction = "softmax"
-        self.threshold = 0.0
-        """An image that has less shows none of the classes."""
-        self.threshold_on: ThresholdOn = "probability"
-        self.cascade: CascadeConfig | None = None
-        """A cheaper pass that `Classifier` makes first; the model by itself does not."""
-        self.source = ""
-        """The file or folder that the weights were loaded from."""
+        self.meta = ModelMeta(preprocess=Preprocess(image_size=config.image_size))
         self.patch_drop = 0.0
         """Patch dropout: share of an image's patch tokens that are left out while training, drawn anew each time."""
         self.grad_checkpointing = False

@@ -52,7 +52,7 @@ def inspect_image(
     layer = vit.layer(layer)
     result: Json = {"grid": list(vit.config.grid_of((pixels.shape[1], pixels.shape[2])))}
     if "input" in parts:
-        result["input"] = png_base64(as_image(light(pixels, vit.preprocess)))
+        result["input"] = png_base64(as_image(light(pixels, vit.meta.preprocess)))
     if "layers" in parts:
         assert isinstance(encoder, Classifier)
         result["layers"] = layer_predictions(encoder, vit, batch)

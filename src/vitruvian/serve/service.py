@@ -65,8 +65,8 @@ class Upload:
 def decode_upload(data: bytes, model: Model, max_pixels: int, *, preview: bool = False) -> Upload:
     """Decode and preprocess an image; raises ImageError."""
     image = decode(data, max_pixels=max_pixels)
-    crop = seen_box((image.height, image.width), model.preprocess)
-    upload = Upload(apply_preprocess(image, model.preprocess), displayed(image) if preview else None, crop)
+    crop = seen_box((image.height, image.width), model.meta.preprocess)
+    upload = Upload(apply_preprocess(image, model.meta.preprocess), displayed(image) if preview else None, crop)
     is_large = image.width * image.height > LARGE_PIXELS
     del image
     if is_large:
@@ -105,7 +105,7 @@ class ServedModel:
 
     def _warm_up(self, max_batch: int) -> None:
         """Compute every batch size once: the first batch of a size takes several times as long as the next."""
-        blank = torch.zeros(len(self.model.preprocess.mean), *self.model.preprocess.image_size)
+        blank = torch.zeros(len(self.model.meta.preprocess.mean), *self.model.meta.preprocess.image_size)
         run = self.embed.run
         if isinstance(self.encoder, Classifier):
             run = self.classify.run
@@ -142,7 +142,7 @@ class ServedModel:
 
     def facts(self) -> Json:
         """What clients need to know about the model."""
-        config, preprocess = self.model.config, self.model.preprocess
+        config, preprocess = self.model.config, self.model.meta.preprocess
         facts: Json = {
             "name": self.name,
             "ready": self.warm.done(),
@@ -151,10 +151,10 @@ class ServedModel:
             "image_size": list(preprocess.image_size),
             "in_channels": len(preprocess.mean),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-            "origin": self.model.origin,
+            "origin": self.model.meta.origin,
             "engine": self.encoder.engine if self.graph is None else self.graph.graph.engine,
             "accepts_labels": self.accepts_labels,
-            "digits": self.model.labels == tuple("0123456789"),
+            "digits": self.model.meta.labels == tuple("0123456789"),
             "vit": None,
         }
         if isinstance(self.model, ViT):
@@ -345,7 +345,7 @@ def explain_upload(model: Model, upload: Upload, settings: MapSettings) -> Json:
                 "title": map.title,
                 "class": map.index,
                 "values": [[float(f"{value:.6g}") for value in row] for row in map.values.tolist()],
-                "overlay": png_base64(overlay(upload.preview, map.values, model.preprocess, patch=map.patch)),
+                "overlay": png_base64(overlay(upload.preview, map.values, model.meta.preprocess, patch=map.patch)),
             }
             for map in explained.maps
         ],

@@ -127,7 +127,7 @@ class Teacher:
         self.model = load(recipe.teacher).to(processes.device).requires_grad_(False)
         self.features = DISTILLATIONS[recipe.distillation].reads_features
         self.columns = None if self.features else shared_classes(self.model, student, recipe.teacher)
-        self.student_view, self.device = student.preprocess, processes.device
+        self.student_view, self.device = student.meta.preprocess, processes.device
         found, wanted = self.model.config.in_channels, student.config.in_channels
         if found != wanted and recipe.teacher_view == "same":
             raise ConfigError(
@@ -141,7 +141,7 @@ class Teacher:
     def __call__(self, pixels: Tensor) -> Tensor:
         """Answers (B, A) to normalized pixels of the student."""
         with torch.no_grad():
-            pixels = seen_by(pixels, self.student_view, self.model.preprocess)
+            pixels = seen_by(pixels, self.student_view, self.model.meta.preprocess)
             return self.model.features(pixels) if self.features else self.chosen(self.model(pixels))
 
     def stored(self, batch: Batch) -> Tensor:
@@ -153,7 +153,7 @@ class Teacher:
             return features if self.features or head is None else self.chosen(head(features))
 
     def chosen(self, logits: Tensor) -> Tensor:
-        logits = logits / self.model.temperature
+        logits = logits / self.model.meta.temperature
         return logits if self.columns is None else logits[:, self.columns]
 
     def fixed(self, source: Source, recipe: Recipe, processes: Processes) -> Tensor:
@@ -173,21 +173,21 @@ class Teacher:
 
 def shared_classes(teacher: Model, student: Model, name: str) -> Tensor | None:
     """The teacher's outputs that are the student's classes, in their order; None where they are all of them."""
-    if teacher.labels == student.labels:
+    if teacher.meta.labels == student.meta.labels:
         return None
-    if teacher.labels is None and teacher.config.num_classes == student.config.num_classes:
+    if teacher.meta.labels is None and teacher.config.num_classes == student.config.num_classes:
         print_status(
             f"note: teacher={name!r} states no labels: its {teacher.config.num_classes:,} classes are in data order"
         )
         return None
-    places = {label: number for number, label in enumerate(teacher.labels or ())}
-    missing = [label for label in student.labels or () if label not in places]
+    places = {label: number for number, label in enumerate(teacher.meta.labels or ())}
+    missing = [label for label in student.meta.labels or () if label not in places]
     if missing or not places:
         raise ConfigError(
             f"teacher={name!r} does not know the classes {brief(missing)}; "
             "choose another teacher, or distillation='features'"
         )
-    return torch.tensor([places[label] for label in student.labels or ()])
+    return torch.tensor([places[label] for label in student.meta.labels or ()])
 
 
 def seen_by(pixels: Tensor, own: Preprocess, other: Preprocess) -> Tensor:

@@ -34,7 +34,6 @@ from vitruvian.training.objective import Measured, Place
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.run import Run
 from vitruvian.training.step import Stepper
-from vitruvian.weights.description import Description
 from vitruvian.weights.load import assemble
 from vitruvian.weights.save import save
 
@@ -220,7 +219,7 @@ class Loop:
         if isinstance(self.state.model, MaskedViT):
             tensors = {name: tensor for name, tensor in tensors.items() if name not in MaskedViT.own_names}
         if self.processes.is_main:
-            save(assemble(empty(self.state.model.config), tensors, Description.of(self.state.model)), folder)
+            save(assemble(empty(self.state.model.config), tensors, self.state.model.meta), folder)
         self.processes.barrier()
 
     def take_best(self) -> None:

@@ -69,7 +69,7 @@ class MaskedViT(ViT):
             nn.init.normal_(made.mask_embedding, std=0.02, generator=generator)
             nn.init.zeros_(made.colors.weight)
             nn.init.zeros_(made.colors.bias)
-        made.preprocess, made.origin = model.preprocess, model.origin
+        made.meta = model.meta
         return made
 
 
@@ -176,7 +176,7 @@ class Colors(Objective):
 
     def wanted(self, pixels: Tensor, draws: Tensor) -> Tensor:
         """The colors of the corrupted patches, (B, M)."""
-        colors = colors_of(pixels, self.model.config.patch_size, self.model.preprocess)
+        colors = colors_of(pixels, self.model.config.patch_size, self.model.meta.preprocess)
         return colors[corruption_of(draws).chosen].view(len(pixels), -1)
 
     def measured(self, model: nn.Module, batches: Iterable[Batch], images: int, place: Place) -> ColorMeasures:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from vitruvian.catalog import resolve
-from vitruvian.config import CHANGEABLE, ModelConfig, Preprocess, ViTConfig
+from vitruvian.config import CHANGEABLE, ModelConfig, ModelMeta, Preprocess, ViTConfig
 from vitruvian.data.augment import Augment
 from vitruvian.data.sources import Source
 from vitruvian.errors import ConfigError, UnknownNameError
@@ -40,11 +40,9 @@ def model_for(recipe: Recipe, labels: Sequence[str]) -> Model:
     model = from_weights(recipe, labels) if recipe.weights else from_scratch(recipe, labels)
     if masked:
         model = MaskedViT.around(model, recipe.seed)
-    model.labels = tuple(labels) or None
-    # not those of the weights that it starts from
-    model.temperature, model.score_function = 1.0, "softmax"
-    model.threshold, model.threshold_on = 0.0, "probability"
-    model.preprocess = model.preprocess.changed(recipe.view).at(model.config.image_size)
+    # what was fitted to the weights that it starts from no longer holds
+    preprocess = model.meta.preprocess.changed(recipe.view).at(model.config.image_size)
+    model.meta = model.meta.for_new_head(tuple(labels) or None).replace(preprocess=preprocess)
     freeze(model, recipe)
     set_options(model, recipe)
     return model.train()
@@ -62,7 +60,7 @@ def model_again(description: Description, recipe: Recipe) -> Model:
     model = build(description.config)
     if recipe.objective == "masked":
         model = MaskedViT.around(model, recipe.seed)
-    model.labels, model.origin, model.preprocess = description.labels, description.origin, description.preprocess
+    model.meta = description.meta
     freeze(model, recipe)
     set_options(model, recipe)
     return model.train()
@@ -88,8 +86,10 @@ def from_scratch(recipe: Recipe, labels: Sequence[str]) -> Model:
     model = build(config_of(recipe, len(labels)), seed=recipe.seed)
     start_head(model, recipe.head_bias)
     half = (0.5,) * model.config.in_channels
-    model.preprocess = Preprocess(image_size=resolve(recipe.model).image_size, mean=half, std=half)
-    model.origin = f"trained from scratch with {recipe.model}"
+    model.meta = ModelMeta(
+        preprocess=Preprocess(image_size=resolve(recipe.model).image_size, mean=half, std=half),
+        origin=f"trained from scratch with {recipe.model}",
+    )
     return model
 
 
@@ -104,24 +104,25 @@ def from_weights(recipe: Recipe, labels: Sequence[str]) -> Model:
 
     def changes(found: Description) -> Changes:
         wanted = measured_size(recipe, found.config)
-        if found.preprocess.fit == "naflex":
+        if found.meta.preprocess.fit == "naflex":
             shape = "x".join(map(str, wanted))
             print_status(
                 f"note: {recipe.weights} keeps each image's shape (NaFlex); here all images are squashed to {shape}"
             )
         size = None if wanted == found.config.image_size else wanted
-        if found.labels == tuple(labels):
+        if found.meta.labels == tuple(labels):
             return Changes(image_size=size)
         return Changes(image_size=size, num_classes=len(labels), head="new" if labels else "keep")
 
     hints = LoadHints(name=published_name(recipe.weights))
     model, _ = open_model(locate(recipe.weights), hints, changes)
     check_finite(model, recipe.weights)
-    if model.labels is None:
+    if model.meta.labels is None:
         start_head(model, recipe.head_bias)
     if recipe.architecture and isinstance(model.config, ViTConfig):  # regularizers say nothing about a ResNet
         model = with_config(model, changed_config(model.config, recipe.architecture)).requires_grad_(True)
-    model.origin = f"trained from {recipe.weights}" + (f" ({model.origin})" if model.origin else "")
+    origin = f"trained from {recipe.weights}" + (f" ({model.meta.origin})" if model.meta.origin else "")
+    model.meta = model.meta.replace(origin=origin)
     return model
 
 
@@ -138,7 +139,7 @@ def start_head(model: Model, bias: float) -> None:
 
 def augment_of(recipe: Recipe, model: Model) -> Augment:
     """The training views: the recipe's, in the values of the evaluation view and at their scale of its size."""
-    size, view = scaled(model.config, recipe.train_scale), model.preprocess
+    size, view = scaled(model.config, recipe.train_scale), model.meta.preprocess
     return recipe.augment.replace(image_size=size, mean=view.mean, std=view.std, output="uint8")
 
 

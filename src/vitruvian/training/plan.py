@@ -113,7 +113,7 @@ def plan(
         trainer = Trainer.build(measured, images, processes)
         with closing(trainer.batches):
             timing = measured_steps(trainer.stepper, trainer.batches.from_step(0), seconds=seconds)
-        with validation_loader(images.validation, chosen, trainer.model.preprocess, processes) as loader:
+        with validation_loader(images.validation, chosen, trainer.model.meta.preprocess, processes) as loader:
             image_seconds = measured_evaluation(
                 trainer.model, loader.batches(0), objective=trainer.stepper.objective, device=processes.device
             )

@@ -52,7 +52,7 @@ def write_report(run: Run, outcome: Outcome) -> Path:
         model = Description.from_json(recorded.get("model"), f"{run.folder}/run.json")
         assert isinstance(model.config, ViTConfig)
         for example in measures.examples:
-            examples += color_images(example, model.preprocess, model.config.patch_size, outcome.held_out)
+            examples += color_images(example, model.meta.preprocess, model.config.patch_size, outcome.held_out)
     page = render(
         "training.html",
         title=f"{name} on {Path(str(recorded.get('data', 'unnamed data'))).name}",

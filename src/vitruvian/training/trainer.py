@@ -74,7 +74,7 @@ class Trainer:
         with ExitStack() as stack:
             stack.callback(self.batches.close)
             stack.callback(checkpoints.close, CLOSING_SECONDS)
-            view = self.views.view or self.model.preprocess
+            view = self.views.view or self.model.meta.preprocess
             validation = stack.enter_context(validation_loader(self.images.validation, self.recipe, view, processes))
             journal = None
             if processes.is_main:

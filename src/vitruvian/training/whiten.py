@@ -29,7 +29,7 @@ def whiten(model: Model, source: Source) -> None:
     weight = stem.root.weight
     sums = torch.zeros(weight[0].numel(), weight[0].numel(), dtype=torch.float64)
     few = thinned(source, MOST_IMAGES)
-    with closing(Loader(few, transform=as_transform(model.preprocess), batch_size=100, training=False)) as loader:
+    with closing(Loader(few, transform=as_transform(model.meta.preprocess), batch_size=100, training=False)) as loader:
         for batch in loader.batches(0):
             patches = F.unfold(batch.pixels, weight.shape[-1], stride=2).transpose(1, 2).flatten(0, 1).double()
             sums += patches.T @ patches

@@ -175,11 +175,11 @@ def compare(model: Model, reread: Model, *, family: str, path: Path, seed: int) 
 
 def text_to_write(model: Model, path: Path, family: str) -> tuple[TextWeights | None, list[str]]:
     """The text tower beside the source's image tower; or, where it cannot be written, a note that says why."""
-    if family != "huggingface" or model.head is not None or not model.source:
+    if family != "huggingface" or model.head is not None or not model.meta.source:
         return None, []
     from vitruvian.weights.words import read_text_tower
 
-    text = read_text_tower(Path(model.source))
+    text = read_text_tower(Path(model.meta.source))
     if text is None:
         return None, []
     reasons = list(text_obstacles(writer(family, model, path), model.config, text.tower.config))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitruvian.config import ModelConfig, Preprocess, ViTConfig
+from vitruvian.config import ModelConfig, ModelMeta, Preprocess, ViTConfig
 from vitruvian.errors import CheckpointError, ConfigError, DamagedFileError, argument
 from vitruvian.files import read_object
 from vitruvian.model.build import Model, empty
@@ -45,12 +44,12 @@ def load(
     The family is recognized from the names inside. `family` names it instead (native, google, big_vision, timm,
     torchvision, huggingface, open_clip, dino), and then a description that the file carries from an earlier conversion
     is not read. `heads`, `grid` (rows, columns of patches) and `preprocess` tell what a file cannot; what is assumed in
-    their place is said once on stderr and in `model.origin`. `image_size` (a side, or rows and columns) and
+    their place is said once on stderr and in `model.meta.origin`. `image_size` (a side, or rows and columns) and
     `patch_size` resample positions and patch embedding in the family's own way. `classes` other than the file's, or
     `head="new"`, puts a single linear layer of zeros in place of the head and of a pre-logits layer before it;
     `classes=0` leaves the head out. `config` is the name of timm's architecture for a file that does not state it, or
     settings (or the name of a variant) for a state dict that `torch.save` wrote of our own model. What a file held that
-    has no place in the model stands in `model.origin`.
+    has no place in the model stands in `model.meta.origin`.
     """
     changes = Changes(image_size=image_size, patch_size=patch_size, num_classes=num_classes, head=head)
     path = locate(source)
@@ -80,22 +79,18 @@ def open_model(
         config, state = adapt(description.config, state, changes)
         if config != description.config:
             model = empty(config)
-        size = changes.size or (config.image_size if changes.patch_size else None)
-        view = description.preprocess if size is None else description.preprocess.at(size)
-        names = fitting_labels(description, changes, num_classes=config.num_classes, given=labels)
-        own_head = changes.head != "new" and config.num_classes == description.config.num_classes
-        if not own_head:
-            description = replace(
-                description, temperature=1.0, score_function="softmax", threshold=0.0, threshold_on="probability"
-            )
-        if not own_head or config.image_size != description.config.image_size:
-            description = replace(description, cascade=None)  # its threshold was fitted to other answers
-        description = replace(description, config=config, preprocess=view, labels=names)
+        meta = description.meta.replace(
+            labels=fitting_labels(description, changes, num_classes=config.num_classes, given=labels), source=str(path)
+        )
+        if changes.head == "new" or config.num_classes != description.config.num_classes:
+            meta = meta.for_new_head(meta.labels)
+        if config.image_size != description.config.image_size:
+            meta = meta.replace(cascade=None)  # its threshold was fitted to other logits
         if hints.preprocess is not None:
-            description = replace(description, preprocess=hints.preprocess)
-        model = assemble(model, state, description)
-        model.source = str(path)
-        return model, family
+            meta = meta.replace(preprocess=hints.preprocess)
+        elif changes.size or changes.patch_size:
+            meta = meta.replace(preprocess=meta.preprocess.at(changes.size or config.image_size))
+        return assemble(model, state, meta), family
     except (CheckpointError, ConfigError) as error:
         hint = ""
         if hints.name and isinstance(error, DamagedFileError):
@@ -171,14 +166,14 @@ def fitting_labels(
         if len(given) != num_classes:
             raise CheckpointError(f"{len(given)} labels were given for a head of {num_classes} classes")
         return tuple(given)
-    if description.labels is None or changes.head == "new" or num_classes != description.config.num_classes:
+    if description.meta.labels is None or changes.head == "new" or num_classes != description.config.num_classes:
         return None
-    if len(description.labels) != num_classes:
+    if len(description.meta.labels) != num_classes:
         raise CheckpointError(
-            f"the file names {len(description.labels)} labels for a head of {num_classes} classes",
+            f"the file names {len(description.meta.labels)} labels for a head of {num_classes} classes",
             hint=f"pass {argument('labels')}",
         )
-    return description.labels
+    return description.meta.labels
 
 
 def check_finite(model: Model, where: object, *, raises: type[CheckpointError] = CheckpointError) -> None:
@@ -190,7 +185,7 @@ def check_finite(model: Model, where: object, *, raises: type[CheckpointError] =
 
 def with_config(model: Model, config: ModelConfig) -> Model:
     """The same weights, ready to answer, under settings that change no array."""
-    return assemble(empty(config), model.state_dict(), replace(Description.of(model), config=config))
+    return assemble(empty(config), model.state_dict(), model.meta)
 
 
 def with_merging(model: Model, r: int | Sequence[int] = 0, *, thresholds: Sequence[float] = ()) -> Model:
@@ -205,24 +200,21 @@ def with_merging(model: Model, r: int | Sequence[int] = 0, *, thresholds: Sequen
         )
     counts = r if isinstance(r, int) else tuple(r)
     merging = with_config(model, model.config.replace(tome_r=counts, tome_thresholds=tuple(thresholds)))
-    merging.source, merging.cascade = model.source, None  # a cascade's threshold was fitted to other answers
+    merging.meta = model.meta.replace(cascade=None)  # its threshold was fitted to other logits
     return merging
 
 
 def without_cascade(model: Model) -> Model:
     """The whole model alone, with the same weights."""
-    if model.cascade is None:
+    if model.meta.cascade is None:
         return model
     plain = with_config(model, model.config)
-    plain.cascade = None
+    plain.meta = model.meta.replace(cascade=None)
     return plain
 
 
-def assemble(model: Model, state: Tensors, description: Description) -> Model:
-    """The empty model with its tensors, ready to answer."""
+def assemble(model: Model, state: Tensors, meta: ModelMeta) -> Model:
+    """Fill an empty model with its tensors and metadata, in evaluation mode."""
     model.load_state_dict({name: tensor.contiguous() for name, tensor in state.items()}, strict=True, assign=True)
-    model.preprocess, model.labels, model.origin = description.preprocess, description.labels, description.origin
-    model.temperature, model.score_function = description.temperature, description.score_function
-    model.threshold, model.threshold_on = description.threshold, description.threshold_on
-    model.cascade, model.known_as = description.cascade, description.known_as
+    model.meta = meta
     return model.eval()

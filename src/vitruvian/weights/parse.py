@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from vitruvian.catalog import find_published, resolve
-from vitruvian.config import ModelConfig, Preprocess, ResNetConfig, ViTConfig
+from vitruvian.config import ModelConfig, ModelMeta, Preprocess, ResNetConfig, ViTConfig
 from vitruvian.errors import CheckpointError, UnknownNameError, argument
 from vitruvian.model.build import Model, empty
 from vitruvian.settings import Size, as_size
@@ -90,7 +90,7 @@ def parse_native(checkpoint: Checkpoint, hints: LoadHints) -> tuple[str, Descrip
         config = fit_state_dict(hints.config, state)
         view = hints.preprocess or Preprocess(image_size=config.image_size)
         origin = f"state dict {checkpoint.path.name}"
-        description = Description(config=config, preprocess=view, origin=origin)
+        description = Description(config=config, meta=ModelMeta(preprocess=view, origin=origin))
     elif hints.config is not None:
         raise CheckpointError(f"{argument('config')} is for a state dict without description; this file tells its own")
     check_hints(description.config, hints)
@@ -146,13 +146,13 @@ def describe(
         note(f"{checkpoint.path}: the file does not state {' and '.join(assumed)}: assumed as {family.name} has it")
     if doubt := family.doubt(checkpoint, config):
         note(f"{checkpoint.path}: {doubt}")
-    return Description(
-        config=config,
+    meta = ModelMeta(
         preprocess=view or Preprocess(image_size=config.image_size, stated=False),
         labels=(facts.labels or family.default_labels(config.num_classes)) if config.num_classes else None,
         origin=origin,
         known_as=family.known_as(checkpoint),
     )
+    return Description(config=config, meta=meta)
 
 
 @cache

@@ -39,7 +39,7 @@ def save(model: Model, path: str | Path, family: str = "native", *, half: bool =
 def text_beside(model: Model) -> TextWeights:
     from vitruvian.weights.words import read_text_tower
 
-    found = read_text_tower(Path(model.source)) if model.source else None
+    found = read_text_tower(Path(model.meta.source)) if model.meta.source else None
     if found is None:
         raise ConversionError(
             f"{argument('text', True)}: the weights that this model was loaded from have no text tower"
@@ -79,7 +79,7 @@ def write(model: Model, path: Path, family: str, *, half: bool = False, text: Te
     if obstacles:
         raise ConversionError(f"{family} cannot express this model: {'; '.join(obstacles)}")
     tensors = foreign_tensors(member, state, model.config)
-    stated = member.stated_files(model.config, model.labels, model.preprocess)
+    stated = member.stated_files(model.config, model.meta.labels, model.meta.preprocess)
     if text is not None:
         added = write_text(member, model.config, stated, text)
         tensors |= halved(added) if half else added
@@ -147,9 +147,9 @@ def readers_notes(member: Family, description: Description) -> Iterator[str]:
         yield f"at other image sizes, {member.name}'s own code resamples positions {ways}"
     if config.merges_tokens:
         yield "other readers do not merge tokens"
-    if description.temperature != 1.0:
-        yield f"other readers do not divide the logits by this model's temperature, {description.temperature:.4g}"
-    view = description.preprocess
+    if description.meta.temperature != 1.0:
+        yield f"other readers do not divide the logits by this model's temperature, {description.meta.temperature:.4g}"
+    view = description.meta.preprocess
     assumed = member.assumed_view(config, view) if view.stated else view
     if assumed != view:
         yield f"other readers may prepare images otherwise: {differences(assumed, view)}"

@@ -141,9 +141,9 @@ def text_of(model: Model | str | Path) -> TextEncoder:
     if isinstance(model, str | Path):
         return load_text(model)
     if model not in _encoders:
-        if not model.source:
+        if not model.meta.source:
             raise CheckpointError("this model was not loaded from weights, so it has no text tower")
-        _encoders[model] = load_text(model.source)
+        _encoders[model] = load_text(model.meta.source)
     return _encoders[model]
 
 
@@ -171,8 +171,8 @@ def with_head(model: Model, text: TextEncoder, labels: tuple[str, ...], template
     state["head.bias"] = torch.full((len(labels),), text.bias or 0.0)
     new = empty(config.replace(num_classes=len(labels), unit_features=True))
     new.load_state_dict(state, assign=True)
-    new.preprocess, new.labels, new.score_function = model.preprocess, labels, text.score_function
-    new.origin = f"{model.origin}; head of {len(labels)} words" + (f" in {template!r}" if template else "")
+    origin = f"{model.meta.origin}; head of {len(labels)} words" + (f" in {template!r}" if template else "")
+    new.meta = model.meta.for_new_head(labels).replace(score_function=text.score_function, origin=origin)
     return new.eval()
 
 

@@ -151,7 +151,7 @@ def evaluate(
         dev = answers_of(classifier, opened.splits["val"], space, batch_size=batch_size, track=track)
     keys = map(opened.splits[name].key, answers.numbers.tolist())
     right_by_real = None if labels is None else real_answers(keys, answers.imagenet, labels)[1]
-    temperature = classifier.model.temperature
+    temperature = classifier.model.meta.temperature
     return Evaluation(
         data=opened.name,
         model=classifier.name,
@@ -195,7 +195,7 @@ def space_for(classes: tuple[str, ...], model: Model, *, ids: str | Path | None,
     total = model.config.num_classes
     return label_space(
         classes,
-        labels=model.labels,
+        labels=model.meta.labels,
         total=total,
         ids=None if ids is None else read_ids(Path(ids), total),
         groups=None if mappings is None else read_objectnet(mappings),
@@ -292,7 +292,7 @@ def save_calibrated(evaluation: Evaluation, folder: Path) -> None:
             f"{folder}: not written, as temperature {fitted.temperature:.3f} does not help: cross-entropy "
             f"{fitted.before.loss:.4f} becomes {fitted.after.loss:.4f} on the images that it was not fitted on"
         )
-    if evaluation.classifier.model.score_function == "sigmoid":
+    if evaluation.classifier.model.meta.score_function == "sigmoid":
         raise DataError(
             f"{folder}: not written, as the temperature is of a softmax, and this model answers by sigmoids"
         )
@@ -301,9 +301,9 @@ def save_calibrated(evaluation: Evaluation, folder: Path) -> None:
             f"{folder}: not written, as the temperature was fitted with {evaluation.space.competing} of the model's "
             f"{evaluation.space.total} outputs; evaluate on all its classes"
         )
-    model, before = evaluation.classifier.model, evaluation.classifier.model.temperature
+    model, meta = evaluation.classifier.model, evaluation.classifier.model.meta
     try:
-        model.temperature = fitted.temperature
+        model.meta = meta.replace(temperature=fitted.temperature)
         save(model, folder)
     finally:
-        model.temperature = before
+        model.meta = meta

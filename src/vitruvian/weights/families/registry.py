@@ -86,7 +86,7 @@ def writer(family: str, model: Model, path: Path) -> Family:
         return timm_writer(model, folder=path.suffix not in suffixes_of(family))
     if family == "huggingface":
         kind = huggingface_kind(config) if isinstance(config, ViTConfig) else HuggingFaceViT
-        return kind(model.known_as.removeprefix("huggingface:"))
+        return kind(model.meta.known_as.removeprefix("huggingface:"))
     return members[-1] if family == "google" and isinstance(config, ResNetConfig) else members[0]
 
 
@@ -110,6 +110,6 @@ def timm_writer(model: Model, *, folder: bool) -> Family:
         return TimmBitFolder() if folder else TimmBit()
     if not folder and not any(plain.obstacles(config)):
         return plain
-    known_as = model.known_as.removeprefix("timm:")
+    known_as = model.meta.known_as.removeprefix("timm:")
     chosen = TimmArchitecture(config, model.state_dict(), known_as)
     return plain if not folder and chosen.choice is None else chosen
