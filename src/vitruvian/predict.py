@@ -23,7 +23,7 @@ from vitruvian.data.transform import EvalTransform, Transform, as_transform
 from vitruvian.data.workers import in_threads
 from vitruvian.engines.choose import Engine
 from vitruvian.engines.graph import Graph, find_graph, open_graph
-from vitruvian.engines.sessions import EngineName, check_engine
+from vitruvian.engines.runtimes import EngineName, check_engine
 from vitruvian.errors import ConfigError, ImageError, argument
 from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_cores, map_over_shapes

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 import vitruvian as vt
-from vitruvian.engines.bench import computed
+from vitruvian.engines.bench import computed_multiply_adds
 from vitruvian.errors import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.openvino
@@ -42,7 +42,7 @@ def test_an_exported_graph_predicts_and_other_commands_say_what_they_need(native
     assert (code, "has no text tower" in err) == (1, True)
     with pytest.raises(CheckpointError, match="an exported graph"):
         vt.load(graph / "model.xml")
-    with pytest.raises(ConfigError, match="an exported graph gives logits alone"):
+    with pytest.raises(ConfigError, match="exported graphs return logits only"):
         vt.Classifier(graph).features(torch.zeros(1, 3, 16, 16))
 
 
@@ -83,8 +83,8 @@ def test_bench_measures_an_exported_graph(native, vit):
     assert code == 0, err
     assert {each["engine"] for each in json.loads(out)["speeds"]} == {"openvino"}
     for arguments, words in (
-        (("--engine", "torch"), "runs in onnxruntime or openvino, not in torch"),
-        (("--tome-r", "1"), "an exported graph gives logits alone"),
+        (("--engine", "torch"), "run in onnxruntime or openvino, not in torch"),
+        (("--tome-r", "1"), "exported graphs return logits only"),
         (("--num-heads", "2"), "--num-heads and device= are for weights"),
         (("--image-size", "32"), "takes images of 3x16x16, not 3x32x32"),
     ):
@@ -96,4 +96,4 @@ def test_the_work_of_a_graph_is_that_of_its_model(native):
     model = vt.load(native / "native")
     vt.export(model, native / "work.onnx")
     graph = vt.Classifier(native / "work.onnx").model
-    assert computed(graph, (16, 16)) == computed(model, (16, 16))
+    assert computed_multiply_adds(graph, (16, 16)) == computed_multiply_adds(model, (16, 16))

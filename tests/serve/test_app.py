@@ -430,5 +430,9 @@ def test_an_exported_graph_predicts_and_reports_what_needs_the_weights(client_of
     assert [each["probability"] for each in found] == pytest.approx([each["probability"] for each in wanted], abs=1e-5)
     facts = next(each for each in client.get("/models").json()["models"] if each["name"] == "graph")
     assert (facts["engine"], facts["vit"], facts["parameters"]) == ("onnxruntime", None, 0)
-    for path, words in (("/explain", "does not show its attention"), ("/embed", "gives logits alone")):
-        assert f"an exported graph {words}" in client.post(path, files=[file(photo(3))], data={"model": "graph"}).text
+    messages = {
+        "/explain": "an exported graph does not show its attention",
+        "/embed": "exported graphs return logits only",
+    }
+    for path, message in messages.items():
+        assert message in client.post(path, files=[file(photo(3))], data={"model": "graph"}).text

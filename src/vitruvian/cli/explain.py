@@ -16,7 +16,7 @@ from vitruvian.cli.start import quick_imports
 from vitruvian.progress import print_status, track
 
 if TYPE_CHECKING:
-    from vitruvian.engines.sessions import EngineName
+    from vitruvian.engines.runtimes import EngineName
     from vitruvian.explain import MapSettings, Written
     from vitruvian.model.build import Model
 

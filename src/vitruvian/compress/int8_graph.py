@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vitruvian.compress.int8 import Int8Layer
 from vitruvian.compress.smooth import dense_layers
-from vitruvian.engines.layout import query_scale, three_layers
+from vitruvian.engines.export_attention import query_scale, split_qkv
 from vitruvian.errors import ConversionError, require
 from vitruvian.model.encoder import Attention
 from vitruvian.model.vit import ViT
@@ -153,7 +153,7 @@ def products_of(loaded: Any, model: ViT) -> list[Product]:
         attention = model.get_submodule(name.rpartition(".")[0])
         parts, factors = [layer], [1.0]
         if type(attention) is Attention and layer is attention.qkv:
-            parts, factors = three_layers(attention), [query_scale(attention), 1.0, 1.0]
+            parts, factors = split_qkv(attention), [query_scale(attention), 1.0, 1.0]
         count = layer.out_features // len(parts)
         for part, (each, factor) in enumerate(zip(parts, factors)):
             rows = slice(part * count, (part + 1) * count)

@@ -15,7 +15,7 @@ from vitruvian.compress.quantize import CALIBRATION, EVALUATION, Timer, median_s
 from vitruvian.compress.search import Candidate, Limits, Search
 from vitruvian.engines.export import check_model
 from vitruvian.engines.graph import CASCADE_FILE
-from vitruvian.engines.sessions import check_engine
+from vitruvian.engines.runtimes import check_engine
 from vitruvian.errors import ConversionError, require
 from vitruvian.files import atomic_path, check_writable, json_bytes
 from vitruvian.model.build import Model

@@ -28,10 +28,10 @@ from vitruvian.compress.int8_graph import write_int8
 from vitruvian.compress.loss import BATCH_SIZE, Loss, Sample, loss_of, read_sample
 from vitruvian.compress.ranges import Int8Input
 from vitruvian.compress.smooth import dense_layers
-from vitruvian.engines.choose import Way, measure
+from vitruvian.engines.choose import measure
 from vitruvian.engines.export import Forward, check_model, export
-from vitruvian.engines.sessions import FORMATS, check_engine, open_session
-from vitruvian.engines.trial import check_runs
+from vitruvian.engines.graph import check_runs
+from vitruvian.engines.runtimes import FORMATS, check_engine, open_session
 from vitruvian.errors import ConversionError, UnknownNameError, argument
 from vitruvian.files import atomic_path, check_writable
 from vitruvian.model.build import Model
@@ -96,9 +96,7 @@ class Quantized:
 
 def median_seconds(forwards: dict[str, Forward], pixels: Tensor) -> dict[str, float]:
     """Of interleaved rounds."""
-    ways = {Way(name): forward for name, forward in forwards.items()}
-    measured = measure(ways, pixels, ROUNDS, MOST_SECONDS)
-    return {way.engine: statistics.median(times) for way, times in measured.items()}
+    return {name: statistics.median(times) for name, times in measure(forwards, pixels, ROUNDS, MOST_SECONDS).items()}
 
 
 def quantize(

@@ -25,9 +25,9 @@ from vitruvian.compress.merging import Counts, ladder, merging, words_of
 from vitruvian.compress.quantize import Plan, Timer, least, plan_of
 from vitruvian.compress.ranges import Int8Input
 from vitruvian.config import CascadeConfig
-from vitruvian.engines.choose import Way, forward_of
+from vitruvian.engines.choose import RunMode, open_forward
 from vitruvian.engines.export import Forward, export
-from vitruvian.engines.sessions import OpenGraph, installed
+from vitruvian.engines.runtimes import OpenGraph, installed
 from vitruvian.errors import ConversionError, VitruvianError
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
@@ -255,7 +255,9 @@ class Search:
         return self.torch_forward(counts)
 
     def torch_forward(self, counts: Counts) -> Forward:
-        return forward_of(merging(self.model, counts), Way("torch", split=True), self.model.meta.preprocess.image_size)
+        return open_forward(
+            merging(self.model, counts), RunMode("torch", split=True), self.model.meta.preprocess.image_size
+        )
 
     def forward(self, candidate: Candidate) -> Forward:
         """As `vit predict` runs what is written."""

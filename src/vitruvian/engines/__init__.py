@@ -1,1 +1,1 @@
-"""Models as graphs for other runtimes: export, sessions, the choice of the fastest, measurements."""
+"""Export models to graphs, run graphs in ONNX Runtime and OpenVINO, and choose the fastest engine."""

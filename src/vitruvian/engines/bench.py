@@ -1,65 +1,71 @@
-"""How fast a model is here, by engine and batch, where the time goes, and how near that is to the machine's limit."""
+"""Speed of a model by engine and batch size, where the time goes, and how near the hardware limit is."""
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import statistics
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from PIL import Image
+from torch import Tensor, nn
 
 from vitruvian.config import GraphConfig, ViTConfig
 from vitruvian.cost import multiply_adds, tokens_by_layer
-from vitruvian.engines.choose import Way, cached_graph, forward_of, measure, usual_way
+from vitruvian.data.decode import decode
+from vitruvian.data.preprocess import apply_preprocess
+from vitruvian.engines.choose import RunMode, cached_graph, default_mode, measure, open_forward
 from vitruvian.engines.export import Forward
 from vitruvian.engines.graph import Graph, open_graph
-from vitruvian.engines.parts import photo, readable, shares_of, timed
-from vitruvian.engines.sessions import check_engine, installed
+from vitruvian.engines.runtimes import check_engine, installed
 from vitruvian.errors import ConfigError, VitruvianError, argument
 from vitruvian.machine import peak_megabytes, reset_peak_memory, resident_megabytes
 from vitruvian.model.build import Model
+from vitruvian.model.encoder import Block
 from vitruvian.model.vit import ViT
 from vitruvian.progress import print_status
 from vitruvian.report.chart import Chart, Line
-from vitruvian.settings import BatchSize, validate
+from vitruvian.settings import BatchSize, Size, validate
 from vitruvian.text import table
 
-MATRIX = 1024
-"""Side of the matrices whose product is the machine's limit."""
+MATRIX_SIZE = 1024
+"""Side of the square matrices whose product gives the hardware limit."""
+IMAGE_SIZE = (500, 375)
+"""Width and height of the image that is decoded by default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
-    """One engine at one batch."""
+    """One engine at one batch size."""
 
     engine: str
     batch_size: int
     images_per_second: float
-    """By the median time of a batch."""
+    """From the median time per batch."""
     p50_ms: float
     p90_ms: float
     p99_ms: float
     of_limit: float | None
-    """Share of the multiply-adds that this machine's matrix product does in the same time; None where their number is
-    not known."""
+    """Fraction of the speed of a matrix product on this machine; None if the model's multiply-adds are unknown."""
     memory_mb: float | None
-    """What opening and running it added to the process at its peak; None where the system does not tell."""
+    """Peak memory added by opening and running the engine; None if the system does not report it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bench:
-    """What was measured."""
+    """Results of `bench`."""
 
     speeds: tuple[Speed, ...]
     shares: dict[str, float]
-    """Milliseconds an image in each part, with torch on all cores; of a graph, with its first engine."""
+    """Milliseconds per image of each part, in torch on all cores; for a graph, in its first engine."""
     limit_gflops: float
-    """Of one large float32 matrix product on all cores."""
+    """Speed of one large float32 matrix product on all cores."""
     threads: int
 
     def to_json(self) -> dict[str, Any]:
@@ -68,30 +74,27 @@ class Bench:
     def __str__(self) -> str:
         rows = [
             (
-                s.engine,
-                str(s.batch_size),
-                f"{s.images_per_second:.1f}",
-                *(f"{value:.1f}" for value in (s.p50_ms, s.p90_ms, s.p99_ms)),
-                "-" if s.of_limit is None else f"{s.of_limit:.0%}",
-                "-" if s.memory_mb is None else f"{s.memory_mb:.0f}",
+                speed.engine,
+                str(speed.batch_size),
+                f"{speed.images_per_second:.1f}",
+                *(f"{milliseconds:.1f}" for milliseconds in (speed.p50_ms, speed.p90_ms, speed.p99_ms)),
+                "-" if speed.of_limit is None else f"{speed.of_limit:.0%}",
+                "-" if speed.memory_mb is None else f"{speed.memory_mb:.0f}",
             )
-            for s in self.speeds
+            for speed in self.speeds
         ]
-        heads = ("engine", ">batch", ">images/s", ">p50 ms", ">p90", ">p99", ">of matmul", ">memory MB")
+        columns = ("engine", ">batch", ">images/s", ">p50 ms", ">p90", ">p99", ">of matmul", ">memory MB")
         total = sum(self.shares.values())
         parts = [(name, f"{ms:.2f}", f"{ms / total:.0%}") for name, ms in self.shares.items()]
         limit = f"float32 matrix product on {self.threads} threads: {self.limit_gflops:.0f} GFLOP/s"
-        return "\n".join(
-            [table(heads, rows), "", table(("part of an image's time", ">ms", ">share"), parts), "", limit]
-        )
+        return "\n".join([table(columns, rows), "", table(("time per image", ">ms", ">share"), parts), "", limit])
 
     def chart(self) -> Chart:
-        """Images per second against the batch, a line for each engine."""
-        engines = dict.fromkeys(speed.engine for speed in self.speeds)
-        lines = [
-            Line(name, [(s.batch_size, s.images_per_second) for s in self.speeds if s.engine == name])
-            for name in engines
-        ]
+        """Images per second over the batch size, one line per engine."""
+        points: dict[str, list[tuple[float, float]]] = {}
+        for speed in self.speeds:
+            points.setdefault(speed.engine, []).append((speed.batch_size, speed.images_per_second))
+        lines = [Line(engine, values) for engine, values in points.items()]
         return Chart(title="images per second", lines=lines, x_label="batch", log_x=True, y_from=0.0)
 
 
@@ -103,66 +106,86 @@ def bench(
     rounds: int = 20,
     image: str | Path | None = None,
 ) -> Bench:
-    """Measure a model with each engine, interleaved: those named, or all that are installed and can run it.
+    """Measure the speed of a model in several engines, in interleaved rounds.
 
-    A graph is measured with its own engine unless others are named. `image` is the file that is decoded.
+    Args:
+        model: A model or an exported graph.
+        engines: Engines to compare; by default all that are installed and can run the model, or a graph's own.
+        batches: Batch sizes to measure.
+        rounds: Measurements of each engine and batch size.
+        image: Image file for measuring the time to decode; a generated JPEG by default.
     """
-    usual = [model.graph.engine] if isinstance(model, Graph) else installed()
-    names: list[str] = [check_engine(name) for name in (engines or usual)]
+    default = [model.graph.engine] if isinstance(model, Graph) else installed()
+    names: list[str] = [check_engine(name) for name in (engines or default)]
     if "auto" in names:
-        raise ConfigError(
-            f"{argument('engine', 'auto')} is not measured by itself: leave it out to compare all engines"
-        )
+        raise ConfigError(f"{argument('engine', 'auto')} cannot be measured", hint="omit it to compare all engines")
     if isinstance(model, Graph) and "torch" in names:
-        raise ConfigError(f"{model.graph.path}: an exported graph runs in onnxruntime or openvino, not in torch")
+        raise ConfigError("exported graphs run in onnxruntime or openvino, not in torch", where=model.graph.path)
     if model.meta.cascade is not None:
-        print_status("note: measured is the whole model, without the first pass of its cascade")
+        print_status("note: measuring the full model, without the first pass of its cascade")
     model.eval()
-    data = photo() if image is None else readable(image)
+    data = synthetic_jpeg() if image is None else read_image(image)
     limit, size, speeds = matmul_gflops(), model.meta.preprocess.image_size, []
-    count = computed(model, size)
-    for batch in batches:
-        validate("batch_size", BatchSize, batch)
-        pixels = torch.randn(batch, model.config.in_channels, *size, generator=torch.Generator().manual_seed(0))
-        memory, forwards = opened(model, [usual_way(name, batch) for name in names], pixels, strict=bool(engines))
-        for way, seconds in measure(forwards, pixels, rounds).items():
-            milliseconds = sorted(1000 * each for each in seconds)
-            rate = batch / statistics.median(seconds)
-            percentiles = [float(np.percentile(milliseconds, p)) for p in (50, 90, 99)]
+    count = computed_multiply_adds(model, size)
+    for batch_size in batches:
+        validate("batch_size", BatchSize, batch_size)
+        generator = torch.Generator().manual_seed(0)
+        pixels = torch.randn(batch_size, model.config.in_channels, *size, generator=generator)
+        modes = [default_mode(name, batch_size) for name in names]
+        memory, forwards = open_engines(model, modes, pixels, strict=bool(engines))
+        for mode, seconds in measure(forwards, pixels, rounds).items():
+            rate = batch_size / statistics.median(seconds)
+            p50, p90, p99 = (1000 * float(np.percentile(seconds, p)) for p in (50, 90, 99))
             speeds.append(
                 Speed(
-                    engine=way.engine,
-                    batch_size=batch,
+                    engine=mode.engine,
+                    batch_size=batch_size,
                     images_per_second=rate,
-                    p50_ms=percentiles[0],
-                    p90_ms=percentiles[1],
-                    p99_ms=percentiles[2],
+                    p50_ms=p50,
+                    p90_ms=p90,
+                    p99_ms=p99,
                     of_limit=None if count is None else 2e-9 * count * rate / limit,
-                    memory_mb=memory[way],
+                    memory_mb=memory[mode],
                 )
             )
-    shares = shares_of(model, data, rounds)
+    shares = time_shares(model, data, rounds)
     return Bench(speeds=tuple(speeds), shares=shares, limit_gflops=limit, threads=torch.get_num_threads())
 
 
-def opened(
-    model: Model | Graph, ways: Sequence[Way], pixels: Tensor, *, strict: bool
-) -> tuple[dict[Way, float | None], dict[Way, Forward]]:
-    """The memory and the forward pass of each way; unless `strict`, one that fails is said and left out."""
-    memory: dict[Way, float | None] = {}
-    forwards: dict[Way, Forward] = {}
-    for way in ways:
+def open_engines(
+    model: Model | Graph, modes: Sequence[RunMode], pixels: Tensor, *, strict: bool
+) -> tuple[dict[RunMode, float | None], dict[RunMode, Forward]]:
+    """Memory and forward pass of each mode; a mode that fails is skipped with a note, unless `strict`."""
+    memory: dict[RunMode, float | None] = {}
+    forwards: dict[RunMode, Forward] = {}
+    for mode in modes:
         try:
-            memory[way], forwards[way] = peak_memory(model, way, pixels)
+            memory[mode], forwards[mode] = peak_memory(model, mode, pixels)
         except VitruvianError as error:
             if strict:
                 raise
-            print_status(f"note: {way.engine} is left out: {error}")
+            print_status(f"note: skipping {mode.engine}: {error}")
     return memory, forwards
 
 
-def computed(model: Model | Graph, size: tuple[int, int]) -> int | None:
-    """Multiply-adds of an image, without the tokens that the last block leaves out; None for a graph of others."""
+def peak_memory(model: Model | Graph, mode: RunMode, pixels: Tensor) -> tuple[float | None, Forward]:
+    """Megabytes that opening and running an engine adds to this process, and its forward pass."""
+    size = (pixels.shape[2], pixels.shape[3])
+    if mode.engine != "torch" and not isinstance(model, Graph):
+        cached_graph(model, mode.engine, size)  # the export is not counted
+    reset_peak_memory()
+    before = resident_megabytes()
+    if isinstance(model, Graph):
+        forward: Forward = open_graph(model.graph.path, engine=mode.engine)
+    else:
+        forward = open_forward(model, mode, size)
+    forward(pixels)
+    after = peak_megabytes()
+    return None if before is None or after is None else after - before, forward
+
+
+def computed_multiply_adds(model: Model | Graph, size: Size) -> int | None:
+    """Multiply-adds per image, without the tokens that the last block skips; None for graphs of other libraries."""
     config = model.config
     if isinstance(config, GraphConfig):
         return None
@@ -175,27 +198,86 @@ def computed(model: Model | Graph, size: tuple[int, int]) -> int | None:
     rows, columns = config.grid_of(size)
     *_, tokens, left = tokens_by_layer(config, rows * columns + config.prefix_tokens)  # in and out of the last block
     mlp = config.width * config.mlp_dim * (3 if config.mlp == "swiglu" else 2)
-    each = config.width**2 + 2 * tokens * config.width  # of the output layer and both products
-    return count - (tokens - read) * each - (left - read) * mlp
+    attention = config.width**2 + 2 * tokens * config.width  # output projection and both products, per query
+    return count - (tokens - read) * attention - (left - read) * mlp
 
 
 def matmul_gflops() -> float:
-    """The best of several products of large float32 matrices."""
-    a, b = torch.randn(2, MATRIX, MATRIX, generator=torch.Generator().manual_seed(0))
-    return 2e-9 * MATRIX**3 / min(timed(lambda: a @ b) for _ in range(10))
+    """Best speed of several products of large float32 matrices."""
+    a, b = torch.randn(2, MATRIX_SIZE, MATRIX_SIZE, generator=torch.Generator().manual_seed(0))
+    return 2e-9 * MATRIX_SIZE**3 / min(timed(lambda: a @ b) for _ in range(10))
 
 
-def peak_memory(model: Model | Graph, way: Way, pixels: Tensor) -> tuple[float | None, Forward]:
-    """Megabytes that an engine adds to the process while it opens and answers; and the engine."""
-    size = (pixels.shape[2], pixels.shape[3])
-    if way.engine != "torch" and not isinstance(model, Graph):
-        cached_graph(model, way.engine, size)  # an export is not counted
-    reset_peak_memory()
-    before = resident_megabytes()
-    if isinstance(model, Graph):
-        forward: Forward = open_graph(model.graph.path, engine=way.engine)
-    else:
-        forward = forward_of(model, way, size)
-    forward(pixels)
-    after = peak_megabytes()
-    return None if before is None or after is None else after - before, forward
+def timed(function: Callable[[], object]) -> float:
+    """Seconds that a call takes."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def read_image(path: str | Path) -> bytes:
+    """The content of an image file; raises ImageError if it cannot be decoded."""
+    decode(Path(path))
+    return Path(path).read_bytes()
+
+
+def synthetic_jpeg() -> bytes:
+    """A JPEG with about as much detail as a photo."""
+    width, height = IMAGE_SIZE
+    noise = np.random.default_rng(0).integers(0, 256, (height // 8, width // 8, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noise).resize(IMAGE_SIZE, Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+def time_shares(model: Model | Graph, data: bytes, rounds: int) -> dict[str, float]:
+    """Median milliseconds of one image in decoding, resizing, and each part of the model."""
+    image = decode(data)
+    pixels = apply_preprocess(image, model.meta.preprocess)[None]
+    parts = [time_parts(model, pixels) for _ in range(rounds + 1)][1:]  # the first one warms up
+    seconds = {
+        "decode": statistics.median(timed(lambda: decode(data)) for _ in range(rounds)),
+        "resize": statistics.median(
+            timed(lambda: apply_preprocess(image, model.meta.preprocess)) for _ in range(rounds)
+        ),
+    }
+    seconds |= {name: statistics.median(part[name] for part in parts) for name in parts[0]}
+    return {name: 1000 * value for name, value in seconds.items()}
+
+
+def time_parts(model: Model | Graph, pixels: Tensor) -> dict[str, float]:
+    """Seconds of one forward pass in the embedding, attention, MLPs and the rest."""
+    parts: dict[str, list[nn.Module]] = {}
+    rest = "model"
+    if isinstance(model, ViT):
+        blocks = [block for block in model.blocks if isinstance(block, Block)]
+        parts = {
+            "embed": [model.embed],
+            "attention": [block.attn for block in blocks],
+            "MLP": [block.mlp for block in blocks],
+        }
+        rest = "norms, sums, head"
+        if model.config.merges_tokens:  # calls the steps of attention, not the module, so hooks do not see it
+            parts.pop("attention")
+            rest = "attention, merging, norms, head"
+    seconds, hooks, starts = dict.fromkeys(parts, 0.0), [], {}
+
+    def begin(module: nn.Module, *_: Any) -> None:
+        starts[module] = time.perf_counter()
+
+    def end(part: str) -> Callable[..., None]:
+        def add(module: nn.Module, *_: Any) -> None:
+            seconds[part] += time.perf_counter() - starts[module]
+
+        return add
+
+    for part, modules in parts.items():
+        for module in modules:
+            hooks += [module.register_forward_pre_hook(begin), module.register_forward_hook(end(part))]
+    try:
+        with torch.inference_mode():
+            total = timed(lambda: model(pixels))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seconds | {rest: max(0.0, total - sum(seconds.values()))}

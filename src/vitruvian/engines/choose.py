@@ -1,122 +1,113 @@
-"""The engine of a model: the one that was asked for, or the fastest here, measured once and remembered."""
+"""The engine of a model: the requested one, or the fastest on this machine, measured once and cached."""
 
 from __future__ import annotations
 
 import math
 import os
 import random
+import shutil
 import statistics
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from vitruvian.cache import cache_folder, file_lock
-from vitruvian.engines.cached import forget, forget_old, is_whole, record
 from vitruvian.engines.export import TOLERANCE, Forward, compare, evaluating, export, fits_onnx
-from vitruvian.engines.sessions import FORMATS, WholeImages, installed, open_session, versions
+from vitruvian.engines.runtimes import FORMATS, SplitGraph, installed, open_session, versions
 from vitruvian.errors import ConversionError, FileError, VitruvianError, argument
-from vitruvian.files import read_object, short_hash, write_json
+from vitruvian.files import digest, file_stamp, read_object, short_hash, write_json
 from vitruvian.machine import processor_name
 from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_cores
 from vitruvian.progress import print_status
+from vitruvian.settings import Size
 from vitruvian.weights.description import fingerprint
 from vitruvian.weights.store import tensors_digest
 
+EXPORT_VERSION = 4
+"""Version of the exported graphs; increment it to invalidate cached ones."""
+MAX_CACHED_GRAPHS = 8
+"""Exported graphs in the cache; the least recently used are removed."""
+RECORD = "exported.json"
+"""File beside a cached graph with the stamps and checksums of its files, written last."""
+ROUNDS = 15
+"""Measurements of each engine, interleaved."""
+MIN_ROUNDS, MAX_SECONDS = 3, 15.0
+"""Fewer rounds, but at least 3, if the measurements of a large model take longer than this."""
+REST_SECONDS = 0.03
+"""Pause before each measurement: torch's threads keep spinning after a call and take a core from the next engine."""
 
-class Way(NamedTuple):
-    """How a batch is computed."""
+Key = TypeVar("Key")
+
+
+class RunMode(NamedTuple):
+    """How an engine computes a batch."""
 
     engine: str
     split: bool = False
-    """A core takes whole images; else all cores share every operation."""
-    single: bool = False
-    """The graph is opened for single images, or for the pieces that a core takes; else for any batch."""
-
-
-LAYOUT = 4
-"""Raised when graphs are written otherwise, so that old ones are not used."""
-ROUNDS = 15
-"""Times that each engine is measured, in turn."""
-FEWEST_ROUNDS, MOST_SECONDS = 3, 15.0
-"""Of these measurements; a large model on a large batch is measured less often."""
-REST_SECONDS = 0.03
-"""Before each is measured: torch's threads go on spinning after an answer, and take a core from the next engine."""
+    """Each core computes its own images; otherwise all cores share each operation."""
+    fixed: bool = False
+    """The graph is opened for a fixed batch size (one image, or a core's piece); otherwise for any."""
 
 
 class Engine:
-    """The logits of a model by one engine; the graph is exported, checked and opened when it is first needed."""
+    """The logits of a model by one engine; the graph is exported, checked and opened when first needed."""
 
     def __init__(self, model: Model, name: str) -> None:
         self.model, self.name = model, name
         self._forwards: dict[tuple[int, ...], Forward] = {}
         self.whole_images = False
-        """Each core takes whole images of the batches that were seen; else all cores share every operation."""
+        """Whether the last chosen mode gives each core its own images."""
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """(B, channels, rows, columns) -> (B, K).
 
-        What the first batch of a size was measured with stays. A single image after larger batches, often the last of
-        many, is run like them, unless it was prepared for.
+        The mode chosen for the first batch of an image size is kept. A single image after larger batches, often the
+        last of many, is run like them, unless `prepare` was called for single images.
         """
-        key, many = (len(pixels) > 1, *pixels.shape[1:]), (True, *pixels.shape[1:])
+        key, batch_key = (len(pixels) > 1, *pixels.shape[1:]), (True, *pixels.shape[1:])
         if key not in self._forwards:
-            self._forwards[key] = self._forwards.get(many) or self._chosen(pixels)
+            self._forwards[key] = self._forwards.get(batch_key) or self._choose(pixels)
         return self._forwards[key](pixels)
 
     def prepare(self, pixels: Tensor) -> None:
-        """Choose, open and run the way for batches like this one, so that none of them waits for it."""
-        self._forwards[len(pixels) > 1, *pixels.shape[1:]] = self._chosen(pixels)
+        """Choose, open and run the mode for batches like this one, so that the first request does not wait for it."""
+        self._forwards[len(pixels) > 1, *pixels.shape[1:]] = self._choose(pixels)
         self(pixels)
 
-    def _chosen(self, pixels: Tensor) -> Forward:
-        way = fastest(self.model, pixels) if self.name == "auto" else usual_way(self.name, len(pixels))
-        self.whole_images = way.split
-        return forward_of(self.model, way, (pixels.shape[2], pixels.shape[3]))
+    def _choose(self, pixels: Tensor) -> Forward:
+        mode = fastest_mode(self.model, pixels) if self.name == "auto" else default_mode(self.name, len(pixels))
+        self.whole_images = mode.split
+        return open_forward(self.model, mode, (pixels.shape[2], pixels.shape[3]))
 
 
-def usual_way(engine: str, batch_size: int) -> Way:
-    """How an engine that was asked for runs."""
-    return Way(engine, split=batch_size > 1, single=engine != "torch")
+def default_mode(engine: str, batch_size: int) -> RunMode:
+    """The usually fastest mode of an engine."""
+    return RunMode(engine, split=batch_size > 1, fixed=engine != "torch")
 
 
-def forward_of(model: Model, way: Way, size: tuple[int, int]) -> Forward:
-    """The model as one engine runs it on images of this size."""
-    if way.engine == "torch":
-        return (lambda pixels: map_over_cores(model, pixels)) if way.split else without_gradients(model)
-    graph = cached_graph(model, way.engine, size)
-    if way.split and way.single:
-        session: Forward = WholeImages(graph, way.engine)
+def open_forward(model: Model, mode: RunMode, size: Size) -> Forward:
+    """The forward pass of a model in `mode` on images of `size`.
+
+    Raises ConversionError if the engine's outputs differ from the model's; this is checked once for a cached graph.
+    """
+    if mode.engine == "torch":
+        return (lambda pixels: map_over_cores(model, pixels)) if mode.split else without_gradients(model)
+    graph = cached_graph(model, mode.engine, size)
+    if mode.split and mode.fixed:
+        session: Forward = SplitGraph(graph, mode.engine)
     else:
-        session = open_session(graph, way.engine, split=way.split, batch_size=1 if way.single else None)
-    checked = graph.with_name(f"{way.engine}.checked.json")
-    if not was_checked(checked):
-        difference = check_answers(model, session, size, way.engine)
-        with suppress(FileError):  # a cache that is read only: the next start checks again
-            write_json(checked, {"largest_difference": difference})
+        session = open_session(graph, mode.engine, split=mode.split, batch_size=1 if mode.fixed else None)
+    record = graph.with_name(f"{mode.engine}.checked.json")
+    if not was_checked(record):
+        difference = check_outputs(model, session, size, mode.engine)
+        with suppress(FileError):  # a read-only cache: the next start checks again
+            write_json(record, {"largest_difference": difference})
     return session
-
-
-def was_checked(file: Path) -> bool:
-    with suppress(FileError):
-        return isinstance(read_object(file).get("largest_difference"), float)
-    return False
-
-
-def check_answers(model: Model, session: Forward, size: tuple[int, int], engine: str) -> float:
-    """How far an engine's answers are from the model's, if that is within what other orders of sums change."""
-    with evaluating(model):
-        difference, largest = compare(model, session, (3, model.config.in_channels, *size))
-    if not difference <= TOLERANCE * max(1.0, largest):  # also refuses NaN
-        raise ConversionError(
-            f"{engine} answers {difference:.2g} away from the model, where {TOLERANCE * max(1.0, largest):.2g} "
-            f"is allowed; use {argument('engine', 'torch')}, and please report this"
-        )
-    return difference
 
 
 def without_gradients(model: Model) -> Forward:
@@ -127,53 +118,122 @@ def without_gradients(model: Model) -> Forward:
     return forward
 
 
-def cached_graph(model: Model, engine: str, size: tuple[int, int]) -> Path:
-    """The model's graph in the cache folder, exported and compared with the model the first time.
+def was_checked(record: Path) -> bool:
+    with suppress(FileError):
+        return isinstance(read_object(record).get("largest_difference"), float)
+    return False
 
-    Both runtimes read ONNX, and are equally quick with it; OpenVINO alone is given its own format.
+
+def check_outputs(model: Model, session: Forward, size: Size, engine: str) -> float:
+    """Largest difference between the outputs of an engine and the model; raises ConversionError above TOLERANCE."""
+    with evaluating(model):
+        difference, largest = compare(model, session, (3, model.config.in_channels, *size))
+    allowed = TOLERANCE * max(1.0, largest)
+    if not difference <= allowed:  # also refuses NaN
+        raise ConversionError(
+            f"the outputs of {engine} differ from the model's by {difference:.2g}, {allowed:.2g} is allowed",
+            hint=f"use {argument('engine', 'torch')}, and please report this",
+        )
+    return difference
+
+
+def cached_graph(model: Model, engine: str, size: Size) -> Path:
+    """Path of the model's graph in the cache; exported the first time.
+
+    Both runtimes read ONNX equally fast. If only OpenVINO is installed, its own format is exported.
     """
     to = "onnx" if "onnxruntime" in installed() and fits_onnx(model) else FORMATS[engine]
-    held = versions(("torch", "onnxruntime" if to == "onnx" else "openvino"))
-    key = short_hash(
-        [LAYOUT, tensors_digest(model.state_dict()), fingerprint(model.config.to_json()), list(size), held]
-    )
-    folder = cache_folder() / "engines" / key
+    exporters = versions(("torch", "onnxruntime" if to == "onnx" else "openvino"))
+    weights, config = tensors_digest(model.state_dict()), fingerprint(model.config.to_json())
+    folder = cache_folder() / "engines" / short_hash([EXPORT_VERSION, weights, config, list(size), exporters])
     path = folder / ("model.onnx" if to == "onnx" else "openvino")
     graph = path if to == "onnx" else path / "model.xml"
-    if not is_whole(graph):  # a whole one needs no lock, which a cache that is read only does not give
+    if not is_intact(graph):  # checked before locking, since a read-only cache cannot be locked
         try:
             with file_lock(folder / "lock"):
-                if not is_whole(graph):  # another process may have written it meanwhile
-                    forget(graph)
+                if not is_intact(graph):  # another process may have written it meanwhile
+                    remove_graph(graph)
                     print_status(f"note: exporting the model for {engine}, once ...")
-                    export(model, path, to=to, image_size=size)  # type: ignore[arg-type]
-                    record(graph)
-                    forget_old(folder.parent)
+                    export(model, path, to="onnx" if to == "onnx" else "openvino", image_size=size)
+                    write_record(graph)
+                    remove_old_graphs(folder.parent)
         except FileError as error:
-            raise error.replace(hint="$VITRUVIAN_CACHE says which folder is used") from error
+            raise error.replace(hint="set $VITRUVIAN_CACHE to use another cache folder") from error
     with suppress(OSError):
         os.utime(folder)
     return graph
 
 
-def fastest(model: Model, pixels: Tensor) -> Way:
-    """The way that answers these pixels soonest on this machine."""
+def record_path(graph: Path) -> Path:
+    return (graph.parent if graph.suffix == ".onnx" else graph.parent.parent) / RECORD
+
+
+def graph_files(graph: Path) -> list[Path]:
+    return [graph] if graph.suffix == ".onnx" else [graph, graph.with_suffix(".bin")]
+
+
+def write_record(graph: Path) -> None:
+    files = graph_files(graph)
+    stamps, checksums = [file_stamp(file) for file in files], [digest(file) for file in files]
+    write_json(record_path(graph), {"stamps": stamps, "sha256": checksums})
+
+
+def is_intact(graph: Path) -> bool:
+    """Whether the cached files are intact: by size and mtime, else (in a copied cache) by SHA-256."""
+    with suppress(OSError, FileError):
+        record, files = read_object(record_path(graph)), graph_files(graph)
+        if record.get("stamps") == [file_stamp(file) for file in files]:
+            return True
+        if record.get("sha256") == [digest(file) for file in files]:
+            with suppress(FileError):
+                write_record(graph)
+            return True
+    return False
+
+
+def remove_graph(graph: Path) -> None:
+    """Remove a graph and its records, but not the lock, which is held."""
+    if record_path(graph).exists():
+        print_status(f"note: {graph}: the cached graph is damaged and will be exported again")
+    for path in record_path(graph).parent.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != "lock":
+            with suppress(OSError):
+                path.unlink()
+
+
+def remove_old_graphs(folder: Path) -> None:
+    """Remove all but the most recently used graphs."""
+    used: dict[Path, float] = {}
+    for path in folder.iterdir():
+        with suppress(OSError):  # another process may remove it meanwhile
+            if path.is_dir():
+                used[path] = path.stat().st_mtime
+    for path in sorted(used, key=used.__getitem__)[:-MAX_CACHED_GRAPHS]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def fastest_mode(model: Model, pixels: Tensor) -> RunMode:
+    """The fastest engine and mode for batches like `pixels` on this machine; measured once, then cached."""
     machine = [processor_name(), os.cpu_count(), torch.get_num_threads(), versions(installed())]
     key = short_hash([machine, fingerprint(model.config.to_json()), list(pixels.shape)])
     file = cache_folder() / "engines" / f"{key}.json"
     with suppress(FileError, KeyError):
-        known = read_object(file)
-        if known["engine"] in installed() and all(isinstance(known[name], bool) for name in ("split", "single")):
-            return Way(known["engine"], known["split"], known["single"])
-    print_status("note: measuring which engine is the fastest here, once for this model and batch ...")
-    found, lasting = candidates(model, pixels)
-    seconds = measure(found, pixels, ROUNDS, MOST_SECONDS)
-    medians = {name: statistics.median(times) for name, times in seconds.items()}
+        cached = read_object(file)
+        if cached["engine"] in installed() and all(isinstance(cached[name], bool) for name in ("split", "fixed")):
+            return RunMode(cached["engine"], cached["split"], cached["fixed"])
+    print_status("note: measuring which engine is the fastest, once for this model and batch size ...")
+    forwards, complete = open_candidates(model, pixels)
+    seconds = measure(forwards, pixels, ROUNDS, MAX_SECONDS)
+    medians = {mode: statistics.median(times) for mode, times in seconds.items()}
     best = min(medians, key=medians.__getitem__)
-    rates = [f"{each.engine} {len(pixels) / medians[each]:.3g}" for each in best_of(medians)]
-    print_status(f"note: {best.engine} is used; images per second: {', '.join(rates)}")
-    if not lasting:
-        print_status("note: the next start measures again, with the engines that are left out now")
+    engines = dict.fromkeys(mode.engine for mode in medians)
+    per_engine = {name: min(medians[mode] for mode in medians if mode.engine == name) for name in engines}
+    rates = ", ".join(f"{name} {len(pixels) / median:.3g}" for name, median in per_engine.items())
+    print_status(f"note: using {best.engine}; images per second: {rates}")
+    if not complete:
+        print_status("note: the next start measures again, with the engines that were skipped")
         return best
     try:
         write_json(file, best._asdict())
@@ -182,49 +242,39 @@ def fastest(model: Model, pixels: Tensor) -> Way:
     return best
 
 
-def best_of(medians: dict[Way, float]) -> list[Way]:
-    """Each engine in its faster way."""
-    names = dict.fromkeys(way.engine for way in medians)
-    return [min((way for way in medians if way.engine == name), key=medians.__getitem__) for name in names]
+def open_candidates(model: Model, pixels: Tensor) -> tuple[dict[RunMode, Forward], bool]:
+    """All modes of the installed engines that can run the model, and whether to cache the choice among them.
 
-
-def ways_of(engine: str, batch_size: int) -> list[Way]:
-    """The ways of an engine that may be its fastest."""
-    if batch_size == 1 or torch.get_num_threads() == 1:
-        return [usual_way(engine, 1)]
-    return [Way(engine), usual_way(engine, batch_size)]
-
-
-def candidates(model: Model, pixels: Tensor) -> tuple[dict[Way, Forward], bool]:
-    """Every installed engine in each of its ways, and whether that lasts: one that fails is said and left out, and
-    one whose graph could only not be written may run the next time."""
+    An engine that fails is skipped with a note. If its graph could not be written (a full disk), it may work next time.
+    """
     size = (pixels.shape[2], pixels.shape[3])
-    found: dict[Way, Forward] = {}
-    lasting = True
+    can_split = len(pixels) > 1 and torch.get_num_threads() > 1
+    forwards: dict[RunMode, Forward] = {}
+    complete = True
     for name in installed():
-        ways = ways_of(name, len(pixels))
+        modes = [RunMode(name), default_mode(name, len(pixels))] if can_split else [default_mode(name, 1)]
         try:
-            found |= {way: forward_of(model, way, size) for way in ways}
+            forwards |= {mode: open_forward(model, mode, size) for mode in modes}
         except VitruvianError as error:
-            lasting = lasting and not isinstance(error, FileError)
-            print_status(f"note: {name} is left out: {error}")
-    return found, lasting
+            complete = complete and not isinstance(error, FileError)
+            print_status(f"note: skipping {name}: {error}")
+    return forwards, complete
 
 
 def measure(
-    forwards: dict[Way, Forward], pixels: Tensor, rounds: int, most_seconds: float = math.inf
-) -> dict[Way, list[float]]:
-    """Seconds of each, one after the other in an order drawn anew, so that what else happens falls on all."""
-    seconds: dict[Way, list[float]] = {key: [] for key in forwards}
+    forwards: dict[Key, Forward], pixels: Tensor, rounds: int, max_seconds: float = math.inf
+) -> dict[Key, list[float]]:
+    """Seconds of each forward pass per round, in a random order so that other load affects all alike."""
+    seconds: dict[Key, list[float]] = {key: [] for key in forwards}
     for forward in forwards.values():
         forward(pixels)
-    order, begin = random.Random(0), time.perf_counter()
-    for number in range(rounds):
-        if number >= FEWEST_ROUNDS and time.perf_counter() - begin > most_seconds:
+    order, start = random.Random(0), time.perf_counter()
+    for i in range(rounds):
+        if i >= MIN_ROUNDS and time.perf_counter() - start > max_seconds:
             break
         for key in order.sample(list(forwards), len(forwards)):
             time.sleep(REST_SECONDS)
-            start = time.perf_counter()
+            begin = time.perf_counter()
             forwards[key](pixels)
-            seconds[key].append(time.perf_counter() - start)
+            seconds[key].append(time.perf_counter() - begin)
     return seconds

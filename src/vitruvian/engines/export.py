@@ -1,4 +1,4 @@
-"""A model as a graph that other runtimes execute, written only where it answers like the model."""
+"""Export a model to a graph for other runtimes; the graph is written only if its outputs equal the model's."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from vitruvian.config import ViTConfig
-from vitruvian.engines.layout import three_products
-from vitruvian.engines.runtimes import BATCH_AXIS
-from vitruvian.engines.sessions import open_session
+from vitruvian.engines.export_attention import exported_attention
+from vitruvian.engines.runtimes import BATCH_AXIS, open_session
 from vitruvian.errors import ConversionError, UnknownNameError, argument, require
 from vitruvian.files import atomic_path, check_writable
 from vitruvian.model.build import Model
@@ -33,40 +32,40 @@ from vitruvian.weights.load import check_finite, load
 Format = Literal["onnx", "openvino", "torch"]
 Forward = Callable[[Tensor], Tensor]
 TOLERANCE = 1e-4
-"""Largest difference allowed, times the largest answer where that is above 1: float32 sums in another order."""
+"""Largest allowed difference, relative to the largest output if that is above 1: float32 sums in another order."""
 OPSET = 23
-"""Of ONNX: the first with RMS norms and attention as operators; the latter is written for poolers alone, see layout."""
+"""ONNX operator set: the first with RMSNormalization and Attention (we use the latter only in attention poolers)."""
 MAX_ONNX_BYTES = 2**31 - 2**24
 """An ONNX file is a protocol buffer, which holds at most 2 GiB."""
-LARGEST_SIDE = 4096
-"""Patches along a side, for graphs of any image size."""
+MAX_PATCHES = 4096
+"""Most patches along a side of a graph with dynamic image size."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exported:
-    """Where a graph was written, and how it compares with its model."""
+    """Where a graph was written, and how its outputs compare with the model's."""
 
     path: str
     format: Format
     batch_size: int | None
     """None for any."""
     image_size: Size | None
-    """None for any that the patches divide."""
+    """None for any multiple of the patch size."""
     largest_difference: float
-    largest_answer: float
+    largest_output: float
     checked: tuple[tuple[int, ...], ...]
-    """The shapes of pixels that were compared."""
+    """Shapes of the pixels that were compared."""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
-        size = "any size" if self.image_size is None else "x".join(map(str, self.image_size))
-        batch = "any batch" if self.batch_size is None else f"batch {self.batch_size}"
+        size = "any image size" if self.image_size is None else "x".join(map(str, self.image_size))
+        batch = "any batch size" if self.batch_size is None else f"batch size {self.batch_size}"
         shapes = ", ".join("x".join(map(str, shape)) for shape in self.checked)
         return (
-            f"{self.format}: {batch}, {size}; largest difference "
-            f"{self.largest_difference:.2g} among answers up to {self.largest_answer:.3g} (pixels {shapes})"
+            f"{self.format}: {batch}, {size}; largest difference {self.largest_difference:.2g}, "
+            f"largest output {self.largest_output:.3g} (pixels {shapes})"
         )
 
 
@@ -80,11 +79,26 @@ def export(
     dynamic_size: bool = False,
     num_heads: int | None = None,
 ) -> Exported:
-    """Write a model, or weights by name or path, as a graph: normalized pixels to logits (features without a head).
+    """Export a model as a graph from normalized pixels to logits (to features if it has no head).
 
-    `onnx` is a file `.onnx`, `openvino` a folder with `model.xml`, `torch` a `torch.export` program `.pt2`. The batch
-    is open unless given; with `dynamic_size`, so are rows and columns, and positions are resized inside the graph. What
-    was written is run at several shapes before it takes its name. The file carries preprocessing and labels.
+    The graph is run at several shapes and compared with the model before it is moved to `path`. The file contains
+    preprocessing and labels, so that `vt.Classifier(path)` works.
+
+    Args:
+        model: A model, or a file, directory or published name to load.
+        path: Where to write: a file `.onnx` or `.pt2`, or a directory for OpenVINO.
+        to: `onnx`, `openvino` (a directory with `model.xml`), or `torch` (a `torch.export` program).
+        batch_size: Fixed batch size; any if None.
+        image_size: Image size of the graph; the model's own if None.
+        dynamic_size: Accept any image size; position embeddings are resized inside the graph.
+        num_heads: Number of attention heads, if the weight file does not store it.
+
+    Returns:
+        What was written, with the largest difference from the model.
+
+    Raises:
+        ConversionError: The model cannot be exported, or the graph's outputs differ from the model's.
+        MissingExtraError: The packages of the format are not installed.
     """
     check_destination(Path(path).expanduser(), to)
     if isinstance(model, str | Path):
@@ -93,25 +107,26 @@ def export(
     if image_size is None and not dynamic_size:
         model.meta.preprocess.one_size(f"a graph without {argument('dynamic_size', True)}")
     size = as_size(model.config.image_size if image_size is None else image_size)
-    view = model.meta.preprocess if image_size is None and dynamic_size else model.meta.preprocess.at(size)
+    preprocess = model.meta.preprocess if image_size is None and dynamic_size else model.meta.preprocess.at(size)
     check_model(model, to, dynamic_size=dynamic_size)
     stride = model.config.stride if isinstance(model.config, ViTConfig) else 1
     with atomic_path(Path(path).expanduser()) as new, evaluating(model):
-        with nullcontext() if to == "torch" else three_products(model):
+        with nullcontext() if to == "torch" else exported_attention(model):
             program = trace(model, size, batch_size=batch_size, stride=stride if dynamic_size else 0)
-        described = Description(config=model.config, meta=model.meta.replace(preprocess=view, cascade=None))
-        run = WRITERS[to](
-            program, new, json.dumps(described.to_json()), "logits" if model.head is not None else "features"
-        )
+        description = Description(config=model.config, meta=model.meta.replace(preprocess=preprocess, cascade=None))
+        output = "logits" if model.head is not None else "features"
+        run = WRITERS[to](program, new, json.dumps(description.to_json()), output)
         sizes = [size] if not dynamic_size else [size, (size[0] + stride, 2 * stride), (3 * stride, size[1] + stride)]
-        shapes = [
-            (n, model.config.in_channels, *each) for each in sizes for n in ([batch_size] if batch_size else [1, 3])
-        ]
-        differences, answers = zip(*(compare(model, run, shape) for shape in shapes))
-        if not max(differences) <= TOLERANCE * max(1.0, *answers):  # also refuses NaN
+        batches = [batch_size] if batch_size else [1, 3]
+        shapes = [(batch, model.config.in_channels, *size) for size in sizes for batch in batches]
+        differences, outputs = zip(*(compare(model, run, shape) for shape in shapes))
+        allowed = TOLERANCE * max(1.0, *outputs)
+        if not max(differences) <= allowed:  # also refuses NaN
             raise ConversionError(
-                f"{path}: not written, the {to} graph differs by {max(differences):.2g} where "
-                f"{TOLERANCE * max(1.0, *answers):.2g} is allowed; please report this"
+                f"not written, the outputs of the {to} graph differ from the model's by {max(differences):.2g}, "
+                f"{allowed:.2g} is allowed",
+                where=path,
+                hint="please report this",
             )
     return Exported(
         path=str(path),
@@ -119,7 +134,7 @@ def export(
         batch_size=batch_size,
         image_size=None if dynamic_size else size,
         largest_difference=max(differences),
-        largest_answer=max(answers),
+        largest_output=max(outputs),
         checked=tuple(shapes),
     )
 
@@ -129,41 +144,46 @@ def check_destination(path: Path, to: str) -> None:
         raise UnknownNameError("format", to, get_args(Format), see="(onnx, openvino, torch)")
     suffix = {"onnx": ".onnx", "torch": ".pt2"}.get(to, "")
     if suffix and (path.suffix != suffix or path.is_dir()):
-        raise ConversionError(f"{path}: a graph for {to} is a file that ends in {suffix}")
+        raise ConversionError(f"the file name of a graph for {to} must end in {suffix}", where=path)
     if not suffix and (path.is_file() or path.suffix in (".xml", ".onnx", ".pt2")):
-        raise ConversionError(f"{path}: a graph for {to} is a folder, give the name of a folder")
+        raise ConversionError(f"a graph for {to} is a folder; give the name of a folder", where=path)
     check_writable(path)
 
 
 def check_model(model: Model, to: str, *, dynamic_size: bool) -> None:
-    """Refuse what cannot be exported, or not be checked."""
+    """Raise if a package is missing or the model cannot be exported."""
     if to == "onnx":
         for module in ("onnx", "onnxscript", "onnxruntime"):
             require(module, "onnx")
         if not fits_onnx(model):
             raise ConversionError(
-                f"the weights take {float_bytes(model) / 2**30:.1f} GiB, an ONNX file at most 2",
+                f"the weights take {float_bytes(model) / 2**30:.1f} GiB, an ONNX file holds at most 2",
                 hint=f"use {argument('to', 'openvino')}",
             )
     elif to == "openvino":
         require("openvino", "openvino")
     check_finite(model, model.meta.origin or "the model", raises=ConversionError)
-    if dynamic_size and (not isinstance(model.config, ViTConfig) or model.config.stem is not None):
-        raise ConversionError(
-            f"{argument('dynamic_size', True)} is for Vision Transformers without a stem; export one graph a size"
-        )
-    if dynamic_size and isinstance(model.config, ViTConfig) and model.config.trim:
-        raise ConversionError(
-            "images that the patches do not divide are trimmed by this model; export one graph a size"
-        )
-    if dynamic_size and isinstance(model.config, ViTConfig) and geometric_biases(model.config):
-        raise ConversionError("relative biases that timm resizes need a known grid; export one graph a size")
-    if isinstance(model.config, ViTConfig) and model.config.tome_thresholds:
-        raise ConversionError("tome_thresholds give each image another number of tokens, a graph has one: set tome_r")
-    if dynamic_size and isinstance(model.config, ViTConfig) and model.config.merges_tokens:
-        raise ConversionError(f"{argument('dynamic_size', True)} has no meaning with tome_r; export one graph a size")
     if model.head is not None and not model.head.weight.any():
-        raise ConversionError("the head is all zeros, so there is nothing to check a graph against; train it first")
+        raise ConversionError("the head is all zeros, so its graph cannot be checked", hint="train it first")
+    config = model.config
+    if isinstance(config, ViTConfig) and config.tome_thresholds:
+        raise ConversionError(
+            "with tome_thresholds the number of tokens depends on the image, which a graph cannot express",
+            hint="set tome_r",
+        )
+    if not dynamic_size:
+        return
+    if not isinstance(config, ViTConfig) or config.stem is not None:
+        reason = f"{argument('dynamic_size', True)} is for Vision Transformers without a stem"
+    elif config.trim:
+        reason = "this model trims images that the patches do not divide"
+    elif geometric_biases(config):
+        reason = "the relative position biases of this model need a fixed grid"
+    elif config.merges_tokens:
+        reason = f"{argument('dynamic_size', True)} does not support token merging"
+    else:
+        return
+    raise ConversionError(reason, hint="export one graph per image size")
 
 
 def float_bytes(model: Model) -> int:
@@ -171,17 +191,15 @@ def float_bytes(model: Model) -> int:
 
 
 def fits_onnx(model: Model) -> bool:
-    """Whether one file can hold the weights."""
+    """Whether an ONNX file can hold the weights."""
     return float_bytes(model) <= MAX_ONNX_BYTES
 
 
 @contextmanager
 def evaluating(model: Model) -> Iterator[None]:
-    """Without gradients and dropout, and without what torch and its exporters say to developers."""
-    training, loggers = (
-        model.training,
-        [logging.getLogger(name) for name in ("torch.__trace", "torch.onnx", "torch.export", "onnxscript")],
-    )
+    """Evaluation mode without gradients, and without the warnings of torch's exporters."""
+    training = model.training
+    loggers = [logging.getLogger(name) for name in ("torch.__trace", "torch.onnx", "torch.export", "onnxscript")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
@@ -197,29 +215,29 @@ def evaluating(model: Model) -> Iterator[None]:
 
 
 def trace(model: Model, size: Size, *, batch_size: int | None, stride: int) -> ExportedProgram:
-    """The model as a program; rows and columns are multiples of `stride`, or fixed where it is 0."""
+    """The model as an exported program; rows and columns are multiples of `stride`, or fixed if it is 0."""
     Dim = torch.export.Dim
     shape = [batch_size or 2, model.config.in_channels, *((3 * stride, 5 * stride) if stride else size)]
     device = next(model.parameters()).device
-    open_axes: dict[int, Any] = {} if batch_size else {0: Dim("batch", min=1)}
+    dynamic: dict[int, Any] = {} if batch_size else {0: Dim("batch", min=1)}
     if stride:
-        open_axes |= {axis: stride * Dim(name, min=2, max=LARGEST_SIDE) for axis, name in ((2, "rows"), (3, "columns"))}
-    return torch.export.export(model, (torch.zeros(shape, device=device),), dynamic_shapes=(open_axes,))
+        dynamic |= {axis: stride * Dim(name, min=2, max=MAX_PATCHES) for axis, name in ((2, "rows"), (3, "columns"))}
+    return torch.export.export(model, (torch.zeros(shape, device=device),), dynamic_shapes=(dynamic,))
 
 
-def write_onnx(program: ExportedProgram, path: Path, carried: str, output: str) -> Forward:
+def write_onnx(program: ExportedProgram, path: Path, description: str, output: str) -> Forward:
     written = torch.onnx.export(
         program, dynamo=True, opset_version=OPSET, input_names=["pixels"], output_names=[output], verbose=False
     )
     assert written is not None
-    written.model.metadata_props[CARRIED] = carried
-    name_batch(written.model.graph)
+    written.model.metadata_props[CARRIED] = description
+    name_batch_axis(written.model.graph)
     written.save(str(path), external_data=False)
     return open_session(path, "onnxruntime")
 
 
-def name_batch(graph: Any) -> None:
-    """Call an open batch by its name, in place of the tracer's symbol."""
+def name_batch_axis(graph: Any) -> None:
+    """Rename the tracer's symbol for a dynamic batch to BATCH_AXIS."""
     symbol = graph.inputs[0].shape[0]
     values = [*graph.inputs, *(value for node in graph for value in node.outputs)]
     for value in values if not isinstance(symbol, int) else []:
@@ -228,15 +246,15 @@ def name_batch(graph: Any) -> None:
                 value.shape[axis] = BATCH_AXIS
 
 
-def write_openvino(program: ExportedProgram, path: Path, carried: str, output: str) -> Forward:
+def write_openvino(program: ExportedProgram, path: Path, description: str, output: str) -> Forward:
     openvino = require("openvino", "openvino")
     with without_telemetry():
         graph = openvino.convert_model(program)
-    given = program.graph_module.graph.find_nodes(op="placeholder")[-1].meta["val"].shape
-    graph.reshape([side if isinstance(side, int) else -1 for side in given])
+    shape = program.graph_module.graph.find_nodes(op="placeholder")[-1].meta["val"].shape
+    graph.reshape([side if isinstance(side, int) else -1 for side in shape])
     graph.inputs[0].get_tensor().set_names({"pixels"})
     graph.outputs[0].get_tensor().set_names({output})
-    graph.set_rt_info(carried, [CARRIED])
+    graph.set_rt_info(description, [CARRIED])
     path.mkdir()
     openvino.save_model(graph, path / "model.xml", compress_to_fp16=False)
     return open_session(path / "model.xml", "openvino")
@@ -244,7 +262,7 @@ def write_openvino(program: ExportedProgram, path: Path, carried: str, output: s
 
 @contextmanager
 def without_telemetry() -> Iterator[None]:
-    """OpenVINO's converter reports each use to its makers, except where it believes to run in CI."""
+    """Pretend to run in CI, where OpenVINO's converter sends no usage statistics."""
     before = os.environ.get("CI")
     os.environ["CI"] = "true"
     try:
@@ -255,8 +273,8 @@ def without_telemetry() -> Iterator[None]:
             os.environ["CI"] = before
 
 
-def write_program(program: ExportedProgram, path: Path, carried: str, output: str) -> Forward:
-    torch.export.save(program, path, extra_files={f"{CARRIED}.json": carried})
+def write_program(program: ExportedProgram, path: Path, description: str, output: str) -> Forward:
+    torch.export.save(program, path, extra_files={f"{CARRIED}.json": description})
     run: Forward = torch.export.load(path).module()
     return run
 
@@ -265,7 +283,7 @@ WRITERS = {"onnx": write_onnx, "openvino": write_openvino, "torch": write_progra
 
 
 def compare(model: Model, run: Forward, shape: tuple[int, ...]) -> tuple[float, float]:
-    """The largest difference from the model on random pixels, and its largest answer."""
+    """Largest difference from the model's outputs on random pixels, and its largest output."""
     pixels = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    wanted = model(pixels.to(next(model.parameters()).device)).cpu()
-    return float((wanted - run(pixels)).abs().max()), float(wanted.abs().max())
+    expected = model(pixels.to(next(model.parameters()).device)).cpu()
+    return float((expected - run(pixels)).abs().max()), float(expected.abs().max())

@@ -1,18 +1,24 @@
-"""A file with an exported graph as a model: it answers, and carries what it takes to be used."""
+"""An exported graph file as a model, with its preprocessing and labels."""
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
+from vitruvian.cache import cache_folder
 from vitruvian.catalog import imagenet_labels
 from vitruvian.config import CascadeConfig, GraphConfig, ModelConfig, ModelMeta, Preprocess, ViTConfig
-from vitruvian.engines.sessions import FORMATS, OpenGraph, Session
-from vitruvian.engines.trial import check_alive
-from vitruvian.errors import CheckpointError, ConfigError, argument
-from vitruvian.files import parse_object, read_object
+from vitruvian.engines.runtimes import FORMATS, OpenGraph, Session, is_quantized, versions
+from vitruvian.errors import CheckpointError, ConfigError, ConversionError, FileError, argument
+from vitruvian.files import file_stamp, parse_object, read_object, short_hash, write_json
+from vitruvian.machine import processor_name
+from vitruvian.progress import print_status
 from vitruvian.settings import Size, as_size
 from vitruvian.weights.description import Description
 from vitruvian.weights.families.huggingface_json import labels_of, preprocess_of
@@ -20,16 +26,27 @@ from vitruvian.weights.families.timm_view import published_view
 from vitruvian.weights.files import prefer_processor
 
 GRAPH_FILES = ("model.onnx", "onnx/model.onnx", "model.xml", "openvino_model.xml")
-"""What a folder without weights is searched for."""
+"""Names of the graph in a folder without weights."""
 CASCADE_FILE = "cascade.json"
-"""Beside the graph of a cascade, whose first pass is the file `first`."""
+"""Beside the graph of a cascade; its first pass is the graph `first`."""
 FEATURES = ("pooler_output", "image_embeds", "features", "embeddings")
-"""Outputs of other exporters' graphs that are no logits."""
-ALONE = "an exported graph gives logits alone; take the weights that it was made of"
+"""Names of feature outputs, which are not logits, in graphs of other exporters."""
+LOGITS_ONLY = "exported graphs return logits only; load the original weights instead"
+CRASH_TEST = """
+import sys, torch
+from pathlib import Path
+from vitruvian.engines.runtimes import OpenGraph, open_session
+path, engine = Path(sys.argv[1]), sys.argv[2]
+session = open_session(path, engine)
+for run in (session, OpenGraph(path, engine)):
+    for batch_size in (1, 2, 7, 16, 32):
+        run(torch.zeros(batch_size, *(side or 224 for side in session.shape[1:])))
+"""
+"""Runs a graph at several batch sizes, for any batch and as `vit predict` does."""
 
 
 class Graph(nn.Module):
-    """A graph with preprocessing and labels: normalized pixels (B, channels, rows, columns) -> logits (B, K)."""
+    """An exported graph as a module: normalized pixels (B, channels, rows, columns) -> logits (B, K)."""
 
     def __init__(self, graph: OpenGraph, config: ModelConfig | GraphConfig, meta: ModelMeta) -> None:
         super().__init__()
@@ -42,58 +59,57 @@ class Graph(nn.Module):
         return self.graph(pixels)
 
     def check_size(self, *sides: int) -> None:
-        """Refuse images (channels, rows, columns) of another size than the graph takes."""
+        """Raise ConfigError if the graph cannot run images of (channels, rows, columns)."""
         shape = self.graph.single.shape[1:]
-        if any(wanted not in (None, side) for side, wanted in zip(sides, shape)):
-            fixed, found = ("x".join(str(each or "any") for each in which) for which in (shape, sides))
+        if any(expected not in (None, side) for side, expected in zip(sides, shape)):
+            expected_size, actual_size = ("x".join(str(side or "any") for side in size) for size in (shape, sides))
             raise ConfigError(
-                f"the graph takes images of {fixed}, not {found}",
+                f"the graph takes images of {expected_size}, not {actual_size}",
                 where=self.graph.path,
-                hint=f"leave {argument('image_size')} out, or export it with {argument('dynamic_size', True)} "
+                hint=f"omit {argument('image_size')}, or export it with {argument('dynamic_size', True)} "
                 "(vit export --dynamic-size)",
             )
         if isinstance(self.config, ViTConfig):
-            self.config.grid_of((sides[1], sides[2]))  # refuses what the patches do not divide
+            self.config.grid_of((sides[1], sides[2]))  # raises if the patches do not divide it
 
     def first_pass(self) -> Graph:
-        """The cheaper graph that a cascade asks first, beside this one."""
-        return open_graph(first_beside(self.graph.path), engine=self.graph.engine)
+        """The first, cheaper graph of a cascade, in the file `first` beside this one."""
+        path = self.graph.path
+        return open_graph(path.with_name(f"first{path.suffix}"), engine=self.graph.engine)
 
     def features(self, pixels: Tensor) -> NoReturn:
-        raise ConfigError(ALONE)
+        raise ConfigError(LOGITS_ONLY)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise ConfigError(ALONE)
-
-
-def first_beside(path: Path) -> Path:
-    """Where the first pass of a cascade lies."""
-    return path.with_name(f"first{path.suffix}")
+        raise ConfigError(LOGITS_ONLY)
 
 
 def find_graph(source: str | Path) -> Path | None:
-    """The graph that a path means; None for weights and for published names."""
+    """Path of the graph in a file or folder; None for weights and published names."""
     path = Path(source).expanduser()
     if path.is_dir():
-        held = next((path / name for name in GRAPH_FILES if (path / name).is_file()), None)
-        return None if any(path.glob("*.safetensors")) or any(path.glob("*.bin.index.json")) else held
+        if any(path.glob("*.safetensors")) or any(path.glob("*.bin.index.json")):
+            return None
+        return next((path / name for name in GRAPH_FILES if (path / name).is_file()), None)
     if path.suffix == ".pt2" and path.is_file():
-        raise CheckpointError(f"{path}: a program of torch.export, for torch.export.load; give ONNX or OpenVINO")
+        raise CheckpointError("a torch.export program, for torch.export.load", where=path, hint="use ONNX or OpenVINO")
     return path if path.suffix in (".onnx", ".xml") and path.is_file() else None
 
 
 def open_graph(path: Path, *, engine: str = "auto", image_size: int | Size | None = None) -> Graph:
-    """The model in a graph: of our own export, or of another with its JSON files beside it.
+    """Open a graph from our exporter, or from another one with its JSON files beside it.
 
-    Unless an engine is named, OpenVINO runs `.xml`, and ONNX Runtime `.onnx`.
+    By default OpenVINO runs `.xml` files and ONNX Runtime `.onnx` files.
     """
     if engine == "onnxruntime" and path.suffix == ".xml":
-        raise ConfigError(f"{argument('engine', engine)} does not run {path.name}; leave it out")
+        raise ConfigError(
+            f"{argument('engine', engine)} cannot run OpenVINO files", where=path, hint="use the default engine"
+        )
     chosen = engine if engine in FORMATS else "openvino" if path.suffix == ".xml" else "onnxruntime"
-    check_alive(path, chosen)
+    check_survives(path, chosen)
     graph = OpenGraph(path, chosen)
     session = graph.single
-    config, meta = described_inside(path, session) if session.carried else described_beside(path, session)
+    config, meta = embedded_description(path, session) if session.metadata else external_description(path, session)
     if path.name in GRAPH_FILES and (path.parent / CASCADE_FILE).is_file():
         cascade = CascadeConfig.from_json(read_object(path.parent / CASCADE_FILE, raises=CheckpointError))
         meta = meta.replace(cascade=cascade)
@@ -104,56 +120,103 @@ def open_graph(path: Path, *, engine: str = "auto", image_size: int | Size | Non
     return model
 
 
-def described_inside(path: Path, session: Session) -> tuple[ModelConfig, ModelMeta]:
-    """What a file of ours says of itself, if that is true of its graph."""
-    found = Description.from_json(parse_object(session.carried, path, raises=CheckpointError), str(path))
-    stated, held = (found.config.in_channels, found.config.num_classes), (session.shape[1], session.outputs)
-    if stated[0] != held[0] or stated[1] not in (0, held[1]):
+def embedded_description(path: Path, session: Session) -> tuple[ModelConfig, ModelMeta]:
+    """The description that our exporter embeds; raises CheckpointError if it contradicts the graph."""
+    description = Description.from_json(parse_object(session.metadata, path, raises=CheckpointError), str(path))
+    channels, classes = description.config.in_channels, description.config.num_classes
+    if channels != session.shape[1] or classes not in (0, session.num_outputs):
         raise CheckpointError(
-            f"{path}: describes a model of {stated[0]} channels and {stated[1]} classes, and its graph has {held[0]} "
-            f"and {held[1]}: the description belongs to another graph; export it again"
+            f"the description has {channels} channels and {classes} classes, the graph has {session.shape[1]} and "
+            f"{session.num_outputs}: it belongs to another graph",
+            where=path,
+            hint="export it again",
         )
-    return found.config, found.meta
+    return description.config, description.meta
 
 
-def described_beside(path: Path, session: Session) -> tuple[GraphConfig, ModelMeta]:
-    """What the JSON files beside a graph, or above a folder `onnx`, say; transformers' and timm's are read."""
+def external_description(path: Path, session: Session) -> tuple[GraphConfig, ModelMeta]:
+    """A description from the JSON files of transformers or timm beside the graph, or above its folder `onnx`."""
     folders = [path.parent, path.parent.parent] if path.parent.name == "onnx" else [path.parent]
-    found: dict[str, dict[str, Any]] = {}
+    files: dict[str, dict[str, Any]] = {}
     for name in ("config.json", "preprocessor_config.json", "processor_config.json"):
         file = next((folder / name for folder in folders if (folder / name).is_file()), None)
-        found[name] = read_object(file, raises=CheckpointError) if file else {}
-    prefer_processor(found)
-    cfg = found["config.json"].get("pretrained_cfg")
+        files[name] = read_object(file, raises=CheckpointError) if file else {}
+    prefer_processor(files)
+    model_config, processor = files["config.json"], files["preprocessor_config.json"]
+    timm = model_config.get("pretrained_cfg")
     _, channels, rows, columns = session.shape
-    sizes = (found["preprocessor_config.json"].get("crop_size"), found["preprocessor_config.json"].get("size"))
-    size = (rows, columns) if rows and columns else stated_size(cfg, found["config.json"], *sizes)
     assert channels is not None
+    size = (rows, columns) if rows and columns else first_size(timm, model_config, processor)
     if size is None:
-        raise CheckpointError(f"{path}: neither the graph nor a config.json beside it says its image size")
-    if isinstance(cfg, dict):
-        view = published_view(cfg, size)
-    elif found["preprocessor_config.json"]:
-        view = preprocess_of(found["preprocessor_config.json"], size)
+        raise CheckpointError("neither the graph nor a config.json beside it states its image size", where=path)
+    names = labels_of(model_config)
+    if isinstance(timm, dict):
+        preprocess = published_view(timm, size)
+        names = model_config.get("label_names") or (imagenet_labels() if session.num_outputs == 1000 else None)
+    elif processor:
+        preprocess = preprocess_of(processor, size)
     else:
-        view = Preprocess(image_size=size, mean=(0.5,) * channels, std=(0.5,) * channels, stated=False)
-    names = labels_of(found["config.json"])
-    if isinstance(cfg, dict):
-        names = found["config.json"].get("label_names") or (imagenet_labels() if session.outputs == 1000 else None)
-    config = GraphConfig(
-        image_size=size, in_channels=channels, num_classes=0 if session.output in FEATURES else session.outputs
-    )
-    labels = tuple(map(str, names)) if names and len(names) == session.outputs else None
-    return config, ModelMeta(preprocess=view, labels=labels, origin=f"graph {path.name}")
+        preprocess = Preprocess(image_size=size, mean=(0.5,) * channels, std=(0.5,) * channels, stated=False)
+    classes = 0 if session.output in FEATURES else session.num_outputs
+    config = GraphConfig(image_size=size, in_channels=channels, num_classes=classes)
+    labels = tuple(map(str, names)) if names and len(names) == session.num_outputs else None
+    return config, ModelMeta(preprocess=preprocess, labels=labels, origin=f"graph {path.name}")
 
 
-def stated_size(cfg: Any, config: dict[str, Any], *sizes: Any) -> Size | None:
-    """The first size that a file states."""
-    stated = [cfg["input_size"][1:]] if isinstance(cfg, dict) and isinstance(cfg.get("input_size"), list) else []
-    for value in (*stated, config.get("image_size"), *sizes):
-        if isinstance(value, dict):
-            value = [value.get("height", value.get("shortest_edge")), value.get("width", value.get("shortest_edge"))]
-        pair = value if isinstance(value, list) else [value, value]
+def first_size(timm: Any, model_config: dict[str, Any], processor: dict[str, Any]) -> Size | None:
+    """The first image size that one of the JSON files states."""
+    sizes = [model_config.get("image_size"), processor.get("crop_size"), processor.get("size")]
+    if isinstance(timm, dict) and isinstance(timm.get("input_size"), list):
+        sizes.insert(0, timm["input_size"][1:])
+    for size in sizes:
+        pair: list[Any] = size if isinstance(size, list) else [size, size]
+        if isinstance(size, dict):
+            pair = [size.get("height", size.get("shortest_edge")), size.get("width", size.get("shortest_edge"))]
         if len(pair) == 2 and all(isinstance(side, int) and side > 0 for side in pair):
             return pair[0], pair[1]
     return None
+
+
+def check_runs(path: Path, engine: str) -> None:
+    """Raise ConversionError if the runtime fails or crashes with this int8 graph, tried in a separate process."""
+    code, reason = run_crash_test(path, engine)
+    if code:
+        raise ConversionError(
+            f"{engine} cannot run int8 on this machine ({reason})",
+            where=path,
+            hint=f"use {argument('engine', 'onnxruntime')}",
+        )
+
+
+def check_survives(path: Path, engine: str) -> None:
+    """Raise ConversionError if OpenVINO would crash this process with an int8 graph.
+
+    It may use instructions that a virtual machine lacks. The result is cached for this file and machine.
+    """
+    if engine != "openvino" or not is_quantized(path):
+        return
+    key = short_hash([str(path.resolve()), file_stamp(path), processor_name(), versions([engine])])
+    file = cache_folder() / "engines" / f"{key}.tried.json"
+    with suppress(FileError):
+        if read_object(file).get("alive") is True:
+            return
+    print_status(f"note: testing int8 in {engine} in a separate process, once for this file ...")
+    code, reason = run_crash_test(path, engine)
+    if code < 0:
+        raise ConversionError(
+            f"{engine} crashed with {reason} on this machine",
+            where=path,
+            hint=f"use {argument('engine', 'onnxruntime')}",
+        )
+    with suppress(FileError):
+        write_json(file, {"alive": True})
+
+
+def run_crash_test(path: Path, engine: str) -> tuple[int, str]:
+    """Exit code of a process that runs the graph, negative for a signal, and the signal or last line of stderr."""
+    command = [sys.executable, "-c", CRASH_TEST, str(path), engine]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode < 0:
+        return done.returncode, signal.Signals(-done.returncode).name
+    lines = done.stderr.strip().splitlines()
+    return done.returncode, lines[-1] if lines else "no reason given"

@@ -1,34 +1,80 @@
-"""ONNX Runtime and OpenVINO alike: a file with a graph is opened, and takes and gives arrays."""
+"""ONNX Runtime and OpenVINO behind one interface: open a graph file, run it on tensors."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import mmap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from vitruvian.errors import CheckpointError, ConfigError, UnknownNameError, VitruvianError, argument, require
+from vitruvian.model.cores import even_pieces, map_over_cores
 from vitruvian.weights.files import CARRIED
 
-BATCH_AXIS = "batch"
-"""What ONNX files of ours call the open batch."""
+# B images, K outputs
 
-Answer = TypeVar("Answer")
-Arrays = Callable[[NDArray[np.float32], int], NDArray[np.float32]]
-"""From the only input to the output of this number."""
+EngineName = Literal["torch", "onnxruntime", "openvino", "auto"]
+FORMATS = {"onnxruntime": "onnx", "openvino": "openvino"}
+"""The export format of each runtime, which is also the name of its extra."""
+EXTRAS = {"onnxruntime": ("onnxruntime", "onnx", "onnxscript"), "openvino": ("openvino",)}
+"""Packages that each runtime needs to run our models."""
+BATCH_AXIS = "batch"
+"""Name of the dynamic batch axis in our ONNX files."""
+
+Array = NDArray[np.float32]
+T = TypeVar("T")
+
+
+def installed() -> list[str]:
+    """Engines whose packages are installed."""
+    return ["torch", *(name for name, needed in EXTRAS.items() if all(map(importlib.util.find_spec, needed)))]
+
+
+def check_engine(name: str, device: str = "cpu") -> EngineName:
+    """Return the name of an engine that is known, installed and able to run on `device`."""
+    known: tuple[EngineName, ...] = get_args(EngineName)
+    engine = next((engine for engine in known if engine == name), None)
+    if engine is None:
+        raise UnknownNameError("engine", name, known, see=f"({', '.join(known)})")
+    for module in EXTRAS.get(name, ()):
+        require(module, FORMATS[name])
+    if name != "torch" and device.partition(":")[0] != "cpu":
+        raise ConfigError(
+            f"{argument('engine', name)} runs on the CPU",
+            hint=f"{argument('device', device)} needs {argument('engine', 'torch')}",
+        )
+    return engine
+
+
+def versions(packages: Iterable[str]) -> list[str]:
+    """Names and versions, as part of cache keys: outputs and speed may change with a release."""
+    return [f"{name} {_version(name)}" for name in packages]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # distributed under another name, such as onnxruntime-gpu
+        return str(importlib.import_module(package).__version__)
 
 
 class Port(NamedTuple):
-    """An input or an output of a graph."""
+    """An input or output of a graph."""
 
     name: str
     shape: tuple[int | None, ...]
-    """None where a side is open."""
+    """None for dynamic axes."""
     dtype: str
 
     def __str__(self) -> str:
@@ -36,111 +82,242 @@ class Port(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Opened:
-    """A graph that is ready to run, by many threads at once."""
+class RuntimeGraph:
+    """A graph opened by a runtime; `run(pixels, i)` returns output i and is thread-safe."""
 
     inputs: list[Port]
     outputs: list[Port]
-    run: Arrays
-    carried: str
-    """The description that a file of ours holds, as JSON."""
+    run: Callable[[Array, int], Array]
+    metadata: str
+    """The model description that our exporter embeds, as JSON; empty in other files."""
 
 
-def open_onnxruntime(module: Any, path: Path, threads: int, split: bool, batch_size: int | None) -> Opened:
+def open_onnxruntime(module: Any, path: Path, threads: int, split: bool, batch_size: int | None) -> RuntimeGraph:
     options = module.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    # else its threads spin on after an answer, and take a core from decoding, from torch, from another runtime
+    # otherwise idle threads keep spinning and take a core from decoding, from torch or from another runtime
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if batch_size is not None:
         options.add_free_dimension_override_by_name(BATCH_AXIS, batch_size)
+    # at a fixed batch size, MatMulAddFusion would turn int8 products back into float ones
+    disabled = ["MatMulAddFusion"] if is_quantized(path) else None
     session = module.InferenceSession(
-        str(path),
-        options,
-        providers=["CPUExecutionProvider"],
-        disabled_optimizers=["MatMulAddFusion"] if is_quantized(path) else None,
+        str(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=disabled
     )
 
-    def port(each: Any) -> Port:
-        sides = tuple(side if isinstance(side, int) else None for side in each.shape)
-        kind = each.type.removeprefix("tensor(").removesuffix(")")
-        return Port(each.name, sides, {"float": "float32"}.get(kind, kind))
+    def port(node: Any) -> Port:
+        shape = tuple(side if isinstance(side, int) else None for side in node.shape)
+        dtype = node.type.removeprefix("tensor(").removesuffix(")")
+        return Port(node.name, shape, {"float": "float32"}.get(dtype, dtype))
 
-    inputs, outputs = [port(each) for each in session.get_inputs()], [port(each) for each in session.get_outputs()]
+    inputs, outputs = [port(node) for node in session.get_inputs()], [port(node) for node in session.get_outputs()]
 
-    def run(pixels: NDArray[np.float32], number: int) -> NDArray[np.float32]:
-        answer: NDArray[np.float32] = session.run([outputs[number].name], {inputs[0].name: pixels})[0]
-        return answer
+    def run(pixels: Array, index: int) -> Array:
+        output: Array = session.run([outputs[index].name], {inputs[0].name: pixels})[0]
+        return output
 
-    carried = session.get_modelmeta().custom_metadata_map.get(CARRIED, "")
-    return Opened(inputs=inputs, outputs=outputs, run=run, carried=carried)
+    metadata = session.get_modelmeta().custom_metadata_map.get(CARRIED, "")
+    return RuntimeGraph(inputs=inputs, outputs=outputs, run=run, metadata=metadata)
 
 
 def is_quantized(path: Path) -> bool:
-    """Whether a file of ONNX, or of OpenVINO, has products in int8.
-
-    With a fixed batch, ONNX Runtime would first join each product with the sum behind it, and then compute it in float.
-    """
+    """Whether an ONNX or OpenVINO file contains int8 operators."""
     if not path.stat().st_size:
         return False
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held:
-        return held.find(b"QuantizeLinear") >= 0 or held.find(b"FakeQuantize") >= 0
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(b"QuantizeLinear") >= 0 or content.find(b"FakeQuantize") >= 0
 
 
-class AloneAtFirst:
-    """Lets the first call of a process end before another begins.
+class SerialFirstCall:
+    """Runs the first call of a process alone; later calls run concurrently.
 
-    OpenVINO's binding sets itself up in its first inference. Of two threads that begin it at once, one holds Python's
-    lock and waits for the set-up, the other holds the set-up and waits for Python's lock, forever.
+    OpenVINO's Python binding initializes itself in the first inference. If two threads start it at once, one holds the
+    GIL and waits for the initialization while the other initializes and waits for the GIL: a deadlock.
     """
 
     def __init__(self) -> None:
         self._lock, self._done = threading.Lock(), False
 
-    def __call__(self, work: Callable[[], Answer]) -> Answer:
+    def __call__(self, function: Callable[[], T]) -> T:
         if self._done:
-            return work()
+            return function()
         with self._lock:
-            answer = work()
+            result = function()
             self._done = True
-        return answer
+        return result
 
 
-_openvino_at_first = AloneAtFirst()
+_openvino_call = SerialFirstCall()
 
 
-def open_openvino(module: Any, path: Path, threads: int, split: bool, batch_size: int | None) -> Opened:
+def open_openvino(module: Any, path: Path, threads: int, split: bool, batch_size: int | None) -> RuntimeGraph:
     core = module.Core()
     graph = core.read_model(path)
     if batch_size is not None and graph.inputs[0].get_partial_shape()[0].is_dynamic:
         graph.reshape([batch_size, *list(graph.inputs[0].get_partial_shape())[1:]])
     settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
-    if split:  # as many at once as there are cores, a core each
+    if split:  # one stream per core
         cores = torch.get_num_threads()
         settings |= {"NUM_STREAMS": cores, "INFERENCE_NUM_THREADS": cores, "PERFORMANCE_HINT": "THROUGHPUT"}
     compiled = core.compile_model(graph, "CPU", settings)
 
-    def port(each: Any) -> Port:
-        sides = tuple(None if side.is_dynamic else side.get_length() for side in each.get_partial_shape())
-        return Port(each.get_any_name(), sides, {"f32": "float32"}.get(kind := each.element_type.to_string(), kind))
+    def port(node: Any) -> Port:
+        shape = tuple(None if side.is_dynamic else side.get_length() for side in node.get_partial_shape())
+        dtype = node.element_type.to_string()
+        return Port(node.get_any_name(), shape, {"f32": "float32"}.get(dtype, dtype))
 
-    held = next(
-        (each for each in ([CARRIED], ["framework", CARRIED]) if graph.has_rt_info(each)), None
-    )  # the last: ONNX
+    keys = ([CARRIED], ["framework", CARRIED])  # OpenVINO keeps the metadata of ONNX files under "framework"
+    key = next((key for key in keys if graph.has_rt_info(key)), None)
     local = threading.local()
 
-    def infer(pixels: NDArray[np.float32], number: int) -> NDArray[np.float32]:
+    def infer(pixels: Array, index: int) -> Array:
         if not hasattr(local, "request"):
             local.request = compiled.create_infer_request()
-        answer: NDArray[np.float32] = local.request.infer([pixels], share_inputs=True)[number].copy()
-        return answer
+        output: Array = local.request.infer([pixels], share_inputs=True)[index].copy()
+        return output
 
-    return Opened(
-        inputs=[port(each) for each in graph.inputs],
-        outputs=[port(each) for each in graph.outputs],
-        run=lambda pixels, number: _openvino_at_first(lambda: infer(pixels, number)),
-        carried=graph.get_rt_info(held).astype(str) if held else "",
+    return RuntimeGraph(
+        inputs=[port(node) for node in graph.inputs],
+        outputs=[port(node) for node in graph.outputs],
+        run=lambda pixels, index: _openvino_call(lambda: infer(pixels, index)),
+        metadata=graph.get_rt_info(key).astype(str) if key else "",
     )
 
 
 OPENERS = {"onnxruntime": open_onnxruntime, "openvino": open_openvino}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Session:
+    """An open graph: normalized pixels (B, channels, rows, columns) -> logits (B, K); thread-safe."""
+
+    run: Callable[[Array], Array]
+    shape: tuple[int | None, ...]
+    """Shape of the input; None for dynamic axes."""
+    output: str
+    """Name of the output."""
+    num_outputs: int
+    """K."""
+    metadata: str = ""
+    """The model description that our exporter embeds, as JSON; empty in other files."""
+    split: bool = False
+    """Each core computes its own images; otherwise all cores share each operation."""
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        return map_over_cores(self._run, pixels) if self.split else self._run(pixels)
+
+    def _run(self, pixels: Tensor) -> Tensor:
+        """Run in the calling thread, in batches of the graph's size if that is fixed."""
+        size = self.shape[0]
+        if size is None or size == len(pixels):
+            return torch.from_numpy(self.run(pixels.float().contiguous().numpy()))
+        return torch.cat([self._run_padded(batch, size) for batch in torch.split(pixels, size)])
+
+    def _run_padded(self, batch: Tensor, size: int) -> Tensor:
+        if len(batch) == size:
+            return self._run(batch)
+        padding = batch[-1:].expand(size - len(batch), -1, -1, -1)
+        return self._run(torch.cat([batch, padding]))[: len(batch)]
+
+
+class SplitGraph:
+    """A graph that runs a batch in pieces, one core per piece.
+
+    A fixed batch size lets a runtime optimize more, so a session is opened for the size of the pieces. At most two
+    sessions are kept: one for single images, and one for the first batch that splits evenly. A short last batch must
+    not wait for a third.
+    """
+
+    def __init__(self, path: Path, engine: str) -> None:
+        self.path, self.engine = path, engine
+        self._sessions: dict[int, Session] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        sizes = {len(piece) for piece in even_pieces(pixels, torch.get_num_threads())}
+        size = sizes.pop() if len(sizes) == 1 else 1
+        with self._lock:  # batches may overlap
+            if size not in self._sessions and max(self._sessions, default=1) > 1:
+                size = 1
+            if size not in self._sessions:
+                self._sessions[size] = open_session(self.path, self.engine, split=True, batch_size=size)
+        return self._sessions[size](pixels)
+
+
+class OpenGraph:
+    """A graph file in its fastest configuration: all cores share a single image, a larger batch is split over cores."""
+
+    def __init__(self, path: Path, engine: str) -> None:
+        self.path, self.engine = path, engine
+        self.single = open_session(path, engine, batch_size=1)
+        self._split = SplitGraph(path, engine)
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        if len(pixels) == 1 or torch.get_num_threads() == 1 or self.single.shape[0] not in (None, 1):
+            return self.single(pixels)
+        return self._split(pixels)
+
+
+def open_session(path: Path, engine: str, *, split: bool = False, batch_size: int | None = None) -> Session:
+    """Open a graph that uses all cores for each call, or with `split` one core per piece of a batch.
+
+    `batch_size` fixes a dynamic batch axis of our files, which lets the runtime optimize more.
+    """
+    module = require(engine, FORMATS[engine])
+    threads = 1 if split else torch.get_num_threads()
+    with _one_line_errors(path, f"{engine} cannot run it"):
+        graph = OPENERS[engine](module, path, threads, split, batch_size)
+    pixels, index = _image_input(path, graph.inputs), _logits_index(path, graph.outputs)
+    output = graph.outputs[index]
+    if output.shape[1] is None:
+        raise CheckpointError(f"the size of its output {output.name!r} is not fixed", where=path)
+
+    def run(images: Array) -> Array:
+        with _one_line_errors(path, f"{engine} cannot run it on images of {'x'.join(map(str, images.shape[1:]))}"):
+            return graph.run(images, index)
+
+    return Session(
+        run=run,
+        shape=pixels.shape,
+        output=output.name,
+        num_outputs=output.shape[1],
+        metadata=graph.metadata,
+        split=split,
+    )
+
+
+@contextmanager
+def _one_line_errors(path: Path, what: str) -> Iterator[None]:
+    """Turn the errors of a runtime, which may have any type and many lines, into a CheckpointError."""
+    try:
+        yield
+    except VitruvianError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CheckpointError(f"{what}: {reason}", where=path) from error
+
+
+def _image_input(path: Path, inputs: list[Port]) -> Port:
+    """The only input, which must be a batch of normalized images."""
+    described = ", ".join(map(str, inputs))
+    if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].shape[1] is None:
+        raise CheckpointError(
+            f"expected one input of (B, channels, rows, columns) images, the graph has {described}", where=path
+        )
+    if inputs[0].dtype != "float32":
+        raise CheckpointError(
+            f"expected float32 pixels, the graph takes {described}", where=path, hint="export it in float32"
+        )
+    return inputs[0]
+
+
+def _logits_index(path: Path, outputs: list[Port]) -> int:
+    """Index of the output named `logits`, or of the only output with one vector per image."""
+    vectors = [index for index, port in enumerate(outputs) if len(port.shape) == 2]
+    choices = [index for index in vectors if outputs[index].name == "logits"] or vectors
+    if len(choices) != 1:
+        names = ", ".join(port.name for port in outputs)
+        raise CheckpointError(f"none of its outputs ({names}) is one vector of logits per image", where=path)
+    return choices[0]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitruvian.data.decode import ImageInput, decode, name_of
 from vitruvian.data.preprocess import apply_preprocess
-from vitruvian.engines.sessions import EngineName
+from vitruvian.engines.runtimes import EngineName
 from vitruvian.errors import ConfigError, ImageError, UnknownNameError, nearest
 from vitruvian.explain.attention import attention_map, attention_rollout, check_head, gradient_attention, require_vit
 from vitruvian.explain.deletion import Curve, deletion_curves

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp
 
 from vitruvian import __version__
 from vitruvian.data.formats import open_dataset
-from vitruvian.engines.sessions import EngineName
+from vitruvian.engines.runtimes import EngineName
 from vitruvian.errors import UnknownNameError, VitruvianError
 from vitruvian.model.build import Model
 from vitruvian.report.html import render

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from vitruvian.engines.sessions import EngineName, check_engine
+from vitruvian.engines.runtimes import EngineName, check_engine
 from vitruvian.errors import ConfigError, argument, require
 from vitruvian.model.build import Model
 from vitruvian.serve.limits import ServiceLimits

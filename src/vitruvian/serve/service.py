@@ -17,7 +17,7 @@ from torch import Tensor
 from vitruvian.data.decode import decode
 from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.engines.graph import Graph
-from vitruvian.engines.sessions import EngineName
+from vitruvian.engines.runtimes import EngineName
 from vitruvian.errors import ConfigError, ImageError, UnknownNameError, VitruvianError
 from vitruvian.explain.explainer import Explainer, MapSettings
 from vitruvian.explain.overlay import FloatBox, displayed, overlay, seen_box

@@ -1,4 +1,4 @@
-"""A damaged cache of graphs heals itself, and is never believed."""
+"""A damaged graph in the cache is exported again."""
 
 import json
 import shutil
@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import vitruvian as vt
-from vitruvian.engines import cached, choose
+from vitruvian.engines import choose
+from vitruvian.engines.choose import RunMode
 from vitruvian.errors import FileError
 
 pytestmark = pytest.mark.slow
@@ -16,7 +17,7 @@ TINY = vt.ViTConfig(image_size=16, patch_size=8, depth=1, width=16, mlp_dim=16, 
 PIXELS = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 
 
-def seeded(seed):
+def random_model(seed):
     model = vt.build(TINY).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -31,24 +32,24 @@ def filled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("filled")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VITRUVIAN_CACHE", str(folder))
-        answers(seeded(0))
+        cached_logits(random_model(0))
     return folder
 
 
 @pytest.fixture
 def cache(filled, tmp_path, monkeypatch):
-    """A copy of its own, with the times of the files."""
+    """A private copy, with the mtimes of the files."""
     shutil.copytree(filled, tmp_path / "cache")
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
-def answers(model):
+def cached_logits(model):
     return vt.Classifier(model, engine="onnxruntime").logits(PIXELS)
 
 
-def right(model):
-    torch.testing.assert_close(answers(model), model(PIXELS).detach(), rtol=0, atol=1e-5)
+def check_logits(model):
+    torch.testing.assert_close(cached_logits(model), model(PIXELS).detach(), rtol=0, atol=1e-5)
 
 
 def graph_in(cache):
@@ -56,11 +57,11 @@ def graph_in(cache):
     return path
 
 
-def test_a_whole_graph_is_used_as_it_is_also_in_a_copy_of_the_cache(cache, capsys):
-    right(seeded(0))
+def test_an_intact_graph_is_used_also_in_a_copy_of_the_cache(cache, capsys):
+    check_logits(random_model(0))
     copied = graph_in(cache)
     copied.write_bytes(copied.read_bytes())  # with another time
-    right(seeded(0))
+    check_logits(random_model(0))
     assert capsys.readouterr().err == ""
 
 
@@ -68,31 +69,31 @@ def test_a_whole_graph_is_used_as_it_is_also_in_a_copy_of_the_cache(cache, capsy
 def test_a_damaged_graph_is_exported_again(cache, capsys, damage):
     path = graph_in(cache)
     path.write_bytes(damage(path.read_bytes()))
-    right(seeded(0))
-    told = capsys.readouterr().err
-    assert f"{path}: is not what was written there; it is removed" in told
-    assert "exporting the model for onnxruntime" in told
-    right(seeded(0))
+    check_logits(random_model(0))
+    printed = capsys.readouterr().err
+    assert f"{path}: the cached graph is damaged and will be exported again" in printed
+    assert "exporting the model for onnxruntime" in printed
+    check_logits(random_model(0))
     assert capsys.readouterr().err == ""
 
 
 def test_the_graph_of_another_model_in_its_place_is_noticed(cache, tmp_path, monkeypatch):
-    place = graph_in(cache)
+    path = graph_in(cache)
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "other"))
-    right(seeded(5))
-    shutil.copy2(graph_in(tmp_path / "other"), place)
+    check_logits(random_model(5))
+    shutil.copy2(graph_in(tmp_path / "other"), path)
     monkeypatch.setenv("VITRUVIAN_CACHE", str(cache))
-    right(seeded(0))
+    check_logits(random_model(0))
 
 
 @pytest.mark.parametrize("content", ["", "[1]", '{"stamps": 3, "sha256": {}, "largest_difference": "no"}'])
 def test_damaged_records_beside_a_graph_are_written_again(cache, content):
     for path in graph_in(cache).parent.glob("*.json"):
         path.write_text(content)
-    right(seeded(0))
-    found = graph_in(cache).parent
-    assert isinstance(json.loads((found / "onnxruntime.checked.json").read_text())["largest_difference"], float)
-    assert json.loads((found / cached.RECORD).read_text())["sha256"]
+    check_logits(random_model(0))
+    folder = graph_in(cache).parent
+    assert isinstance(json.loads((folder / "onnxruntime.checked.json").read_text())["largest_difference"], float)
+    assert json.loads((folder / choose.RECORD).read_text())["sha256"]
 
 
 @pytest.mark.parametrize(
@@ -102,56 +103,53 @@ def test_damaged_records_beside_a_graph_are_written_again(cache, content):
         "[]",
         '{"engine": "torch"}',
         '{"engine": ["torch"], "split": 1}',
-        '{"engine": "torch", "split": "no", "single": null}',
+        '{"engine": "torch", "split": "no", "fixed": null}',
     ],
 )
-def test_a_choice_that_cannot_be_read_is_measured_again(cache, monkeypatch, content):
+def test_an_unreadable_choice_is_measured_again(cache, monkeypatch, content):
     monkeypatch.setattr(choose, "installed", lambda: ["torch"])
-    model, chosen = seeded(0), choose.Way("torch", split=True)
+    model, chosen = random_model(0), RunMode("torch", split=True)
     monkeypatch.setattr(choose, "measure", lambda *_: {chosen: [1.0]})
-    assert choose.fastest(model, PIXELS) == chosen
+    assert choose.fastest_mode(model, PIXELS) == chosen
     (file,) = (cache / "engines").glob("*.json")
     file.write_text(content)
-    assert choose.fastest(model, PIXELS) == chosen
+    assert choose.fastest_mode(model, PIXELS) == chosen
     assert json.loads(file.read_text()) == chosen._asdict()
 
 
-def test_a_cache_that_is_read_only_still_gives_its_graphs(cache, monkeypatch, capsys):
+def test_a_read_only_cache_still_provides_its_graphs(cache, monkeypatch, capsys):
     def refuse(path, *given, **named):
         raise FileError(f"{path}: cannot be written: Read-only file system")
 
     monkeypatch.setattr(choose, "file_lock", refuse)
     monkeypatch.setattr(choose, "write_json", refuse)
-    monkeypatch.setattr(cached, "write_json", refuse)
     (graph_in(cache).parent / "onnxruntime.checked.json").unlink()
-    right(seeded(0))
+    check_logits(random_model(0))
     assert capsys.readouterr().err == ""
 
 
-def test_a_folder_that_another_process_removes_meanwhile_is_no_error(tmp_path, monkeypatch):
-    for number in range(cached.KEPT_GRAPHS + 1):
+def test_a_folder_that_another_process_removes_meanwhile_is_ignored(tmp_path, monkeypatch):
+    for number in range(choose.MAX_CACHED_GRAPHS + 1):
         (tmp_path / str(number)).mkdir()
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
-    cached.forget_old(tmp_path)
-    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == cached.KEPT_GRAPHS
+    choose.remove_old_graphs(tmp_path)
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == choose.MAX_CACHED_GRAPHS
 
 
-def test_a_cache_that_cannot_be_written_is_said_with_what_to_change(tmp_path, monkeypatch):
+def test_an_unwritable_cache_is_reported_with_what_to_change(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "file"))
-    with pytest.raises(
-        FileError, match=r"cannot be locked: Not a directory; \$VITRUVIAN_CACHE says which folder is used"
-    ):
-        answers(seeded(0))
+    with pytest.raises(FileError, match=r"cannot be locked: Not a directory; set \$VITRUVIAN_CACHE to use another"):
+        cached_logits(random_model(0))
 
 
-def test_an_engine_that_a_full_disk_leaves_out_is_measured_the_next_time(tmp_path, monkeypatch, capsys):
+def test_an_engine_that_a_full_disk_excludes_is_measured_the_next_time(tmp_path, monkeypatch, capsys):
     def full(model, path, **_):
         raise FileError(f"{path}: cannot be written: No space left on device")
 
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path))
     monkeypatch.setattr(choose, "installed", lambda: ["torch", "onnxruntime"])
     monkeypatch.setattr(choose, "export", full)
-    assert choose.fastest(seeded(0), PIXELS).engine == "torch"
+    assert choose.fastest_mode(random_model(0), PIXELS).engine == "torch"
     assert "the next start measures again" in capsys.readouterr().err
     assert not list((tmp_path / "engines").glob("*.json"))

@@ -1,8 +1,9 @@
-"""How attention is written in a graph, so that the runtimes find what they compute soonest.
+"""Attention as it is exported, in the form that the runtimes execute fastest.
 
-Queries, keys and values have a product each, because ONNX Runtime copies the parts of one product. Softmax stands
-between two products, which OpenVINO joins into one kernel, and the scale of the queries is in their weights. The last
-block, which has few queries, does not compute keys and values of each token: sums over tokens come first.
+Queries, keys and values have one product each, because ONNX Runtime copies the parts of a joint product. Softmax is
+written between two products, which OpenVINO fuses into one kernel, and the scale of the queries is folded into their
+weights. The last block, which computes few queries, never computes keys and values for each token: it sums over tokens
+first.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from vitruvian.settings import Size
 # B images, N tokens, D width, H heads of K channels, F tokens that are read
 
 
-class ThreeProducts(Attention):
-    """Attention whose `qkv` holds the layers of `three_layers`."""
+class ExportedAttention(Attention):
+    """Attention whose `qkv` holds the three layers of `split_qkv`."""
 
     def forward(self, x: Tensor, first: int | None = None, grid: Size | None = None) -> Tensor:
         if first is None or self.position is not None:
@@ -34,16 +35,18 @@ class ThreeProducts(Attention):
         return tuple(layer(x).view(B, N, self.num_heads, -1).transpose(1, 2) for layer in self.qkv)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:  # each (B, H, N, K)
-        scaled = q if scale_in_weights(self) else q * q.shape[-1] ** -0.5
+        scaled = q if folds_scale(self) else q * q.shape[-1] ** -0.5
         logits = scaled @ k.transpose(-2, -1)
         return (logits if bias is None else logits + bias).softmax(dim=-1) @ v
 
     def few(self, x: Tensor, first: int, bias: Tensor | None) -> Tensor:
-        """Scores are queries, taken through the weights of the keys, times tokens; values are made of weighted sums.
+        """Attention of the first F tokens without keys and values of all N.
 
-        What the bias of the keys adds is the same for every token, and softmax does not see it.
+        With key weights W_k and value weights W_v, q (x W_k)^T = (q W_k^T) x^T and softmax(..) (x W_v) =
+        (softmax(..) x) W_v: the weights are applied to F tokens instead of N. The bias of the keys adds the same number
+        to all logits of a query, which softmax ignores.
         """
-        if not scale_in_weights(self):
+        if not folds_scale(self):
             return super().few(x, first, bias)
         assert isinstance(self.qkv, nn.ModuleList)
         query, key, value = self.qkv
@@ -52,30 +55,32 @@ class ThreeProducts(Attention):
         B, _, D = x.shape
         H, K = self.num_heads, self.proj.in_features // self.num_heads
         q = query(x[:, :first]).view(B, first, H, K).transpose(1, 2)
-        asked = (q @ key.weight.view(H, K, D)).reshape(B, H * first, D)
-        logits = asked @ x.transpose(1, 2)  # (B, H F, N)
-        # not split into heads before the sums: onnxscript removes reshapes around a product, also where a fixed batch
-        # that equals the number of heads then meets them
-        shares = (logits if bias is None else logits + bias[:, 0]).softmax(dim=-1)
-        sums = (shares @ x).view(B, H, first, D)
+        projected = (q @ key.weight.view(H, K, D)).reshape(B, H * first, D)
+        logits = projected @ x.transpose(1, 2)  # (B, H F, N)
+        # Heads and queries stay one axis up to the sums: onnxscript removes reshapes around a product, even if a fixed
+        # batch size that equals the number of heads then meets the wrong axis.
+        weights = (logits if bias is None else logits + bias[:, 0]).softmax(dim=-1)
+        sums = (weights @ x).view(B, H, first, D)
         y = sums @ value.weight.view(H, K, D).transpose(1, 2)  # (B, H, F, K)
         return self.joined(y if value.bias is None else y + value.bias.view(H, 1, K))
 
 
-def scale_in_weights(attention: Attention) -> bool:
-    """Whether the queries are what their layer gives, and only keys meet them; a norm would undo the scale, and the
-    paper's relative positions would have it twice."""
+def folds_scale(attention: Attention) -> bool:
+    """Whether the scale can be folded into the query weights.
+
+    A norm of the queries would undo it, and the paper's relative positions would apply it twice.
+    """
     return isinstance(attention.q_norm, nn.Identity) and not isinstance(attention.position, Offsets)
 
 
 def query_scale(attention: Attention) -> float:
-    """What the weights of the queries are multiplied with."""
+    """Factor of the exported query weights."""
     channels = attention.proj.in_features // attention.num_heads
-    return channels**-0.5 if scale_in_weights(attention) else 1.0
+    return channels**-0.5 if folds_scale(attention) else 1.0
 
 
-def three_layers(attention: Attention) -> list[nn.Linear]:
-    """The layers of queries, scaled, keys and values."""
+def split_qkv(attention: Attention) -> list[nn.Linear]:
+    """The layers of scaled queries, keys and values."""
     qkv, layers = attention.qkv, []
     scales = (query_scale(attention), 1.0, 1.0)
     biases = [None] * 3 if qkv.bias is None else qkv.bias.detach().chunk(3)
@@ -88,15 +93,15 @@ def three_layers(attention: Attention) -> list[nn.Linear]:
 
 
 @contextmanager
-def three_products(model: Model) -> Iterator[None]:
-    """Attention written for runtimes while a model is traced."""
-    held = [(part, part.qkv) for part in model.modules() if type(part) is Attention]
-    for attention, _ in held:
-        attention.qkv = nn.ModuleList(three_layers(attention))  # type: ignore[assignment]
-        attention.__class__ = ThreeProducts
+def exported_attention(model: Model) -> Iterator[None]:
+    """Replace the model's attention by ExportedAttention while it is traced."""
+    replaced = [(module, module.qkv) for module in model.modules() if type(module) is Attention]
+    for attention, _ in replaced:
+        attention.add_module("qkv", nn.ModuleList(split_qkv(attention)))
+        attention.__class__ = ExportedAttention
     try:
         yield
     finally:
-        for attention, qkv in held:
+        for attention, qkv in replaced:
             attention.__class__ = Attention
             attention.qkv = qkv

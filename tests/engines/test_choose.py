@@ -1,0 +1,184 @@
+"""Engines compute the model's logits; the fastest is measured once and cached."""
+
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import vitruvian as vt
+from vitruvian.engines import choose, runtimes
+from vitruvian.engines.choose import RunMode, measure
+from vitruvian.errors import ConfigError, ConversionError, MissingExtraError
+
+TINY = vt.ViTConfig(image_size=16, patch_size=8, depth=1, width=16, mlp_dim=16, num_heads=2, num_classes=3)
+RUNTIMES = ["onnxruntime", pytest.param("openvino", marks=pytest.mark.openvino)]
+
+
+def random_model(seed=0):
+    model = vt.build(TINY).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    return model
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VITRUVIAN_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def model():
+    return random_model()
+
+
+@pytest.fixture(scope="module")
+def images():
+    return [np.full((20, 30, 3), level, np.uint8) for level in (0, 50, 200)]
+
+
+def without(monkeypatch, *names):
+    """Pretend that these packages are not installed."""
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in names else real(name))
+
+
+@pytest.fixture
+def no_openvino(monkeypatch):
+    """Hide OpenVINO, which must not be loaded in the process of most tests."""
+    monkeypatch.setattr(choose, "installed", lambda: ["torch", "onnxruntime"])
+
+
+@pytest.mark.openvino
+def test_openvino_computes_the_logits_of_torch_and_exports_once(model, images, cache, capsys):
+    expected = vt.Classifier(model).predict(images)
+    result = vt.Classifier(model, engine="openvino").predict(images)
+    for one, other in zip(result, expected):
+        assert [p.label for p in one] == [p.label for p in other]
+        assert [p.probability for p in one] == pytest.approx([p.probability for p in other], abs=1e-5)
+    assert "exporting the model for openvino" in capsys.readouterr().err
+    vt.Classifier(model, engine="openvino").predict(images, batch_size=2)
+    assert capsys.readouterr().err == ""
+    assert len(list((cache / "engines").glob("*/model.onnx"))) == 1
+
+
+@pytest.mark.openvino
+def test_other_weights_have_another_graph(model, images, cache):
+    other = vt.build(TINY)
+    other.load_state_dict({name: value * 1.5 for name, value in model.state_dict().items()})
+    ours, expected = (vt.Classifier(other, engine=engine).predict(images) for engine in ("openvino", "torch"))
+    assert ours[0][0].probability == pytest.approx(expected[0][0].probability, abs=1e-5)
+    assert len(list((cache / "engines").glob("*/model.onnx"))) == 2
+
+
+@pytest.mark.openvino
+def test_auto_measures_once(model, cache, monkeypatch, capsys):
+    without(monkeypatch, "onnxruntime")
+    pixels = torch.randn(2, 3, 16, 16)
+    chosen = choose.fastest_mode(model, pixels)
+    assert chosen.engine in ("torch", "openvino")
+    assert f"using {chosen.engine}; images per second: torch" in capsys.readouterr().err
+    monkeypatch.setattr(choose, "measure", None)
+    assert choose.fastest_mode(model, pixels) == chosen
+    torch.testing.assert_close(vt.Classifier(model, engine="auto").logits(pixels), model(pixels).detach())
+    (file,) = (cache / "engines").glob("*.json")
+    assert json.loads(file.read_text()) == chosen._asdict()
+
+
+@pytest.mark.slow
+def test_auto_works_without_a_cache(model, tmp_path, monkeypatch, capsys, no_openvino):
+    pixels = torch.randn(2, 3, 16, 16)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "file" / "cache"))
+    predictions = [vt.Classifier(model, engine=engine).logits(pixels) for engine in ("auto", "torch")]
+    torch.testing.assert_close(*predictions)
+    assert "note: the next start measures again" in capsys.readouterr().err
+
+
+@pytest.mark.openvino
+def test_without_onnxruntime_openvino_has_its_own_format(model, images, cache, monkeypatch):
+    without(monkeypatch, "onnxruntime")
+    ours, expected = (vt.Classifier(model, engine=engine).predict(images) for engine in ("openvino", "torch"))
+    assert ours[0][0].probability == pytest.approx(expected[0][0].probability, abs=1e-5)
+    assert len(list((cache / "engines").glob("*/openvino/model.xml"))) == 1
+
+
+@pytest.mark.slow
+def test_an_engine_with_other_outputs_is_refused_and_skipped_by_auto(cache, monkeypatch, capsys, no_openvino):
+    other = vt.build(TINY).eval()
+    real = choose.open_session
+    monkeypatch.setattr(choose, "open_session", lambda *given, **named: lambda x: real(*given, **named)(x) + 1)
+    pixels = torch.randn(1, 3, 16, 16)
+    torch.nn.init.normal_(other.head.weight, generator=torch.Generator().manual_seed(3))
+    with pytest.raises(ConversionError, match="the outputs of onnxruntime differ from the model's by 1"):
+        vt.Classifier(other, engine="onnxruntime").logits(pixels)
+    assert choose.fastest_mode(other, pixels).engine == "torch"
+    assert "note: skipping onnxruntime: the outputs of onnxruntime differ" in capsys.readouterr().err
+
+
+def test_the_smallest_median_wins(model, monkeypatch):
+    slow, fast = RunMode("torch"), RunMode("openvino", split=True)
+    monkeypatch.setattr(choose, "open_candidates", lambda *_: ({slow: None, fast: None}, True))
+    monkeypatch.setattr(choose, "measure", lambda *_: {slow: [3.0, 3.0, 9.0], fast: [2.0, 99.0, 2.0]})
+    assert choose.fastest_mode(model, torch.zeros(7, 3, 16, 16)) == fast
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", RUNTIMES)
+def test_graphs_for_single_images_and_for_pieces_compute_the_models_logits(model, engine):
+    pixels = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    for mode in (RunMode(engine, fixed=True), RunMode(engine, split=True, fixed=True)):
+        forward = choose.open_forward(model, mode, (16, 16))
+        for batch in (pixels[:1], pixels[:5], pixels):
+            torch.testing.assert_close(forward(batch), model(batch).detach(), rtol=0, atol=1e-5)
+
+
+def test_batches_and_single_images_have_their_own_mode_once_prepared(model, monkeypatch):
+    asked = []
+    monkeypatch.setattr(choose, "fastest_mode", lambda _, pixels: asked.append(len(pixels)) or RunMode("torch"))
+    engine = choose.Engine(model, "auto")
+    for batch in (4, 3, 1):  # a short last batch is not measured
+        assert len(engine(torch.zeros(batch, 3, 16, 16))) == batch
+    assert asked == [4]
+    engine.prepare(torch.zeros(1, 3, 16, 16))
+    engine(torch.zeros(1, 3, 16, 16))
+    assert asked == [4, 1]
+    other = choose.Engine(model, "auto")
+    other(torch.zeros(1, 3, 16, 16))
+    other(torch.zeros(5, 3, 16, 16))
+    assert asked == [4, 1, 1, 5]
+
+
+@pytest.mark.slow
+def test_a_slow_measurement_has_few_rounds():
+    ways = {RunMode("one"): lambda pixels: pixels, RunMode("other"): lambda pixels: pixels}
+    assert {len(result) for result in measure(ways, torch.zeros(1), 5, 0.0).values()} == {3}
+    assert {len(result) for result in measure(ways, torch.zeros(1), 5).values()} == {5}
+
+
+def test_the_least_recently_used_graphs_are_removed(tmp_path):
+    for number in range(choose.MAX_CACHED_GRAPHS + 2):
+        (tmp_path / str(number)).mkdir()
+    choose.remove_old_graphs(tmp_path)
+    assert len(list(tmp_path.iterdir())) == choose.MAX_CACHED_GRAPHS
+
+
+def test_a_missing_package_is_reported_with_its_extra(model, monkeypatch):
+    monkeypatch.setitem(runtimes.EXTRAS, "openvino", ("openvino_that_is_not_here",))
+    with pytest.raises(MissingExtraError, match=r"pip install 'vitruvian\[openvino\]'"):
+        vt.Classifier(model, engine="openvino")
+
+
+def test_unknown_engines_and_devices_are_reported(model):
+    with pytest.raises(ConfigError, match=r"unknown engine 'openvin'; did you mean openvino\?"):
+        vt.Classifier(model, engine="openvin")
+    with pytest.raises(ConfigError, match=r"engine='auto' runs on the CPU; device='cuda' needs engine='torch'"):
+        vt.Classifier(model, engine="auto", device="cuda")
+    with pytest.raises(ConfigError, match=r"engine='openvino' runs on the CPU; device='gpu9' needs engine='torch'"):
+        vt.Classifier(model, engine="openvino", device="gpu9")
