@@ -18,7 +18,7 @@ from vitruvian.compress.quantize import CALIBRATION, least
 from vitruvian.compress.search import Candidate, Limits, Search
 from vitruvian.compress.smooth import channel_maxima, dense_layers, smoothed, watched
 from vitruvian.config import CascadeConfig, ResNetConfig
-from vitruvian.engines import sessions
+from vitruvian.engines import runtimes
 from vitruvian.engines.export import export
 from vitruvian.engines.graph import open_graph
 from vitruvian.errors import ConfigError, ConversionError, DataError, FileError, MissingExtraError, UnknownNameError
@@ -278,7 +278,7 @@ def test_a_quantized_graph_runs_in_int8_at_a_fixed_batch_too(quantized, tmp_path
     real = onnxruntime.SessionOptions
     onnxruntime.SessionOptions = lambda: options
     try:
-        sessions.open_session(path, "onnxruntime", batch_size=1)
+        runtimes.open_session(path, "onnxruntime", batch_size=1)
     finally:
         onnxruntime.SessionOptions = real
     kinds = [node.op_type for node in onnx.load(str(tmp_path / "runs.onnx")).graph.node]

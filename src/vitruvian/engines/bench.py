@@ -232,14 +232,12 @@ def synthetic_jpeg() -> bytes:
 
 def time_shares(model: Model | Graph, data: bytes, rounds: int) -> dict[str, float]:
     """Median milliseconds of one image in decoding, resizing, and each part of the model."""
-    image = decode(data)
-    pixels = apply_preprocess(image, model.meta.preprocess)[None]
+    image, preprocess = decode(data), model.meta.preprocess
+    pixels = apply_preprocess(image, preprocess)[None]
     parts = [time_parts(model, pixels) for _ in range(rounds + 1)][1:]  # the first one warms up
     seconds = {
         "decode": statistics.median(timed(lambda: decode(data)) for _ in range(rounds)),
-        "resize": statistics.median(
-            timed(lambda: apply_preprocess(image, model.meta.preprocess)) for _ in range(rounds)
-        ),
+        "resize": statistics.median(timed(lambda: apply_preprocess(image, preprocess)) for _ in range(rounds)),
     }
     seconds |= {name: statistics.median(part[name] for part in parts) for name in parts[0]}
     return {name: 1000 * value for name, value in seconds.items()}
