@@ -21,7 +21,7 @@ def test_the_demo_trains_evaluates_predicts_and_names_the_report(vit, tmp_path, 
     assert "\n  run/demo.html\n" in out
     page = (tmp_path / "run" / "demo.html").read_text()
     assert ">rocket.jpg<" in page
-    assert "none of these; the nearest are below" in page
+    assert "rejected (none of the classes); the most similar classes are below" in page
 
 
 @pytest.mark.slow

@@ -166,12 +166,11 @@ def test_a_run_writes_overlays_arrays_and_a_page(tmp_path):
 
 @pytest.mark.slow
 def test_the_page_shows_the_first_images_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("vitruvian.explain.run.MOST_ON_PAGE", 2)
-    monkeypatch.setattr("vitruvian.explain.explain_report.MOST_ON_PAGE", 2)
+    monkeypatch.setattr("vitruvian.explain.run.MAX_IMAGES", 2)
     explainer = Explainer(named(), MapSettings(methods=("rollout",)))
     assert len(list(explain_images(explainer, [make_image(seed=i) for i in range(3)], tmp_path))) == 3
     page = (tmp_path / "explain.html").read_text(encoding="utf-8")
-    assert "The first 2 are on this page; the files beside it are of all 3." in page
+    assert "The first 2 images are on this page; the files next to it cover all 3." in page
     assert page.count("<section>") == 2
 
 

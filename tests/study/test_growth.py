@@ -90,7 +90,7 @@ def test_a_study_goes_on_where_it_stopped_and_repeats_nothing(tmp_path):
         "resnet": [50.0, 1438.0],
     }
     page = (tmp_path / "study" / "report.html").read_text()
-    assert "4 of 4 cells done" in page
+    assert "4 of 4 runs done" in page
     with Image.open(tmp_path / "study" / "study.png") as plot:
         assert plot.width == 760
     other = small_study(tmp_path / "study", settings=["workers=0", "batch_size=8", "image_size=16"])

@@ -238,8 +238,8 @@ def test_training_and_fine_tuning_start_from_it(tmp_path, pretrained):
 def test_the_report_shows_predicted_colors_and_no_classes(pretrained):
     page = (pretrained.folder / "report.html").read_text()
     assert "Predicted colors" in page
-    assert "colors right" in page
-    assert 'alt="as the model saw it"' in page
+    assert "color accuracy" in page
+    assert 'alt="input of the model"' in page
     assert "Confusion matrix" not in page
     assert "Classes</h2>" not in page
 
