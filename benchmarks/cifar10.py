@@ -27,7 +27,7 @@ PEERS = ("timm", "vit-pytorch")
 
 def trained(folder: Path, recipe: str, out: Path, settings: list[str]) -> Run:
     """The finished run of a recipe."""
-    command = [sys.executable, "-m", "vitruvian.cli", "train"]
+    command = [sys.executable, "-m", "vitruvian", "train"]
     command += ["--resume", str(out)] if out.is_dir() else [str(folder), "--recipe", recipe, "--out", str(out)]
     if not out.is_dir():
         command += [word for setting in settings for word in ("--set", setting)]

@@ -121,7 +121,7 @@ def cold_start(python: str, rounds: int) -> list[dict[str, object]]:
         vt.save(random_model("B"), folder, family="huggingface")
         Image.linear_gradient("L").resize((500, 375)).convert("RGB").save(image)
         commands = {
-            "vit predict": [python, "-m", "vitruvian.cli", "predict", str(image), "--model", str(folder)],
+            "vit predict": [python, "-m", "vitruvian", "predict", str(image), "--model", str(folder)],
             "transformers pipeline": [python, "-c", PIPELINE, str(folder), str(image)],
         }
         seconds: dict[str, list[float]] = {command: [] for command in commands}

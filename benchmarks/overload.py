@@ -98,7 +98,7 @@ def main() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    command = [sys.executable, "-m", "vitruvian.cli", "serve", "--batch-size", str(BATCH), "--queue", str(asked.queue)]
+    command = [sys.executable, "-m", "vitruvian", "serve", "--batch-size", str(BATCH), "--queue", str(asked.queue)]
     command += ["--engine", asked.engine, "--model", asked.model, "--port", port]
     server = subprocess.Popen(command, stderr=subprocess.DEVNULL, process_group=0)
     try:

@@ -57,7 +57,7 @@ def main() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "vitruvian.cli", "serve", "--model", asked.model, "--engine", asked.engine]
+    command = [sys.executable, "-m", "vitruvian", "serve", "--model", asked.model, "--engine", asked.engine]
     server = subprocess.Popen([*command, "--port", str(port)], stderr=subprocess.DEVNULL)
     browser = None
     try:

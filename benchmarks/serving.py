@@ -29,7 +29,7 @@ import urllib.request
 from pathlib import Path
 
 BATCH = 16
-SERVE = ("-m", "vitruvian.cli", "serve", "--batch-size", str(BATCH))
+SERVE = ("-m", "vitruvian", "serve", "--batch-size", str(BATCH))
 PLAIN = """
 import sys, torch, uvicorn
 from fastapi import FastAPI, File, UploadFile
@@ -109,7 +109,7 @@ def main() -> None:
 
 def bench(weights: str, engines: list[str]) -> dict[str, float]:
     """Images a second by engine of the model alone, as `vit bench` tells; of all that are installed for `auto`."""
-    command = [sys.executable, "-m", "vitruvian.cli", "bench", "--model", weights, "--batches", str(BATCH), "--json"]
+    command = [sys.executable, "-m", "vitruvian", "bench", "--model", weights, "--batches", str(BATCH), "--json"]
     command += ["--rounds", "10"] + ([] if "auto" in engines else [f"--engine={engine}" for engine in engines])
     found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return {speed["engine"]: round(speed["images_per_second"], 2) for speed in found["speeds"]}

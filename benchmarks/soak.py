@@ -65,7 +65,7 @@ def main() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "vitruvian.cli", "serve", "--model", asked.model, "--port", str(port)]
+    command = [sys.executable, "-m", "vitruvian", "serve", "--model", asked.model, "--port", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_until_ready(port, server)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from vitruvian.cli import main
+from vitruvian.cli.app import main
 
 SECONDS = 120
 """After which a process counts as hanging, on however slow a machine."""

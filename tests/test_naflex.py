@@ -11,7 +11,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import vitruvian as vt
-from vitruvian.cli import app
+from vitruvian.cli.app import app
 from vitruvian.compress.cascade import fit_cascade
 from vitruvian.config import Preprocess
 from vitruvian.data.preprocess import naflex_size, preprocess_image

@@ -5,7 +5,17 @@ from importlib.resources import files
 import pytest
 
 from vitruvian.errors import UnknownNameError
-from vitruvian.tasks import NAMES, TASKS, VTAB_TASKS, data_root, file_beside, find_task, folded, task_named, view_for
+from vitruvian.tasks import (
+    NAMES,
+    TASKS,
+    VTAB_TASKS,
+    data_root,
+    extra_file,
+    find_task,
+    fold_name,
+    preprocess_for,
+    task_named,
+)
 
 WANTED = [
     "CIFAR-10", "CIFAR-100", "ImageNet", "ImageNet-ReaL", "ImageNet-21k", "Oxford Flowers-102", "Oxford-IIIT Pets",
@@ -22,7 +32,7 @@ def test_vtab_has_its_19_tasks_in_three_groups_of_800_and_200():
     groups = [task.group for task in VTAB_TASKS]
     assert {group: groups.count(group) for group in groups} == {"Natural": 7, "Specialized": 4, "Structured": 8}
     assert all((task.splits["train"], task.splits["val"]) == (800, 200) for task in VTAB_TASKS)
-    assert all(task.view == {"fit": "squash"} for task in VTAB_TASKS)
+    assert all(task.preprocess == {"fit": "squash"} for task in VTAB_TASKS)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +44,9 @@ def test_classes_and_test_images_are_the_published_ones(name, classes, test):
 
 
 def test_no_name_or_alias_means_two_tasks():
-    spelled = [folded(name) for task in TASKS.values() for name in {folded(n): n for n in (task.name, *task.aliases)}]
+    spelled = [
+        fold_name(name) for task in TASKS.values() for name in {fold_name(n): n for n in (task.name, *task.aliases)}
+    ]
     assert len(spelled) == len(set(spelled)) == len(NAMES)
 
 
@@ -52,13 +64,13 @@ def test_names_are_known_in_any_spelling_but_paths_are_not():
 
 def test_a_task_brings_the_files_that_its_evaluation_needs(monkeypatch, tmp_path):
     monkeypatch.setenv("VITRUVIAN_DATA", str(tmp_path))
-    assert file_beside("imagenet-real", "real") is None
+    assert extra_file("imagenet-real", "real") is None
     (tmp_path / "imagenet").mkdir()
     (tmp_path / "imagenet" / "real.json").touch()
     (tmp_path / "objectnet" / "objectnet-1.0" / "mappings").mkdir(parents=True)
-    assert file_beside("ReaL", "real") == tmp_path / "imagenet" / "real.json"
-    assert file_beside("objectnet", "mappings") == tmp_path / "objectnet" / "objectnet-1.0" / "mappings"
-    assert file_beside("imagenet", "real") is file_beside("photos", "real") is None
+    assert extra_file("ReaL", "real") == tmp_path / "imagenet" / "real.json"
+    assert extra_file("objectnet", "mappings") == tmp_path / "objectnet" / "objectnet-1.0" / "mappings"
+    assert extra_file("imagenet", "real") is extra_file("photos", "real") is None
 
 
 def test_the_root_is_the_one_given_or_of_the_environment_or_at_home(monkeypatch, tmp_path):
@@ -71,7 +83,7 @@ def test_the_root_is_the_one_given_or_of_the_environment_or_at_home(monkeypatch,
 
 def test_a_task_brings_its_view(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert view_for("vtab-caltech101") == {"fit": "squash"}
-    assert view_for("cifar10") == view_for("photos/") == {}
+    assert preprocess_for("vtab-caltech101") == {"fit": "squash"}
+    assert preprocess_for("cifar10") == preprocess_for("photos/") == {}
     (tmp_path / "vtab-caltech101").mkdir()
-    assert view_for("vtab-caltech101") == {}  # the folder, not the task
+    assert preprocess_for("vtab-caltech101") == {}  # the folder, not the task

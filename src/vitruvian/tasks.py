@@ -1,4 +1,4 @@
-"""The tasks that papers report, by name: where their images go, how they are split, and what is measured."""
+"""The datasets that papers report, by name: where their images belong, their splits, and the metric."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vitruvian.errors import UnknownNameError
 DATA_VARIABLE = "VITRUVIAN_DATA"
 DEFAULT_ROOT = "~/vitruvian-data"
 SEEDS = 3
-"""Fine-tuning runs that a result is the mean of, unless told."""
+"""Default number of seeds to average over."""
 
 Layout = Literal[
     "cifar", "flowers", "folders", "imagenet", "lists", "mafw", "numbered", "objectnet", "omni", "pets", "vizwiz",
@@ -27,41 +27,41 @@ Metric = Literal["top1", "mean_per_class", "real"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """One task; images lie in `folder` below the root folder of all data."""
+    """One dataset with its metric; its images are in `folder` below the root directory of all tasks."""
 
     name: str
     title: str
     folder: str
     layout: Layout
     classes: int
-    """0 where only the lists in the release tell."""
+    """0 if only the lists in the release say it."""
     splits: Mapping[str, int]
-    """Images of each split in the release; 0 where it is not known here."""
-    wanted: tuple[str, ...]
-    """Patterns of files in the folder, each of which must match; `|` stands between alternatives."""
+    """Number of images per split in the release; 0 if unknown."""
+    files: tuple[str, ...]
+    """Patterns of files in the folder, each of which must match; `|` separates alternatives."""
     download: str
-    """What to get, where, and how to put it into the folder."""
+    """What to download, from where, and how to put it into the folder."""
     aliases: tuple[str, ...] = ()
     metric: Metric = "top1"
-    """What papers report first; `real`: an answer among the labels of ImageNet-ReaL."""
+    """The main metric in papers; `real`: the prediction is among the labels of ImageNet-ReaL."""
     group: str = ""
-    """Of VTAB: Natural, Specialized or Structured."""
+    """Group of a VTAB task: Natural, Specialized or Structured."""
     recipe: str = "finetune-paper"
-    """The recipe of the paper's fine-tuning."""
-    view: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the evaluation view that belong to the task (see `config.Preprocess`)."""
-    beside: Mapping[str, str] = field(default_factory=dict)
-    """Files that an evaluation needs, by what they are (`real`, `mappings`): patterns in the folder."""
+    """Recipe for fine-tuning as in the paper."""
+    preprocess: Mapping[str, Any] = field(default_factory=dict)
+    """Preprocessing settings that belong to the task (see `config.Preprocess`)."""
+    extra_files: Mapping[str, str] = field(default_factory=dict)
+    """Patterns of other files that an evaluation needs, by kind (`real`, `mappings`)."""
     note: str = ""
-    """What else one should know."""
+    """What else to know."""
 
-    def place(self, root: Path) -> Path:
+    def path(self, root: Path) -> Path:
         return root / self.folder
 
     def missing(self, root: Path) -> list[str]:
-        """The patterns of `wanted` that match nothing."""
-        place = self.place(root)
-        return [pattern for pattern in self.wanted if not any(has(place, choice) for choice in pattern.split("|"))]
+        """The patterns of `files` that match nothing."""
+        path = self.path(root)
+        return [pattern for pattern in self.files if not any(has_match(path, glob) for glob in pattern.split("|"))]
 
     def present(self, root: Path) -> bool:
         return not self.missing(root)
@@ -71,24 +71,24 @@ class Task:
         return {
             "name": self.name, "title": self.title, "aliases": list(self.aliases), "group": self.group,
             "classes": self.classes, "metric": self.metric, "splits": dict(self.splits), "layout": self.layout,
-            "wanted": list(self.wanted), "folder": str(self.place(root)), "present": self.present(root),
+            "files": list(self.files), "folder": str(self.path(root)), "present": self.present(root),
             "missing": self.missing(root), "download": self.download, "recipe": self.recipe,
-            "view": dict(self.view), "note": self.note,
+            "preprocess": dict(self.preprocess), "note": self.note,
         }  # fmt: skip
 
 
-def in_words(pattern: str) -> str:
-    """A pattern of `Task.wanted` as people read it."""
+def describe_pattern(pattern: str) -> str:
+    """A pattern of `Task.files` as text."""
     return pattern.replace("|", " or ")
 
 
-def has(folder: Path, pattern: str) -> bool:
-    """Whether a file or folder matches; only as much is listed as the first match needs."""
+def has_match(folder: Path, pattern: str) -> bool:
+    """Whether a file or directory matches; the listing stops at the first match."""
     return next(folder.glob(pattern), None) is not None if folder.is_dir() else False
 
 
 def data_root(chosen: str | Path | None = None) -> Path:
-    """The folder that holds the folders of all tasks: the one given, $VITRUVIAN_DATA, or `~/vitruvian-data`."""
+    """The directory of all tasks: `chosen`, else $VITRUVIAN_DATA, else `~/vitruvian-data`."""
     return Path(chosen or os.environ.get(DATA_VARIABLE) or DEFAULT_ROOT).expanduser()
 
 
@@ -103,35 +103,35 @@ PAPER_TASKS = (
     Task(
         name="cifar10", aliases=("CIFAR-10",), title="CIFAR-10", folder="cifar10", layout="cifar", classes=10,
         splits={"train": 50_000, "test": 10_000}, recipe="finetune-paper-cifar",
-        wanted=("cifar-10-batches-*/data_batch_1*|data_batch_1*|cifar-10-*.tar.gz",),
+        files=("cifar-10-batches-*/data_batch_1*|data_batch_1*|cifar-10-*.tar.gz",),
         download="cifar-10-python.tar.gz or cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html; "
-        "the archive itself will do, or what is in it",
+        "keep the archive, or unpack it",
     ),
     Task(
         name="cifar100", aliases=("CIFAR-100",), title="CIFAR-100", folder="cifar100", layout="cifar", classes=100,
         splits={"train": 50_000, "test": 10_000}, recipe="finetune-paper-cifar",
-        wanted=("cifar-100-*/train*|train*|cifar-100-*.tar.gz",),
+        files=("cifar-100-*/train*|train*|cifar-100-*.tar.gz",),
         download="cifar-100-python.tar.gz or cifar-100-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html; "
-        "the archive itself will do, or what is in it",
+        "keep the archive, or unpack it",
     ),
     Task(
         name="imagenet", aliases=("ImageNet-1k", "ILSVRC2012", "in1k"), title="ImageNet (ILSVRC 2012)",
         folder="imagenet", layout="imagenet", classes=1000, splits={"train": 1_281_167, "val": 50_000},
-        recipe="finetune-paper-imagenet", wanted=(IMAGENET_VAL,), download=IMAGENET_GET,
+        recipe="finetune-paper-imagenet", files=(IMAGENET_VAL,), download=IMAGENET_GET,
         note="papers report the validation images; classes are the WordNet ids in the order of every published head",
     ),
     Task(
         name="imagenet-real", aliases=("ReaL", "ImageNet-ReaL"), title="ImageNet-ReaL", folder="imagenet",
         layout="imagenet", classes=1000, splits={"val": 50_000}, metric="real", recipe="finetune-paper-imagenet",
-        wanted=(IMAGENET_VAL, "real.json"), beside={"real": "real.json"},
+        files=(IMAGENET_VAL, "real.json"), extra_files={"real": "real.json"},
         download=IMAGENET_GET + "; and real.json from https://github.com/google-research/reassessed-imagenet",
-        note="the validation images of ImageNet with better labels, several or none an image; those without do not "
+        note="the validation images of ImageNet with better labels, several or none per image; those without do not "
         "count",
     ),
     Task(
         name="imagenet21k", aliases=("ImageNet-21k", "ImageNet-22k", "in21k"), title="ImageNet-21k",
         folder="imagenet21k", layout="folders", classes=21_843, splits={"train": 14_197_122},
-        recipe="paper-imagenet21k", wanted=("n*|train/n*|*.tar",),
+        recipe="paper-imagenet21k", files=("n*|train/n*|*.tar",),
         download="the fall 2011 archives from https://image-net.org (an account is needed), a folder for each WordNet "
         "id; or tar shards in the WebDataset layout",
         note="for pre-training; there is no test split",
@@ -139,7 +139,7 @@ PAPER_TASKS = (
     Task(
         name="flowers102", aliases=("flowers", "Oxford Flowers-102", "oxford_flowers102"), title="Oxford Flowers-102",
         folder="flowers102", layout="flowers", classes=102, splits={"train": 2040, "test": 6149},
-        wanted=("jpg/image_*.jpg", "imagelabels.mat", "setid.mat"),
+        files=("jpg/image_*.jpg", "imagelabels.mat", "setid.mat"),
         download="102flowers.tgz, imagelabels.mat and setid.mat from "
         "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/; unpack the first",
         note="train is the release's training and validation sets together; some papers report mean_per_class",
@@ -147,39 +147,39 @@ PAPER_TASKS = (
     Task(
         name="pets", aliases=("Oxford-IIIT Pets", "oxford_iiit_pet", "oxford pets"), title="Oxford-IIIT Pets",
         folder="pets", layout="pets", classes=37, splits={"train": 3680, "test": 3669},
-        wanted=("images/*.jpg", "annotations/trainval.txt", "annotations/test.txt"),
+        files=("images/*.jpg", "annotations/trainval.txt", "annotations/test.txt"),
         download="images.tar.gz and annotations.tar.gz from https://www.robots.ox.ac.uk/~vgg/data/pets/; unpack both",
         note="some papers report mean_per_class",
     ),
     Task(
         name="objectnet", title="ObjectNet", folder="objectnet", layout="objectnet", classes=313,
-        splits={"test": 50_273}, wanted=("images|objectnet-1.0/images",),
-        beside={"mappings": "mappings|objectnet-1.0/mappings"},
+        splits={"test": 50_273}, files=("images|objectnet-1.0/images",),
+        extra_files={"mappings": "mappings|objectnet-1.0/mappings"},
         download="objectnet-1.0.zip from https://objectnet.dev; unpack it",
         note="for testing only: its terms forbid training on it; the red border of one pixel is cut off",
     ),
     Task(
         name="imagenet-a", title="ImageNet-A", folder="imagenet-a", layout="wordnet", classes=200,
-        splits={"test": 7500}, wanted=("n*|imagenet-a/n*",),
+        splits={"test": 7500}, files=("n*|imagenet-a/n*",),
         download="imagenet-a.tar from https://github.com/hendrycks/natural-adv-examples; unpack it",
         note="200 of the classes of ImageNet",
     ),
     Task(
         name="imagenet-r", title="ImageNet-R", folder="imagenet-r", layout="wordnet", classes=200,
-        splits={"test": 30_000}, wanted=("n*|imagenet-r/n*",),
+        splits={"test": 30_000}, files=("n*|imagenet-r/n*",),
         download="imagenet-r.tar from https://github.com/hendrycks/imagenet-r; unpack it",
         note="200 of the classes of ImageNet",
     ),
     Task(
         name="imagenet-v2", title="ImageNet-V2, matched frequency", folder="imagenet-v2", layout="numbered",
-        classes=1000, splits={"test": 10_000}, wanted=("0|imagenetv2-matched-frequency-format-val/0",),
+        classes=1000, splits={"test": 10_000}, files=("0|imagenetv2-matched-frequency-format-val/0",),
         download="imagenetv2-matched-frequency.tar.gz from https://imagenetv2.org; unpack it",
         note="folders are the numbers of the classes of ImageNet",
     ),
     Task(
         name="imagenet-w", title="ImageNet-W", folder="imagenet-w", layout="watermark", classes=1000,
-        splits={"test": 50_000}, view={"fit": "squash"}, recipe="finetune-paper-imagenet",
-        wanted=("fonts/SourceHanSerifSC-ExtraLight.otf",),
+        splits={"test": 50_000}, preprocess={"fit": "squash"}, recipe="finetune-paper-imagenet",
+        files=("fonts/SourceHanSerifSC-ExtraLight.otf",),
         download="the font imagenet_w/fonts/SourceHanSerifSC-ExtraLight.otf of "
         "https://github.com/facebookresearch/Whac-A-Mole into fonts/; the images are those of the task imagenet",
         note="the validation images of ImageNet, shorter side 256, center 224, with a watermark drawn over them as "
@@ -187,7 +187,7 @@ PAPER_TASKS = (
     ),
     Task(
         name="vizwiz", aliases=("VizWiz-Classification",), title="VizWiz-Classification", folder="vizwiz",
-        layout="vizwiz", classes=200, splits={"test": 8900}, wanted=("annotations.json", "images/*.jpg"),
+        layout="vizwiz", classes=200, splits={"test": 8900}, files=("annotations.json", "images/*.jpg"),
         download="the images of all splits into images/ and annotations.json, from "
         "https://vizwiz.org/tasks-and-datasets/image-classification",
         note="200 of the classes of ImageNet; the public annotations.json has no labels (the evaluation server has "
@@ -206,10 +206,10 @@ OMNI_TASKS = tuple(
         name=f"omnibenchmark-{realm}", aliases=(f"omni-{realm}",), title=f"OmniBenchmark: {realm.replace('_', ' ')}",
         folder=f"omnibenchmark/{realm}", layout="omni", classes=0, splits={"train": 0, "val": 0, "test": 0},
         metric="mean_per_class",
-        wanted=(f"train.txt|{realm}.train/record.txt", f"test.txt|{realm}.test/record.txt|val.txt"),
+        files=(f"train.txt|{realm}.train/record.txt", f"test.txt|{realm}.test/record.txt|val.txt"),
         download="the images with download_tool/download_image.py of "
         f"https://github.com/ZhangYuanhan-AI/OmniBenchmark, and meta_v2/{realm}/*.txt of it",
-        note="classes are the train ids that the lists of this realm hold",
+        note="classes are the train ids in the lists of this realm",
     )
     for realm in REALMS
 )  # fmt: skip
@@ -218,9 +218,9 @@ MAFW_TASKS = tuple(
     Task(
         name=f"mafw-{fold}", aliases=("mafw",) if fold == 1 else (), title=f"MAFW, single expressions, fold {fold}",
         folder="mafw", layout="mafw", classes=11, splits={"train": train, "test": test}, metric="mean_per_class",
-        wanted=(f"Train & Test Set/single/no_caption/set_{fold}/train.txt", "data/frames|frames"),
-        download="clips and Train & Test Set from https://mafw-database.github.io/MAFW/ (on request); take the clips "
-        "apart into data/frames/CLIP/*.jpg",
+        files=(f"Train & Test Set/single/no_caption/set_{fold}/train.txt", "data/frames|frames"),
+        download="clips and Train & Test Set from https://mafw-database.github.io/MAFW/ (on request); extract "
+        "the frames of the clips to data/frames/CLIP/*.jpg",
         note="a clip is represented by its middle frame",
     )
     for fold, train, test in ((1, 7333, 1839), (2, 7335, 1837), (3, 7339, 1833), (4, 7340, 1832), (5, 7341, 1831))
@@ -253,12 +253,12 @@ VTAB_TASKS = tuple(
     Task(
         name=f"vtab-{name}", aliases=(f"vtab-{folder}",), title=f"VTAB-1k: {title}", group=group,
         folder=f"vtab-1k/{folder}", layout="lists", classes=classes, splits={"train": 800, "val": 200, "test": test},
-        recipe="finetune-paper-vtab", view={"fit": "squash"},
-        wanted=("train800.txt", "val200.txt", "test.txt"),
+        recipe="finetune-paper-vtab", preprocess={"fit": "squash"},
+        files=("train800.txt", "val200.txt", "test.txt"),
         download="vtab-1k.zip, the redistribution as folders of images that "
         "https://github.com/ZhangYuanhan-AI/NOAH links to; unpack it to vtab-1k/ in the root",
-        note="lists of `path label`; the whole image is squashed to a square, neither cropped nor mirrored, as many "
-        "of these tasks ask where a thing is or how it is turned",
+        note="lists of `path label`; the image is squashed to a square, neither cropped nor mirrored, because many "
+        "of these tasks ask for the position or orientation of an object",
     )
     for name, folder, title, group, classes, test in VTAB_ROWS
 )  # fmt: skip
@@ -266,42 +266,42 @@ VTAB_TASKS = tuple(
 TASKS: dict[str, Task] = {task.name: task for task in (*PAPER_TASKS, *VTAB_TASKS, *OMNI_TASKS, *MAFW_TASKS)}
 
 
-def folded(name: str) -> str:
-    """A name without case and punctuation: `CIFAR-10` and `cifar10` are one."""
+def fold_name(name: str) -> str:
+    """A name without case and punctuation: `CIFAR-10` and `cifar10` become equal."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-NAMES: dict[str, str] = {folded(name): task.name for task in TASKS.values() for name in (task.name, *task.aliases)}
+NAMES: dict[str, str] = {fold_name(name): task.name for task in TASKS.values() for name in (task.name, *task.aliases)}
 """Folded name or alias -> the name of the task."""
 
 
 def find_task(name: str) -> Task | None:
-    """The task of this name or alias, or None. A path is no name."""
-    return None if "/" in name or "\\" in name else TASKS.get(NAMES.get(folded(name), ""))
+    """The task of this name or alias; None if there is none, or for a path."""
+    return None if "/" in name or "\\" in name else TASKS.get(NAMES.get(fold_name(name), ""))
 
 
-def task_meant(data: str) -> Task | None:
-    """The task that DATA names; a path that exists is none."""
+def task_of_data(data: str) -> Task | None:
+    """The task that DATA names; None if it is an existing path or no task."""
     return None if Path(data).expanduser().exists() else find_task(data)
 
 
-def view_for(data: str) -> Mapping[str, Any]:
-    """Settings of the evaluation view that belong to the task which DATA names, if it names one."""
-    task = task_meant(data)
-    return {} if task is None else task.view
+def preprocess_for(data: str) -> Mapping[str, Any]:
+    """Preprocessing settings of the task that DATA names; empty if it names none."""
+    task = task_of_data(data)
+    return {} if task is None else task.preprocess
 
 
-def file_beside(data: str, kind: str) -> Path | None:
-    """The file of this kind (`real`, `mappings`) that a task brings, where `data` names a task that has it."""
-    task = task_meant(data)
-    if task is None or kind not in task.beside:
+def extra_file(data: str, kind: str) -> Path | None:
+    """The extra file of this kind (`real`, `mappings`) of the task that `data` names, if it has one."""
+    task = task_of_data(data)
+    if task is None or kind not in task.extra_files:
         return None
-    place = task.place(data_root())
-    return next((path for choice in task.beside[kind].split("|") for path in place.glob(choice)), None)
+    folder = task.path(data_root())
+    return next((path for glob in task.extra_files[kind].split("|") for path in folder.glob(glob)), None)
 
 
 def task_named(name: str) -> Task:
-    """The task of this name or alias; an unknown name is answered with the nearest."""
+    """The task of this name or alias; an UnknownNameError suggests similar names."""
     task = find_task(name)
     if task is None:
         raise UnknownNameError(
@@ -310,10 +310,10 @@ def task_named(name: str) -> Task:
     return task
 
 
-def how_to_get(task: Task, root: Path) -> str:
-    """What is missing of a task and what to do about it, in a line."""
-    missing = " and ".join(map(in_words, task.missing(root)))
+def download_hint(task: Task, root: Path) -> str:
+    """What is missing of a task, and how to get it, in one line."""
+    missing = " and ".join(map(describe_pattern, task.missing(root)))
     return (
-        f"the task {task.name} has no {missing} in {task.place(root)}; get {task.download} (the folder of all tasks "
-        f"is set with {DATA_VARIABLE})"
+        f"the task {task.name} has no {missing} in {task.path(root)}; download {task.download} (set the directory of "
+        f"all tasks with {DATA_VARIABLE})"
     )

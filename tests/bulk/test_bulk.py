@@ -372,7 +372,7 @@ def test_bad_arguments_get_one_line(images, model, tmp_path, arguments, error, t
 def test_a_killed_job_loses_at_most_its_part_and_ends_with_the_same_bytes(images, model, whole, tmp_path):
     save(model, tmp_path / "model")
     stuck = (
-        "import time; from vitruvian.bulk.job import Job; from vitruvian.cli import main\n"
+        "import time; from vitruvian.bulk.job import Job; from vitruvian.cli.app import main\n"
         "real, calls = Job.results, []\n"
         "def results(self, pixels):\n"
         "    calls.append(1); time.sleep(100 * (len(calls) > 7)); return real(self, pixels)\n"

@@ -100,7 +100,7 @@ def test_answers_are_no_vectors_and_a_broken_image_is_said(images, model, vector
 
 
 def test_the_command_prints_neighbors_and_writes_thumbnails(images, model, tmp_path, monkeypatch, capsys):
-    from vitruvian.cli import main
+    from vitruvian.cli.app import main
     from vitruvian.weights.save import save
 
     save(model, tmp_path / "model")

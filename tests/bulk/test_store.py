@@ -9,7 +9,7 @@ from PIL import Image
 
 from vitruvian.bulk import embed, predict
 from vitruvian.bulk.store import open_store, probe_vectors
-from vitruvian.cli import main
+from vitruvian.cli.app import main
 from vitruvian.data.doctor import diagnose
 from vitruvian.data.doctor.copies import ALIKE
 from vitruvian.errors import DataError
@@ -95,7 +95,7 @@ def test_the_commands_take_vectors(images, vectors, tmp_path, monkeypatch, capsy
     assert json.loads(said.out)["classes"] == 2
     code, said = vit("probe", images, "--model", "m", "--vectors", vectors)
     assert code == 2
-    assert "--vectors stands for DATA and --model" in said.err
+    assert "--vectors replaces DATA and --model" in said.err
     words = ["doctor", images, "--vectors", vectors, "--review", tmp_path / "review.html", "--workers", 0, "--json"]
     code, said = vit(*words)
     assert code == 1  # one image cannot be read

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitruvian.cli import main
+from vitruvian.cli.app import main
 from vitruvian.config import ViTConfig
 from vitruvian.model.build import build
 from vitruvian.weights.save import save

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import get_args
 
-from vitruvian.cli.convert import WritableFamily
+from vitruvian.cli.models import WritableFamily
 from vitruvian.weights.families.registry import WRITERS
 
 

@@ -60,7 +60,7 @@ def test_the_model_in_the_package_answers_where_none_can_be_downloaded(vit, box,
     assert code == 0
     assert "no model is named and none could be downloaded: the small one in the package knows red, blue" in err
     gray, red = out.split(str(images[1]))
-    assert "none of these; the nearest:" in gray
+    assert "rejected (none of the classes); the nearest:" in gray
     assert "none of these" not in red
     assert red.split()[0] == "red"
 
@@ -76,7 +76,7 @@ def test_json_and_explanations_tell_that_an_image_is_none_of_the_classes(vit, bo
     assert [json.loads(line).get("rejected", False) for line in out.splitlines()] == [True, False]
     code, out, _ = vit("explain", *images, "--map", "gradient", "--out", tmp_path / "out")
     assert code == 0
-    assert f"{images[0]}: none of these, nearest " in out
+    assert f"{images[0]}: rejected, nearest " in out
     assert f"{images[1]}: red " in out
 
 

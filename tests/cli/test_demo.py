@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from vitruvian.cli.demo import beside, drawing
+from vitruvian.cli.demo import draw, side_by_side
 
 
 @pytest.mark.slow
@@ -34,8 +34,8 @@ def test_the_demo_learns_to_read(vit, tmp_path, monkeypatch):
 
 
 def test_a_digit_is_drawn_darkest_where_there_is_most_ink():
-    assert drawing(np.array([[0, 255], [128, 0]], np.uint8)) == ["  @@", "++  "]
+    assert draw(np.array([[0, 255], [128, 0]], np.uint8)) == ["  @@", "++  "]
 
 
 def test_drawings_stand_in_one_row_over_their_captions():
-    assert beside([["ab", "cd"], ["ef", "gh"]], ["1", "22"]) == "ab  ef\ncd  gh\n1   22"
+    assert side_by_side([["ab", "cd"], ["ef", "gh"]], ["1", "22"]) == "ab  ef\ncd  gh\n1   22"

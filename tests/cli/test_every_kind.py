@@ -9,7 +9,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import vitruvian as vt
-from vitruvian.cli import app
+from vitruvian.cli.app import app
 from vitruvian.config import ResNetConfig, RopeConfig, StemConfig, ViTConfig
 from vitruvian.errors import VitruvianError
 from vitruvian.model.build import build

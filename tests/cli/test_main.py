@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
 import signal
 import subprocess
@@ -13,13 +12,13 @@ import pytest
 import typer
 
 from vitruvian import __version__
-from vitruvian.cli import app
-from vitruvian.cli.options import option_spelling, with_everyday
+from vitruvian.cli.app import app
+from vitruvian.cli.options import option_spelling, recipe_changes
 from vitruvian.errors import ConfigError, Interrupted, argument
 from vitruvian.training import recipe as recipe_module
 
 
-def vit_process(*arguments: str, command: str = "from vitruvian.cli import main; main()") -> subprocess.Popen[str]:
+def vit_process(*arguments: str, command: str = "from vitruvian.cli.app import main; main()") -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -31,7 +30,7 @@ def vit_process(*arguments: str, command: str = "from vitruvian.cli import main;
 )
 def test_help_and_lists_import_neither_torch_nor_numpy_nor_rich(arguments):
     command = (
-        "import atexit, sys; from vitruvian.cli import main; "
+        "import atexit, sys; from vitruvian.cli.app import main; "
         "atexit.register(lambda: print({'torch', 'numpy', 'rich'} & set(sys.modules), file=sys.stderr)); main()"
     )
     out, err = vit_process(*arguments, command=command).communicate(timeout=60)
@@ -52,7 +51,7 @@ OPTIONS = {
     "similar": "--in --text --top --model -m --exact --json --out",
     "models": "--json",
     "convert": "--to --labels --template --num-heads --image-size --patch-size --num-classes --half --config --json",
-    "train": "--recipe --model -m --from --out --epochs --lr --batch-size --seed --workers --set --resume --plan "
+    "train": "--recipe --arch --from --out --epochs --lr --batch-size --seed --workers --set --resume --plan "
     "--cluster --recipes --auto-resume",
     "finetune": "--from --out --recipe --task --quick --lrs --seeds --steps --image-size --epochs --lr "
     "--batch-size --seed --workers --set --data-root --json",
@@ -99,8 +98,16 @@ def test_commands_and_their_options_are_these():
 
 def test_what_a_command_does_is_said_whole_in_the_list_of_commands(vit):
     _, out, _ = vit("--help")
-    assert "predict   Name what is in images, with probabilities." in out
-    assert "..." not in out.partition("Commands:")[2]
+    assert "  predict   Classify images, with probabilities." in out
+    assert "..." not in out.partition("Use a model:")[2]
+
+
+def test_help_lists_every_command_in_a_group_and_three_examples(vit):
+    _, out, _ = vit("--help")
+    groups = re.findall(r"(?m)^(\w[\w ]+):\n((?:  \w.*\n)+)", out)
+    listed = [line.split()[0] for name, rows in groups if name != "Options" for line in rows.splitlines()]
+    assert sorted(listed) == sorted({name.split()[0] for name in OPTIONS})
+    assert len([line for line in out.partition("Examples:")[2].splitlines() if line.strip().startswith("vit ")]) == 3
 
 
 @pytest.mark.parametrize("command", OPTIONS)
@@ -248,18 +255,14 @@ def test_a_reader_that_leaves_early_is_no_error():
 
 
 @pytest.mark.parametrize("command", ["train", "finetune"])
-def test_everyday_options_are_settings_of_the_recipe_and_say_what_its_fields_say(command):
-    texts = {option.name: option.help for option in dict(commands())[command].params}
-    source = inspect.getsource(recipe_module)
-    for name in ("epochs", "lr", "batch_size", "seed", "workers"):
-        below = re.search(rf'\n    {name}: [^\n]*\n    """([^\n]*)"""', source)
-        assert below is not None
-        assert texts[name] == below[1]
-        assert name in {field.name for field in dataclasses.fields(recipe_module.Recipe)}
+@pytest.mark.parametrize("name", ["epochs", "lr", "batch_size", "seed", "workers"])
+def test_options_of_the_recipe_are_settings_of_the_recipe(command, name):
+    assert name in {option.name for option in dict(commands())[command].params}
+    assert name in {field.name for field in dataclasses.fields(recipe_module.Recipe)}
 
 
-def test_everyday_options_join_the_changes_in_the_recipes_own_words():
-    changes = with_everyday(["augment.flip=0"], {"epochs": 3.0, "lr": None, "batch_size": 8, "seed": 0})
+def test_options_of_the_recipe_join_the_other_changes():
+    changes = recipe_changes(["augment.flip=0"], {"epochs": 3.0, "lr": None, "batch_size": 8, "seed": 0})
     assert changes == ["augment.flip=0", "epochs=3.0", "batch_size=8", "seed=0"]
 
 

@@ -68,7 +68,7 @@ def test_pillows_own_remarks_on_odd_files_stay_off_the_terminal(tmp_path):
     path.write_bytes(path.read_bytes().replace(samples + b"\x03\0", samples + b"\xff\0"))
     code = """if True:
         import sys
-        from vitruvian.cli.start import quick_imports
+        from vitruvian.cli.process import quick_imports
         from vitruvian.data.decode import decode
         with quick_imports():
             pass

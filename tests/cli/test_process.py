@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from forked import Forked
-from vitruvian.__main__ import open_streams
+from vitruvian.cli.process import protect_streams
 from vitruvian.errors import FileError
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save
@@ -59,8 +59,8 @@ def test_without_stderr_nothing_of_an_error_lands_on_stdout(tmp_path):
 def test_what_c_libraries_say_does_not_reach_the_user(tmp_path):
     code = """if True:
         import os, sys
-        from vitruvian.__main__ import open_streams
-        open_streams()
+        from vitruvian.cli.process import protect_streams
+        protect_streams()
         os.write(2, b"TIFFFillStrip: Read error on strip 0\\n")
         print("ours", file=sys.stderr)
     """
@@ -72,7 +72,7 @@ def test_a_broken_tiff_is_one_line(tmp_path, weights):
     Image.effect_noise((64, 64), 50).save(tmp_path / "a.tif", compression="tiff_lzw")
     whole = (tmp_path / "a.tif").read_bytes()
     (tmp_path / "a.tif").write_bytes(whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2))
-    ended = Forked("predict", tmp_path / "a.tif", "--model", weights, first=open_streams).wait()
+    ended = Forked("predict", tmp_path / "a.tif", "--model", weights, first=protect_streams).wait()
     assert all("a.tif" in line or "could not be read" in line for line in ended.err.splitlines())
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import typer
 
-from vitruvian.cli import app
+from vitruvian.cli.app import app
 
 OPTIONS = {
     "table5": "--models --tasks --out --quick --recipe --seeds --set --data-root --json",
@@ -29,10 +29,10 @@ def test_commands_and_their_options_are_these():
     ("arguments", "code", "text"),
     [
         (["table5"], 2, "Missing option '--models'"),
-        (["table5", "--models", ","], 2, "give the weights to start from"),
+        (["table5", "--models", ","], 2, "give weights to start from"),
         (["table5", "--models", "m", "--tasks", "petz"], 1, "pets"),
         (["table5", "--models", "./nothing", "--tasks", "pets"], 1, "error: nothing: no such file or folder"),
-        (["data-size", "digits", "--sizes", "1e3"], 2, "is not a list of whole numbers above 0, such as 1,5,10"),
+        (["data-size", "digits", "--sizes", "1e3"], 2, "is not a list of positive integers, such as 1,5,10"),
         (["data-size", "digits", "--sizes", "9999999"], 1, "max_train_samples=9999999: "),
         (["data-size", "./nowhere"], 1, "error: "),
         (["compute", "digits", "--recipes", "study-cnn"], 1, "study-cnn"),

@@ -21,16 +21,16 @@ def test_all_tasks_are_listed_with_what_is_missing(vit, tmp_path):
 def test_the_root_may_come_from_the_environment(vit, tmp_path, monkeypatch):
     monkeypatch.setenv("VITRUVIAN_DATA", str(tmp_path))
     out = vit("tasks").out
-    assert f"Images belong into {tmp_path}." in out
+    assert f"Images belong in {tmp_path}." in out
     assert len(out.splitlines()) == len(TASKS) + 3
 
 
 @pytest.mark.parametrize("name", ["flowers102", "Oxford Flowers-102"])
 def test_one_task_tells_what_to_download_and_where(vit, tmp_path, name):
     out = vit("tasks", name, "--data-root", tmp_path).out
-    assert f"folder    {tmp_path / 'flowers102'}" in out
-    assert "images    missing: jpg/image_*.jpg, imagelabels.mat, setid.mat" in out
-    assert "download  102flowers.tgz" in out
+    assert f"folder      {tmp_path / 'flowers102'}" in out
+    assert "images      missing: jpg/image_*.jpg, imagelabels.mat, setid.mat" in out
+    assert "download    102flowers.tgz" in out
 
 
 def test_part_of_a_name_lists_all_that_have_it(vit, tmp_path):

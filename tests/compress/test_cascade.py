@@ -146,7 +146,7 @@ def test_merging_needs_no_head_and_something_to_merge(model, folder):
 def test_the_commands_write_models_that_predict_uses(model, folder, tmp_path, capsys):
     from typer.testing import CliRunner
 
-    from vitruvian.cli import app
+    from vitruvian.cli.app import app
 
     vt.save(model, tmp_path / "whole")
     for arguments in (["cascade", "--tome-r", "12", "--max-loss", "50"], ["tome", "--tome-r", "8"]):

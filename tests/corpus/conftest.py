@@ -10,7 +10,7 @@ import bad_inputs
 import pytest
 
 from forked import Forked, Ran, exit_code
-from vitruvian.cli import main
+from vitruvian.cli.app import main
 
 SECONDS = 40
 """After which a command counts as hanging, on however slow a machine."""

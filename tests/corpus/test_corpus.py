@@ -17,7 +17,7 @@ import bad_inputs
 import pytest
 import typer
 
-from vitruvian.cli import app
+from vitruvian.cli.app import app
 
 ONE = "--workers 0"
 COMMANDS = {
@@ -45,7 +45,7 @@ COMMANDS = {
         "embed {bad} -m {good}/model --out {out}",
         f"train {{bad}} --from {{good}}/model --out {{out}} --set steps=1 --batch-size 4 {ONE}",
     ],
-    "recipes": ["train {good}/data --model ViT-Ti/16 --recipe {bad} --plan"],
+    "recipes": ["train {good}/data --arch ViT-Ti/16 --recipe {bad} --plan"],
     "runs": ["train --resume {bad}"],
 }
 """The commands that take an input of each kind."""
@@ -200,16 +200,16 @@ OPTIONS = {
     "probe {good}/data -m {good}/model --only guess": "guess",
     "explain {good}/photo.png -m {good}/model --layer 1000000000000 --out {out}": "layer",
     "explain {good}/photo.png -m {good}/model --class nobody --out {out}": "nobody",
-    "train {good}/data --model ViT-Ti/16 --plan --set architecture.depth=1000000000": "depth=1000000000 is not",
-    "train {good}/data --model ViT-Ti/16 --plan --set architecture.width=1000000000": "width=1000000000 is not",
-    "train {good}/data --model ViT-Ti/16 --plan --workers 1000000": "--workers 1000000 is not between 0 and 1024",
-    "train {good}/data --model ViT-Ti/16 --epochs 1e308": "--epochs 1e.308 is not between",
-    "train {good}/data --model ViT-Ti/16 --epochs nan": "--epochs nan is not",
-    "train {good}/data --model ViT-Ti/16 --seed 1000000000000000000000000000000": "--seed 10.* is .*(between|large)",
-    "train {good}/data --model ViT-Ti/16 --batch-size 10000000000000000000000": "--batch-size 10.*(between|large)",
-    "train {good}/data --model ViT-Ti/16 --lr inf": "--lr inf is not a finite number",
-    "train {good}/data --model ViT-Ti/16 --set device=meta --epochs 1": "device='meta' cannot be used",
-    "train {empty} --model ViT-Ti/16": "empty",
+    "train {good}/data --arch ViT-Ti/16 --plan --set architecture.depth=1000000000": "depth=1000000000 is not",
+    "train {good}/data --arch ViT-Ti/16 --plan --set architecture.width=1000000000": "width=1000000000 is not",
+    "train {good}/data --arch ViT-Ti/16 --plan --workers 1000000": "--workers 1000000 is not between 0 and 1024",
+    "train {good}/data --arch ViT-Ti/16 --epochs 1e308": "--epochs 1e.308 is not between",
+    "train {good}/data --arch ViT-Ti/16 --epochs nan": "--epochs nan is not",
+    "train {good}/data --arch ViT-Ti/16 --seed 1000000000000000000000000000000": "--seed 10.* is .*(between|large)",
+    "train {good}/data --arch ViT-Ti/16 --batch-size 10000000000000000000000": "--batch-size 10.*(between|large)",
+    "train {good}/data --arch ViT-Ti/16 --lr inf": "--lr inf is not a finite number",
+    "train {good}/data --arch ViT-Ti/16 --set device=meta --epochs 1": "device='meta' cannot be used",
+    "train {empty} --arch ViT-Ti/16": "empty",
     "train --resume {empty}": "the name of the run is empty; give its folder",
     "train --resume {good}/data": "not a training run",
     "finetune {good}/data --from {good}/model --lrs 1e999": "is not a list of numbers above 0",
@@ -370,7 +370,7 @@ def test_a_disk_that_is_full_while_converting_is_one_line(corpus, tmp_path):
     def small_disk() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
 
-    command = [sys.executable, "-m", "vitruvian.cli", "convert", corpus / "good" / "model", tmp_path / "out", "--to"]
+    command = [sys.executable, "-m", "vitruvian", "convert", corpus / "good" / "model", tmp_path / "out", "--to"]
     found = subprocess.run([*command, "native"], capture_output=True, text=True, preexec_fn=small_disk)
     assert found.returncode == 1
     assert "Traceback" not in found.stderr
@@ -381,7 +381,7 @@ def test_a_disk_that_is_full_while_converting_is_one_line(corpus, tmp_path):
 
 @pytest.mark.slow
 def test_with_stderr_closed_an_error_is_not_printed_elsewhere(corpus):
-    command = f"{sys.executable} -m vitruvian.cli predict {corpus}/nowhere.png -m {corpus}/good/model 2>&-"
+    command = f"{sys.executable} -m vitruvian predict {corpus}/nowhere.png -m {corpus}/good/model 2>&-"
     found = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, text=True)
     assert found.returncode == 1
     assert found.stdout == ""

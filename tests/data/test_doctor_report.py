@@ -8,7 +8,7 @@ import typer
 from photos import encoded, make_photos, photo
 from typer.testing import CliRunner
 
-from vitruvian.cli.doctor import doctor
+from vitruvian.cli.data import doctor
 from vitruvian.data.doctor import diagnose
 from vitruvian.data.doctor.doctor_report import diagnosis_page
 from vitruvian.data.doctor.findings import report
@@ -105,7 +105,7 @@ class Page(HTMLParser):
 def test_the_page_needs_no_other_file_and_shows_copies_side_by_side(sick, tmp_path):
     result = run(sick, "--out", tmp_path / "report.html")
     shown = Page((tmp_path / "report.html").read_text())
-    assert "the images are in" in result.stderr
+    assert "wrote " in result.stderr
     assert all(source.startswith("data:image/jpeg;base64,") for source in shown.sources)
     assert len(shown.sources) == 3  # both sides of the leak, and the gray image; the empty file has none
     assert "no image" in shown.text

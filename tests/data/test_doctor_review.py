@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitruvian.cli import main
+from vitruvian.cli.app import main
 from vitruvian.data.doctor import diagnose
 from vitruvian.data.doctor.corrections import apply_corrections
 from vitruvian.data.doctor.doctor_report import review_page, suspicious_labels

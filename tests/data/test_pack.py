@@ -12,7 +12,7 @@ from photos import encoded, make_photos, photo
 from PIL import Image
 from typer.testing import CliRunner
 
-from vitruvian.cli.pack import pack as pack_command
+from vitruvian.cli.data import pack as pack_command
 from vitruvian.data import pack as packing
 from vitruvian.data.decode import decode
 from vitruvian.data.formats import open_dataset
@@ -239,4 +239,4 @@ def test_the_command_tells_what_it_did(tmp_path):
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0
     assert result.stdout == "train: 6 images in 1 shard, 0.0 MB as jpeg\n"
-    assert result.stderr == f"left out because they cannot be read: 1, listed in {tmp_path}/packed/pack.json\n"
+    assert result.stderr == f"skipped 1 unreadable image, listed in {tmp_path}/packed/pack.json\n"

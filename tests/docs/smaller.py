@@ -62,7 +62,7 @@ SMALLER = (
     (r"(train(?!.*(--resume|--recipes|--cluster|--plan|epochs=)).*)", "--epochs 1"),
     (r"(train(?!.*(--resume|--recipes|--cluster|--plan|workers=)).*)", "--workers 0"),
     (r"(train(?!.*(--resume|--recipes|--cluster)).*--recipe paper.*)", "--set warmup=0"),
-    (r"(train(?!.*(--from|--resume|--recipes|--cluster|digits)).*(--model|paper).*)", SMALL_MODEL),
+    (r"(train(?!.*(--from|--resume|--recipes|--cluster|digits)).*(--arch|paper).*)", SMALL_MODEL),
     (r"(finetune .*)", "--steps 2 --seeds 2 --workers 0 --image-size 32"),
     (r"(probe imagenet .*)", "--shots 1"),
     (r"(study .*)", "--set workers=0"),

@@ -17,7 +17,7 @@ import yaml
 from pages import PAGES, ROOT, anchors, blocks, commands, is_shell, links, spans
 
 import vitruvian
-from vitruvian.cli import app
+from vitruvian.cli.app import app
 from vitruvian.training.cluster import cluster_lines, cluster_plan
 
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]

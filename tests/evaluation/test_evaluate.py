@@ -173,7 +173,7 @@ def test_json_and_report_hold_every_number_and_escape_names(weights, photos, tmp
     (photos / "test" / "red" / "<b>.png").write_bytes(b"junk")
     ran = vit_evaluate(photos, "--model", weights, "--json", "--out", tmp_path / "out")
     assert ran.exit_code == 0, ran.output
-    assert "1 images could not be read and are not counted" in ran.stderr
+    assert "not counted: 1 unreadable image" in ran.stderr
     printed = json.loads(ran.stdout)
     assert printed == json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert sum(count for *_, count in printed["confusion"]) == printed["count"] == 51

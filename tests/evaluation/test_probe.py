@@ -11,7 +11,7 @@ from colors import make_colors, tiny_model
 from typer.testing import CliRunner
 
 import vitruvian
-from vitruvian.cli.probe import probe as command
+from vitruvian.cli.evaluate import probe as command
 from vitruvian.data.formats import open_dataset
 from vitruvian.errors import ConfigError, DataError, UnknownNameError, VitruvianError
 from vitruvian.evaluation.probes.features import held_numbers, parts_of
@@ -113,7 +113,7 @@ def test_json_and_a_folder_with_the_report_hold_the_same_numbers(weights, tmp_pa
     (photos / "test" / "red" / "broken.png").write_bytes(b"x")
     ran = vit_probe(photos, "--model", weights, "--json", "--out", tmp_path / "out" / "report")
     assert ran.exit_code == 0, ran.output
-    assert ran.stderr.startswith("1 images could not be read and were left out\n")
+    assert ran.stderr.startswith("skipped 1 unreadable image\n")
     printed = json.loads(ran.stdout)
     assert printed == json.loads((tmp_path / "out" / "report" / "probe.json").read_text())
     assert printed["unreadable"] == {"test/red/broken.png": printed["unreadable"]["test/red/broken.png"]}
@@ -165,7 +165,7 @@ def test_a_page_of_one_probe_alone_is_whole(tmp_path):
 def test_shots_that_are_no_numbers_are_wrong_usage(weights, shots):
     ran = vit_probe("digits", "--model", weights, "--shots", shots)
     assert ran.exit_code == 2
-    assert "is not a list of whole numbers above 0, such as 1,5,10" in ran.stderr
+    assert "such as 1,5,10" in ran.stderr
 
 
 def test_data_that_is_not_there_is_an_error(weights):

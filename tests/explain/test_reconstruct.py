@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from vitruvian.cli import app
+from vitruvian.cli.app import app
 from vitruvian.errors import CheckpointError
 from vitruvian.explain.reconstruct import reconstruct
 from vitruvian.weights.mae import load_autoencoder

@@ -17,7 +17,7 @@ class Process:
     """A running service: its address, and its log as it is written."""
 
     def __init__(self, *arguments: str | Path, environment: dict[str, str] | None = None) -> None:
-        command = [sys.executable, "-m", "vitruvian.cli", "serve", "--port", "0", *map(str, arguments)]
+        command = [sys.executable, "-m", "vitruvian", "serve", "--port", "0", *map(str, arguments)]
         self.process = subprocess.Popen(
             command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}
         )

@@ -142,7 +142,7 @@ def test_wrong_options_are_one_line(vit_serve, weights):
 @pytest.fixture
 def vit_serve(monkeypatch, capsys):
     """`vit serve` in this process, for what ends before it serves."""
-    from vitruvian.cli import main
+    from vitruvian.cli.app import main
 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["vit", "serve", *map(str, arguments)])

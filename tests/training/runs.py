@@ -27,7 +27,7 @@ def command(*arguments, processes=1):
     program = [sys.executable, "-m"]
     if processes > 1:
         program += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
-    return [*program, "vitruvian.cli", "train", *map(str, arguments)]
+    return [*program, "vitruvian", "train", *map(str, arguments)]
 
 
 def changes(*settings):

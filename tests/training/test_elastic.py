@@ -27,7 +27,7 @@ NO_SHARING = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 WORKER = """
 import os, time
 from pathlib import Path
-from vitruvian.cli import main
+from vitruvian.cli.app import main
 from vitruvian.training.loop import Loop
 
 after_step = Loop.after_step

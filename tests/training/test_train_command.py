@@ -23,9 +23,9 @@ def test_a_run_says_how_good_its_model_is_and_where(tmp_path):
     done = vit_train("digits", "--out", tmp_path / "run", *small())
     assert done.exit_code == 0
     accuracy, report, model = done.stdout.splitlines()
-    assert "% of 359 images right (the split 'test'), in" in accuracy
-    assert report == f"the report is {tmp_path / 'run' / 'report.html'}"
-    assert model.endswith(f"vit predict IMAGES --model {tmp_path / 'run'}")
+    assert "% on 359 images (the split 'test'), in" in accuracy
+    assert report == f"report: {tmp_path / 'run' / 'report.html'}"
+    assert model.endswith(f"(vit predict IMAGES --model {tmp_path / 'run'})")
     assert "held-out loss" in done.stderr
     assert (tmp_path / "run" / "report.html").is_file()
 
@@ -48,7 +48,7 @@ def test_the_recipes_are_listed_with_what_they_are_for():
 def test_data_or_a_run_must_be_given_and_not_both():
     assert vit_train().exit_code == 2
     assert vit_train("digits", "--resume", "run").exit_code == 2
-    both = vit_train("--resume", "run", "--model", "ViT-S/16")
+    both = vit_train("--resume", "run", "--arch", "ViT-S/16")
     assert (both.exit_code, "--resume takes everything but --workers and some --set from the run" in both.stderr) == (
         2,
         True,

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from forked import Forked, Ran
-from vitruvian.cli import main
+from vitruvian.cli.app import main
 from vitruvian.config import ViTConfig
 from vitruvian.errors import CheckpointError, ConfigError, HubError, MissingExtraError, UnknownNameError
 from vitruvian.model.build import build

@@ -7,7 +7,7 @@ import pytest
 import vitruvian as vt
 from vitruvian.bulk import embed
 from vitruvian.bulk.similar import Search, similar
-from vitruvian.cli import main
+from vitruvian.cli.app import main
 from vitruvian.config import ViTConfig
 from vitruvian.errors import ConfigError, DataError
 from vitruvian.model.build import build

@@ -11,7 +11,7 @@ from two_towers import without
 from typer.testing import CliRunner
 
 import vitruvian as vt
-from vitruvian.cli import app
+from vitruvian.cli.app import app
 from vitruvian.errors import CheckpointError, ConfigError, ConversionError, DataError
 from vitruvian.weights.words import check_words, published_templates, read_words, templates_of
 

@@ -1,4 +1,4 @@
-"""`vit demo`: train a ViT on the built-in digits from scratch, evaluate it, look inside the model in the package."""
+"""`vit demo`: train a ViT on the built-in digits from scratch, evaluate it, and explain the bundled model."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vitruvian.cli.options import Changes
-from vitruvian.cli.start import quick_imports
+from vitruvian.cli.process import quick_imports
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,23 +25,25 @@ if TYPE_CHECKING:
     from vitruvian.training import Run
 
 SHOWN = 6
-"""Held-out digits that are drawn on the terminal with their answers."""
+"""Test digits that are drawn on the terminal with their predictions."""
 
 PAGE = "demo.html"
 PHOTOS = ("cat", "coffee", "rocket")
-"""Of those that the page of `vit serve` carries; the model in the package knows one of them."""
+"""Photos from the page of `vit serve`; the bundled model has a class for one of them."""
 
 SHADES = " .:-=+*#%@"
 """From no ink to full ink."""
 
 
 def demo(
-    out: Annotated[Path | None, typer.Option(metavar="RUN", help="Folder of the run; else a new one in runs/.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Folder of the run [default: a new one in runs/].")
+    ] = None,
     settings: Changes = None,
 ) -> None:
     """Train on the built-in digits, evaluate, predict, explain.
 
-    Offline, in about a minute; at the end it says where its page is.
+    Works offline and takes about a minute; at the end it prints the path of a page with the results.
     """
     started = time.monotonic()
     say("importing torch ...")
@@ -49,54 +52,52 @@ def demo(
 
         from vitruvian.training import train
 
-    torch.set_num_threads(1)  # more gain nothing with so small a model, and wait for each other on a busy machine
+    torch.set_num_threads(
+        1
+    )  # more gain nothing with so small a model, and threads wait for each other on a busy machine
     say("training a Vision Transformer on 1,438 handwritten digits from scratch: vit train digits")
     run = train("digits", recipe="digits", out=out, settings=settings or ())
-    say("evaluating it on the 359 digits that were held out")
-    print(indented(evaluated(run)))
-    say(f"reading {SHOWN} of them: vit predict digit.png --model {run.folder}")
-    digits, answers = read_digits(run)
-    said = [f"{answer.label}, {100 * answer.probability:.0f}%" for answer in answers]
-    print(indented(beside([drawing(digit) for digit in digits], said)))
-    say("looking at photos with the model in the package, and at what it looks at: vit explain cat.jpg")
-    explainer, explained = explained_photos()
-    print(indented("\n".join(f"{each.path}: {first_answer(each)}" for each in explained)))
-    page = write_page(run, digits, said, explainer, explained)
-    print(f"\nDone in {time.monotonic() - started:.0f} seconds. All of it on one page:\n  {page}")
-    print(f"Curves, confusions and mistakes of the training:\n  {run.folder / 'report.html'}")
-    print("With images of your own, a folder for each kind:\n  vit train photos/")
+    say("evaluating it on the 359 test digits")
+    print(indent(accuracy_line(run), "  "))
+    say(f"classifying {SHOWN} of them: vit predict digit.png --model {run.folder}")
+    digits, predictions = classify_digits(run)
+    captions = [f"{prediction.label}, {100 * prediction.probability:.0f}%" for prediction in predictions]
+    print(indent(side_by_side([draw(digit) for digit in digits], captions), "  "))
+    say("classifying photos with the bundled model, and showing what it looks at: vit explain cat.jpg")
+    explainer, photos = explain_photos()
+    print(indent("\n".join(f"{photo.path}: {describe_best(photo)}" for photo in photos), "  "))
+    page = write_page(run, digits, captions, explainer, photos)
+    print(f"\nDone in {time.monotonic() - started:.0f} seconds. All results on one page:\n  {page}")
+    print(f"Training curves, confusion matrix and mistakes:\n  {run.folder / 'report.html'}")
+    print("To train on your own images, with one folder per class:\n  vit train photos/")
 
 
 def say(step: str) -> None:
     print(f"* {step}", flush=True)
 
 
-def indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())
-
-
-def evaluated(run: Run) -> str:
+def accuracy_line(run: Run) -> str:
     """The last evaluation of a run in one line."""
     last = run.evaluation
     wrong = round(last["count"] * (1 - last["top1"] / 100))
-    return f"{last['top1']:.1f}% right: {wrong} mistakes in {last['count']} digits, after {last['seconds']:.0f} s"
+    return f"accuracy {last['top1']:.1f}%: {wrong} mistakes in {last['count']} digits, after {last['seconds']:.0f} s"
 
 
-def read_digits(run: Run) -> tuple[list[NDArray[np.uint8]], list[Prediction]]:
-    """The first held-out image of some digits, and what the model says to each."""
+def classify_digits(run: Run) -> tuple[list[NDArray[np.uint8]], list[Prediction]]:
+    """The first test image of each of some digits, and the best prediction for it."""
     import numpy as np
 
     from vitruvian.data.formats import open_dataset
     from vitruvian.predict import Classifier
 
-    held = open_dataset("digits").splits["test"]
-    places = [int(np.flatnonzero(held.labels() == digit)[0]) for digit in range(SHOWN)]
-    arrays = [image for image in map(held.read, places) if not isinstance(image, bytes)]
+    test = open_dataset("digits").splits["test"]
+    indices = [int(np.flatnonzero(test.labels() == digit)[0]) for digit in range(SHOWN)]
+    arrays = [image for image in map(test.read, indices) if not isinstance(image, bytes)]
     return arrays, [best for (best,) in Classifier(run.folder).predict(arrays, top=1)]
 
 
-def explained_photos() -> tuple[Explainer, list[Explained]]:
-    """The photos with the answers of the model in the package, and what each answer depends on."""
+def explain_photos() -> tuple[Explainer, list[Explained]]:
+    """The photos with the predictions of the bundled model, and what they depend on."""
     from vitruvian.explain import Explainer, MapSettings
     from vitruvian.weights import hub, load
 
@@ -106,9 +107,9 @@ def explained_photos() -> tuple[Explainer, list[Explained]]:
     return explainer, [replace(explainer.explain(str(folder / name)), path=name) for name in names]
 
 
-def first_answer(explained: Explained) -> str:
+def describe_best(explained: Explained) -> str:
     best = explained.predictions[0]
-    known = "none of these, nearest " if explained.rejected else ""
+    known = "rejected, nearest " if explained.rejected else ""
     return f"{known}{best.label}, {100 * best.probability:.0f}%"
 
 
@@ -119,7 +120,7 @@ def write_page(
     explainer: Explainer,
     photos: Sequence[Explained],
 ) -> Path:
-    """Write training, digits and photos on one page in the folder of the run."""
+    """Write a page about the training, the digits and the photos to the folder of the run."""
     from PIL import Image
 
     from vitruvian.explain.explain_report import image_context
@@ -150,13 +151,13 @@ def write_page(
     return write_text(run.folder / PAGE, page)
 
 
-def drawing(ink: NDArray[np.uint8]) -> list[str]:
-    """Each pixel as two characters, since a character is twice as high as wide."""
+def draw(ink: NDArray[np.uint8]) -> list[str]:
+    """Draw each pixel as two characters, since a character is twice as high as wide."""
     return ["".join(2 * SHADES[value * len(SHADES) // 256] for value in row) for row in ink.tolist()]
 
 
-def beside(drawings: Sequence[list[str]], captions: Sequence[str]) -> str:
-    """Drawings in one row, a caption under each."""
+def side_by_side(drawings: Sequence[list[str]], captions: Sequence[str]) -> str:
+    """Drawings in one row, each with a caption below it."""
     width = max(len(line) for lines in drawings for line in lines)
     rows = [*zip(*drawings), captions]
     return "\n".join("  ".join(cell.ljust(width) for cell in row).rstrip() for row in rows)

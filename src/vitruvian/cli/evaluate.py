@@ -1,4 +1,4 @@
-"""`vit evaluate`: how good is a model on these images?"""
+"""`vit evaluate` and `vit probe`: how good a model or its frozen features are on these images."""
 
 from __future__ import annotations
 
@@ -11,62 +11,65 @@ import typer
 
 from vitruvian.cli.options import (
     Batch,
-    Device,
-    Engine,
-    EngineChoice,
-    Heads,
-    ImageSize,
+    Data,
+    LoadOptions,
     ModelName,
+    ModelOptions,
+    OptionalModel,
     ReportFolder,
     Template,
-    TomeR,
-    tome_of,
+    data_argument,
+    expand_options,
+    json_option,
+    parse_numbers,
+    split_names,
 )
-from vitruvian.cli.start import quick_imports
+from vitruvian.cli.process import quick_imports
 from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.progress import print_status, track
+from vitruvian.text import plural
 
 if TYPE_CHECKING:
     from vitruvian.evaluation.measuring.evaluate import Evaluation
+    from vitruvian.evaluation.probes.probe import ProbeReport
 
 SHOWN_UNREADABLE = 5
 """Unreadable files that are named on the terminal; a report lists more."""
 
 
+@expand_options
 def evaluate(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="A folder, a manifest, shards, or a built-in name.")],
+    data: Data,
     model: ModelName,
+    options: ModelOptions,
     split: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Which split; else test, or val, or the only one.")
+        str | None, typer.Option(metavar="NAME", help="Split to use [default: test, val, or the only one].")
     ] = None,
     real: Annotated[Path | None, typer.Option(metavar="FILE", help="ImageNet-ReaL labels: real.json.")] = None,
     wordnet_ids: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="What each output is, a WordNet id a line (21k models)."),
+        typer.Option(metavar="FILE", help="WordNet ids of the model's outputs, one per line (for 21k models)."),
     ] = None,
     mappings: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="ObjectNet's mappings; found by itself beside its images.")
+        Path | None, typer.Option(metavar="FOLDER", help="ObjectNet's mappings [default: those beside its images].")
     ] = None,
     calibrated: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Save the model with the fitted temperature, which vit predict uses."),
+        typer.Option(metavar="FOLDER", help="Save the model with the fitted temperature, which vit predict applies."),
     ] = None,
     template: Template = None,
-    flip: Annotated[bool, typer.Option("--flip", help="Average the answers to an image and its mirror image.")] = False,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of the intervals and the calibration.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the table.")] = False,
+    flip: Annotated[
+        bool, typer.Option("--flip", help="Average the outputs for an image and its mirror image.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Random seed for intervals and calibration.")] = 0,
+    as_json: Annotated[bool, json_option(" instead of the table")] = False,
     out: ReportFolder = None,
     batch_size: Batch = DEFAULT_BATCH_SIZE,
-    num_heads: Heads = None,
-    image_size: ImageSize = None,
-    device: Device = "cpu",
-    engine: Engine = EngineChoice.TORCH,
-    tome_r: TomeR = None,
 ) -> None:
-    """Measure a model: accuracy with intervals, ReaL, calibration.
+    """Measure a model: accuracy, confidence intervals, calibration.
 
-    Every image counts, also those of a short last batch. Classes and outputs are matched by their names. A CLIP or
-    SigLIP is measured zero-shot, with the names of the classes as its words.
+    Every image counts, also those of a short last batch. Classes and outputs are matched by name. A CLIP or SigLIP is
+    evaluated zero-shot, with the class names as labels.
     """
     with quick_imports():
         from vitruvian.evaluation.measuring.evaluate import evaluate as run_evaluation
@@ -74,16 +77,9 @@ def evaluate(
         from vitruvian.evaluation.report import write_evaluation
         from vitruvian.predict import Encoder
 
-    found = run_evaluation(
+    evaluation = run_evaluation(
         data,
-        Encoder(
-            model,
-            num_heads=num_heads,
-            image_size=image_size,
-            device=device,
-            engine=engine.value,
-            tome_r=tome_of(tome_r),
-        ),
+        Encoder(model, **options.arguments()),
         template=template,
         flip=flip,
         split=split,
@@ -94,46 +90,119 @@ def evaluate(
         batch_size=batch_size,
         track=partial(track, label="images"),
     )
-    print(json.dumps(found.to_json()) if as_json else as_table(found))
-    complain(found)
+    print(json.dumps(evaluation.to_json()) if as_json else evaluation_table(evaluation))
+    print_warnings(evaluation)
     if out is not None:
-        print_status(f"the report is {write_evaluation(found, out)}")
+        print_status(f"wrote {write_evaluation(evaluation, out)}")
     if calibrated is not None:
-        save_calibrated(found, calibrated)
-        print_status(f"the calibrated model is {calibrated}")
+        save_calibrated(evaluation, calibrated)
+        print_status(f"wrote the calibrated model to {calibrated}")
 
 
-def as_table(found: Evaluation) -> str:
-    """Numbers with their intervals, under a line on what they were measured on."""
+def evaluation_table(evaluation: Evaluation) -> str:
+    """The measures with their intervals, under a line that says what they were measured on."""
     from vitruvian.evaluation.measuring.intervals import LEVEL
     from vitruvian.evaluation.report import NAMES, evaluation_summary, interval_numbers
     from vitruvian.text import table
 
     rows = []
-    for name, value in interval_numbers(found).items():
-        low, high = found.intervals[name]
+    for name, value in interval_numbers(evaluation).items():
+        low, high = evaluation.intervals[name]
         rows.append((NAMES[name], f"{value:.2f}", f"{low:.2f} to {high:.2f}"))
-    lines = [evaluation_summary(found), table(("", ">percent", f"{LEVEL:g}% interval"), rows)]
-    if found.real is not None:
-        lines.append(f"ReaL: {found.real_count:,} images have labels")
-    fitted = found.calibration
-    if fitted.before is not None and fitted.after is not None:
+    lines = [evaluation_summary(evaluation), table(("", ">percent", f"{LEVEL:g}% interval"), rows)]
+    if evaluation.real is not None:
+        lines.append(f"ReaL: {evaluation.real_count:,} images have labels")
+    calibration = evaluation.calibration
+    if calibration.before is not None and calibration.after is not None:
         lines.append(
-            f"temperature {fitted.temperature:.3f}, fitted on {fitted.fitted_on}: "
-            f"calibration error {fitted.before.error:.2f}% -> {fitted.after.error:.2f}% on the others"
+            f"temperature {calibration.temperature:.3f}, fitted on {calibration.fitted_on}: calibration error "
+            f"{calibration.before.error:.2f}% -> {calibration.after.error:.2f}% on the others"
         )
-    elif fitted.obstacle:
-        lines.append(f"no temperature was fitted: {fitted.obstacle}")
+    elif calibration.obstacle:
+        lines.append(f"no temperature fitted: {calibration.obstacle}")
     return "\n".join(lines)
 
 
-def complain(found: Evaluation) -> None:
-    """What is not in the numbers, on stderr."""
-    for key, why in list(found.unreadable.items())[:SHOWN_UNREADABLE]:
-        print_status(f"not read: {key}: {why}")
-    if found.unreadable:
-        print_status(f"{len(found.unreadable):,} images could not be read and are not counted")
-    if found.left_out:
-        print_status(f"{found.left_out:,} images of classes that the model does not have are not counted")
-    for note in found.notes:
+def print_warnings(evaluation: Evaluation) -> None:
+    """Print skipped images and notes to stderr."""
+    for key, reason in list(evaluation.unreadable.items())[:SHOWN_UNREADABLE]:
+        print_status(f"not read: {key}: {reason}")
+    if evaluation.unreadable:
+        print_status(f"not counted: {plural(len(evaluation.unreadable), 'unreadable image')}")
+    if evaluation.left_out:
+        print_status(f"not counted: {plural(evaluation.left_out, 'image')} of classes that the model does not have")
+    for note in evaluation.notes:
         print_status(f"note: {note}")
+
+
+@expand_options
+def probe(
+    options: LoadOptions,
+    data: Annotated[str | None, data_argument()] = None,
+    model: OptionalModel = None,
+    vectors: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Vectors of `vit embed`, instead of DATA and --model.")
+    ] = None,
+    only: Annotated[
+        str, typer.Option(metavar="NAMES", help="Probes to run, separated by commas.")
+    ] = "fewshot,linear,neighbors",
+    shots: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,...", help="Images per class of the few-shot probe [default: 1,5,10,25]."),
+    ] = None,
+    neighbors: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Number of neighbors that vote [default: chosen].")
+    ] = None,
+    as_json: Annotated[bool, json_option(" instead of the table")] = False,
+    out: ReportFolder = None,
+    batch_size: Batch = DEFAULT_BATCH_SIZE,
+) -> None:
+    """Measure frozen features: few-shot, linear, nearest neighbors.
+
+    Features are computed once and stored in the cache directory ($VITRUVIAN_CACHE); probing again takes seconds.
+    """
+    if vectors is None and (data is None or model is None):
+        raise typer.BadParameter("give DATA and --model, or --vectors")
+    if vectors is not None and (data is not None or model is not None):
+        raise typer.BadParameter("--vectors replaces DATA and --model, which its job.json names")
+    shot_counts = None if shots is None else parse_numbers(shots)
+    with quick_imports():
+        from vitruvian.evaluation.probes.probe import probe as run_probe
+        from vitruvian.evaluation.report import write_probe
+        from vitruvian.predict import Encoder
+
+    if vectors is not None:
+        from vitruvian.bulk.store import probe_vectors
+
+        reading = partial(track, label="parts")
+        report = probe_vectors(vectors, only=split_names(only), shots=shot_counts, neighbors=neighbors, track=reading)
+    else:
+        assert model is not None
+        report = run_probe(
+            data,
+            Encoder(model, **options.arguments()),
+            only=split_names(only),
+            shots=shot_counts,
+            neighbors=neighbors,
+            batch_size=batch_size,
+            track=partial(track, label="features"),
+        )
+    print(json.dumps(report.to_json()) if as_json else probe_table(report))
+    if report.unreadable:
+        print_status(f"skipped {plural(len(report.unreadable), 'unreadable image')}")
+    if out is not None:
+        print_status(f"wrote {write_probe(report, out)}")
+
+
+def probe_table(report: ProbeReport) -> str:
+    from vitruvian.evaluation.report import probe_summary
+    from vitruvian.text import table
+
+    rows = []
+    for result in report.results:
+        spread = f"± {result.deviation:.2f}" if len(result.runs) > 1 else ""
+        rows.append((result.probe, result.setting, f"{result.top1:.2f}", spread, f"{result.mean_per_class:.2f}"))
+    notes = [f"note: {note}" for note in report.notes]
+    return "\n".join(
+        [probe_summary(report), *notes, table(("probe", "setting", ">top-1 %", "", ">mean per class %"), rows)]
+    )

@@ -1,4 +1,4 @@
-"""`vit explain`: what does the model look at, and what has it learned to see?"""
+"""`vit explain`: what a model looks at, and what it has learned."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from vitruvian.cli.options import DefaultModel, Device, Engine, EngineChoice, Heads, ImageSize, TomeR, tome_of
-from vitruvian.cli.start import quick_imports
+from vitruvian.cli.options import DefaultModel, EngineChoice, ModelOptions, expand_options, json_option, tome_counts
+from vitruvian.cli.process import quick_imports
 from vitruvian.progress import print_status, track
 
 if TYPE_CHECKING:
-    from vitruvian.engines.runtimes import EngineName
-    from vitruvian.explain import MapSettings, Written
+    from vitruvian.explain import Explainer, Written
     from vitruvian.model.build import Model
 
 
 class MapKind(StrEnum):
-    """A map to make, as typer takes several."""
+    """Methods that compute a map."""
 
     GRADIENT = "gradient"
     ROLLOUT = "rollout"
@@ -30,7 +29,7 @@ class MapKind(StrEnum):
 
 
 class Patch(NamedTuple):
-    """Row and column of a patch, as a type that typer does not take for two arguments."""
+    """Row and column of a patch, in a type that typer does not take for two arguments."""
 
     row: int
     column: int
@@ -45,18 +44,21 @@ def parse_patch(text: str) -> Patch:
 
 Maps = Annotated[
     list[MapKind] | None,
-    typer.Option("--map", help="Make only this map; may be given again. Else all that the model has."),
+    typer.Option("--map", help="Compute only this map; repeatable [default: all that the model supports]."),
 ]
 Layer = Annotated[
-    int | None, typer.Option(metavar="N", help="Layer of the raw attention, from 0; -1 is the last. Else the last.")
+    int | None, typer.Option(metavar="N", help="Layer of the raw attention, from 0; -1 is the last [default: -1].")
 ]
-Head = Annotated[int | None, typer.Option(min=0, metavar="N", help="Head of the raw attention. Else the mean of all.")]
+Head = Annotated[
+    int | None, typer.Option(min=0, metavar="N", help="Head of the raw attention [default: the mean of all].")
+]
 FromPatch = Annotated[
     Patch | None,
-    typer.Option(parser=parse_patch, metavar="R,C", help="Raw attention from this patch. Else from the class token."),
+    typer.Option(parser=parse_patch, metavar="R,C", help="Raw attention of this patch [default: of the class token]."),
 ]
 Target = Annotated[
-    str, typer.Option("--class", metavar="NAME", help="Explain this class, by label or number. Else the answer.")
+    str,
+    typer.Option("--class", metavar="NAME", help="Explain this class, a label or an index [default: the prediction]."),
 ]
 Reconstruct = Annotated[
     float | None,
@@ -64,60 +66,58 @@ Reconstruct = Annotated[
         min=0.0,
         max=0.99,
         metavar="SHARE",
-        help="Of MAE with its decoder: hide this share of the patches and fill it in.",
+        help="Mask this fraction of the patches and reconstruct them with an MAE and its decoder.",
     ),
 ]
 Figures = Annotated[
-    bool, typer.Option("--figures", help="Draw filters, positions and attention distance of the model instead.")
+    bool, typer.Option("--figures", help="Plot filters, position similarity and attention distance of the model.")
 ]
 
 
+@expand_options
 def explain(
+    options: ModelOptions,
     paths: Annotated[
-        list[str] | None, typer.Argument(metavar="IMAGES", help="Images, or folders of them.", show_default=False)
+        list[str] | None, typer.Argument(metavar="IMAGES", help="Images, or folders of images.", show_default=False)
     ] = None,
     model: DefaultModel = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write into.")] = Path("explained"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Output folder.")] = Path("explained"),
     maps: Maps = None,
     target: Target = "",
     top: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Gradient-weighted attention of the N best answers.")
+        int, typer.Option(min=1, metavar="N", help="Gradient-weighted attention for the N best predictions.")
     ] = 1,
     layer: Layer = None,
     head: Head = None,
     patch: FromPatch = None,
     deletion: Annotated[
-        bool, typer.Option("--deletion", help="Score the maps by deletion curves: remove their top patches.")
+        bool, typer.Option("--deletion", help="Score the maps by deletion curves, which remove their top patches.")
     ] = False,
     figures: Figures = False,
     reconstruct: Reconstruct = None,
-    count: Annotated[int, typer.Option(min=1, metavar="N", help="Images for the attention distance.")] = 128,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line for each image or figure.")] = False,
-    num_heads: Heads = None,
-    image_size: ImageSize = None,
-    device: Device = "cpu",
-    tome_r: TomeR = None,
-    engine: Engine = EngineChoice.TORCH,
+    count: Annotated[int, typer.Option(min=1, metavar="N", help="Number of images for the attention distance.")] = 128,
+    as_json: Annotated[bool, json_option(" per image or figure (JSON Lines)")] = False,
 ) -> None:
     """Show what a model looks at: overlays, arrays and a page.
 
-    --engine computes the answers and deletion curves; maps are always torch's. With --figures, what the model has
-    learned, as in the paper's Figure 7; attention distance is then taken over the images, or over the built-in digits.
+    --engine computes predictions and deletion curves; maps always use torch. With --figures, it plots what the model
+    has learned, as in the paper's Figure 7; the attention distance is averaged over the images, or over the built-in
+    digits.
     """
     if not paths and not figures:
         raise typer.BadParameter("give images to explain, or --figures for the model itself", param_hint="IMAGES")
-    if figures and engine != EngineChoice.TORCH:
-        raise typer.BadParameter("--figures need torch: leave out --engine", param_hint="--engine")
+    if figures and options.engine != EngineChoice.TORCH:
+        raise typer.BadParameter("--figures needs torch: leave out --engine", param_hint="--engine")
     if figures and (maps or target or deletion or any(v is not None for v in (layer, head, patch))):
         about_images = "--map, --class, --layer, --head, --patch and --deletion"
-        raise typer.BadParameter(f"this is about the model, and {about_images} about images", param_hint="--figures")
+        raise typer.BadParameter(f"plots the model; {about_images} are about images", param_hint="--figures")
     if reconstruct is not None:
-        show_reconstructions(model, paths or [], out, share=reconstruct, as_json=as_json)
+        reconstruct_paths(model, paths or [], out, share=reconstruct, as_json=as_json)
         return
     with quick_imports():
         from vitruvian.data.folder import find_images
         from vitruvian.explain import MapSettings
-        from vitruvian.explain.explainer import METHODS
+        from vitruvian.explain.explainer import METHODS, Explainer
         from vitruvian.weights.hub import default_source
         from vitruvian.weights.load import load, with_merging
 
@@ -126,39 +126,42 @@ def explain(
     settings = MapSettings(
         methods=methods, layer=layer, head=head, patch=patch, target=target, top=top, deletion=deletion
     )
-    loaded = load(default_source() if model is None else model, num_heads=num_heads, image_size=image_size)
-    counts = tome_of(tome_r)
+    loaded = load(
+        default_source() if model is None else model, num_heads=options.num_heads, image_size=options.image_size
+    )
+    counts = tome_counts(options.tome_r)
     loaded = loaded if counts is None else with_merging(loaded, counts)
     if figures:
-        show_figures(loaded, images, out, count=count, device=device, as_json=as_json)
+        plot_figures(loaded, images, out, count=count, device=options.device, as_json=as_json)
     else:
-        show_images(loaded, settings, images, out, device=device, engine=engine.value, as_json=as_json)
+        explainer = Explainer(loaded, settings, device=options.device, engine=options.engine.value)
+        explain_paths(explainer, images, out, as_json=as_json)
 
 
-def show_reconstructions(model: str | None, paths: list[str], out: Path, *, share: float, as_json: bool) -> None:
-    """Draw each image without hidden patches, filled in and whole, and tell where."""
+def reconstruct_paths(model: str | None, paths: list[str], out: Path, *, share: float, as_json: bool) -> None:
+    """Draw each image masked, reconstructed and original, and print the files."""
     if model is None:
-        raise typer.BadParameter("name the weights: --model facebook/vit-mae-base", param_hint="--reconstruct")
+        raise typer.BadParameter("give the weights: --model facebook/vit-mae-base", param_hint="--reconstruct")
     with quick_imports():
         from vitruvian.data.folder import find_images
         from vitruvian.explain.reconstruct import reconstruct_images
         from vitruvian.weights.mae import load_autoencoder
 
     failed = 0
-    for name, found in reconstruct_images(load_autoencoder(model), find_images(paths), out, share=share):
-        failed += isinstance(found, str)
+    for name, result in reconstruct_images(load_autoencoder(model), find_images(paths), out, share=share):
+        failed += isinstance(result, str)
         if as_json:
-            print(json.dumps({"path": name, "error" if isinstance(found, str) else "file": str(found)}), flush=True)
-        elif isinstance(found, str):
-            print_status(f"error: {found}")
+            print(json.dumps({"path": name, "error" if isinstance(result, str) else "file": str(result)}), flush=True)
+        elif isinstance(result, str):
+            print_status(f"error: {result}")
         else:
-            print(f"{name}: {found}", flush=True)
+            print(f"{name}: {result}", flush=True)
     if failed:
         raise typer.Exit(1)
 
 
-def show_figures(model: Model, images: list[str], out: Path, *, count: int, device: str, as_json: bool) -> None:
-    """Draw the figures and tell where they are, or why there is none."""
+def plot_figures(model: Model, images: list[str], out: Path, *, count: int, device: str, as_json: bool) -> None:
+    """Plot the figures, and print their files, or why there is none."""
     from vitruvian.explain.run import FIGURES_PAGE, draw_figures
 
     follow = partial(track, label="attention distance")
@@ -177,18 +180,14 @@ def show_figures(model: Model, images: list[str], out: Path, *, count: int, devi
         raise typer.Exit(1)
 
 
-def show_images(
-    model: Model, settings: MapSettings, images: list[str], out: Path, *, device: str, engine: EngineName, as_json: bool
-) -> None:
-    """Explain the images and tell of each what was answered and where its files are."""
-    from vitruvian.explain.explainer import Explainer
+def explain_paths(explainer: Explainer, images: list[str], out: Path, *, as_json: bool) -> None:
+    """Explain the images, and print the prediction and the files of each."""
     from vitruvian.explain.run import PAGE, explain_images
 
-    explainer = Explainer(model, settings, device=device, engine=engine)
     failed = 0
     for written in track(explain_images(explainer, images, out), len(images), "images"):
         failed += bool(written.explained.error)
-        show(written, as_json=as_json)
+        print_explanation(written, as_json=as_json)
     if not as_json and failed < len(images):
         print(f"page: {out / PAGE}")
     if failed:
@@ -197,7 +196,7 @@ def show_images(
         raise typer.Exit(1)
 
 
-def show(written: Written, *, as_json: bool) -> None:
+def print_explanation(written: Written, *, as_json: bool) -> None:
     from vitruvian.text import printable
 
     explained = written.explained
@@ -207,8 +206,8 @@ def show(written: Written, *, as_json: bool) -> None:
         print_status(f"error: {explained.error}")
     else:
         best = explained.predictions[0] if explained.predictions else None
-        none = "none of these, nearest " if explained.rejected else ""
-        answer = f": {none}{printable(best.label)} {best.probability:.1%}" if best else ""
+        rejected = "rejected, nearest " if explained.rejected else ""
+        answer = f": {rejected}{printable(best.label)} {best.probability:.1%}" if best else ""
         print(f"{printable(explained.path)}{answer}")
         for each in explained.maps:
             curve = explained.curves.get(each.name)
@@ -217,7 +216,7 @@ def show(written: Written, *, as_json: bool) -> None:
 
 
 def as_object(written: Written) -> dict[str, object]:
-    """What `--json` tells of an image."""
+    """What `--json` prints for an image."""
     explained = written.explained
     if explained.error:
         return {"path": explained.path, "error": explained.error}

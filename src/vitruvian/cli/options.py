@@ -1,12 +1,17 @@
-"""Options that several commands share, how their text is read, and how errors name them."""
+"""Options that several commands share: their types and help texts, how they are parsed, and how errors spell them."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import os
 import re
+import typing
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -14,38 +19,66 @@ import typer
 from typer.core import TyperCommand
 
 from vitruvian.errors import VitruvianError, python_spelling
+from vitruvian.progress import print_status
 from vitruvian.tasks import DATA_VARIABLE, TASKS
 
 
 class Command(TyperCommand):
-    """A command whose errors name its options where the library names its arguments: `--num-heads` for `heads=`."""
+    """A command whose errors name options where the library names arguments: `--num-heads` for `num_heads=`."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except VitruvianError as error:
-            options = {p.name for p in self.params if ctx.get_parameter_source(p.name).name == "COMMANDLINE"}
-            error.spell = option_spelling(self.params, options)
+            used = {p.name for p in self.params if ctx.get_parameter_source(p.name).name == "COMMANDLINE"}
+            error.spell = option_spelling(self.params, used)
             raise
 
 
-def option_spelling(parameters: Sequence[Any], options: Container[str]) -> Callable[[str, str], str]:
-    """How the errors of a command spell an argument: `--heads`, or `--heads 3` if it is among the `options` used.
+def option_spelling(parameters: Sequence[Any], used: Container[str]) -> Callable[[str, str], str]:
+    """How the errors of a command spell an argument: `--num-heads`, or `--num-heads 3` if this option was used.
 
     A value that no option has set comes from a file and keeps its Python spelling.
     """
     flags = {p.name: p.opts[0] if p.opts[0].startswith("-") else p.metavar for p in parameters}
 
     def spell(name: str, value: str) -> str:
-        if name not in flags or (value and name not in options):
+        if name not in flags or (value and name not in used):
             return python_spelling(name, value)
         return f"{flags[name]} {value}".rstrip()
 
     return spell
 
 
+def expand_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Replace each parameter that is a dataclass, such as `ModelOptions`, by the options that are its fields."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    parameters = [
+        parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name])
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name not in groups
+    ]
+    for group in groups.values():
+        field_hints = typing.get_type_hints(group, include_extras=True)
+        for field in dataclasses.fields(group):
+            hint, kind = field_hints[field.name], inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(field.name, kind, default=field.default, annotation=hint))
+
+    @functools.wraps(function)
+    def run(**arguments: Any) -> None:
+        for name, group in groups.items():
+            names = [field.name for field in dataclasses.fields(group)]
+            arguments[name] = group(**{name: arguments.pop(name) for name in names})
+        function(**arguments)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
 class InputSize(NamedTuple):
-    """A `config.Size` that typer does not take for two arguments."""
+    """Rows and columns, in a type that typer does not take for two arguments."""
 
     rows: int
     columns: int
@@ -68,19 +101,19 @@ def parse_shard(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def parse_counts(text: str) -> tuple[int, ...]:
-    """`8`, or a number for each layer: `16,14,12`."""
+def parse_tome_r(text: str) -> tuple[int, ...]:
+    """`8`, or one count per layer: `16,14,12`."""
     if re.fullmatch(r"\d{1,5}(\s*,\s*\d{1,5})*", text.strip()) is None:
-        raise typer.BadParameter(f"{text!r} is neither a number of tokens such as 8 nor one for each layer: 16,14,12")
+        raise typer.BadParameter(f"{text!r} is neither a number of tokens such as 8 nor one per layer: 16,14,12")
     return tuple(map(int, text.split(",")))
 
 
-def tome_of(counts: tuple[int, ...] | None) -> int | tuple[int, ...] | None:
-    """One number for all layers, or one for each."""
+def tome_counts(counts: tuple[int, ...] | None) -> int | tuple[int, ...] | None:
+    """One count for all layers, or one per layer."""
     return counts[0] if counts is not None and len(counts) == 1 else counts
 
 
-def names_in(text: str) -> list[str]:
+def split_names(text: str) -> list[str]:
     """`a, b` as two names."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
@@ -89,36 +122,36 @@ def parse_numbers(text: str) -> list[int]:
     """`1000,4000,all`; `all` is 0."""
     words = re.split(r"\s*,\s*|\s+", text.strip())
     if not all(word == "all" or (word.isdecimal() and int(word) > 0) for word in words):
-        raise typer.BadParameter(f"{text!r} is not a list of whole numbers above 0, such as 1,5,10")
+        raise typer.BadParameter(f"{text!r} is not a list of positive integers, such as 1,5,10")
     return list(dict.fromkeys(0 if word == "all" else int(word) for word in words))
 
 
-def place_data(root: Path | None) -> None:
-    """Make the folder that was asked for the one of all tasks, also for the processes that this one starts."""
+def set_data_root(root: Path | None) -> None:
+    """Make --data-root the directory of all tasks, also for the processes that this one starts."""
     if root is not None:
         os.environ[DATA_VARIABLE] = str(root.expanduser().resolve())
 
 
-def everyday(name: str, metavar: str) -> Any:
-    """The option of a recipe's setting; its help is the text below the field in `Recipe`, which is not imported."""
-    source = (files("vitruvian") / "training" / "recipe.py").read_text(encoding="utf-8")
-    found = re.search(rf'^    {name}: .*\n    """([^"]*)"""', source, re.MULTILINE)
-    assert found is not None, name
-    return typer.Option(metavar=metavar, help=" ".join(found[1].split()))
+def note_replaced(destination: str | Path) -> None:
+    """Print what a command will overwrite, while it can still be stopped."""
+    path = Path(destination).expanduser()
+    with suppress(OSError):
+        if path.is_file() or (path.is_dir() and any(path.iterdir())):
+            print_status(f"note: {path} exists; files of the same names are replaced when the new ones are complete")
 
 
-def with_everyday(settings: list[str] | None, everyday: Mapping[str, object]) -> list[str]:
-    """Changes to a recipe from `--set` and from options of their own, of which each setting has one."""
-    given = {key: value for key, value in everyday.items() if value is not None}
+def recipe_changes(settings: list[str] | None, options: Mapping[str, object]) -> list[str]:
+    """Changes to a recipe from `--set` and from options such as `--epochs`; a setting can be given once."""
+    values = {key: value for key, value in options.items() if value is not None}
     for change in settings or []:
         key = change.partition("=")[0].strip()
-        if key in given:
+        if key in values:
             raise typer.BadParameter(f"{key} is set twice, by --{key.replace('_', '-')} and by --set {change}")
-    return [*(settings or []), *(f"{key}={value}" for key, value in given.items())]
+    return [*(settings or []), *(f"{key}={value}" for key, value in values.items())]
 
 
 class EngineChoice(StrEnum):
-    """What computes a model."""
+    """What runs a model."""
 
     TORCH = "torch"
     ONNXRUNTIME = "onnxruntime"
@@ -126,94 +159,139 @@ class EngineChoice(StrEnum):
     AUTO = "auto"
 
 
-def published_names(incomplete: str) -> list[str]:
-    """What a shell offers for weights, beside files."""
+def complete_model(incomplete: str) -> list[str]:
+    """Published names for the shell's completion."""
     from vitruvian.catalog import PUBLISHED
 
     return [name for name in PUBLISHED if name.startswith(incomplete)]
 
 
-def task_names(incomplete: str) -> list[str]:
+def complete_task(incomplete: str) -> list[str]:
     return [name for name in TASKS if name.startswith(incomplete)]
 
 
 def model_option(otherwise: str = "") -> Any:
-    help = f"Weights: a file, a folder or a published name{otherwise}."
-    return typer.Option("--model", "-m", metavar="MODEL", help=help, autocompletion=published_names)
+    help = f"Weights: a file, a directory or a published name{otherwise}."
+    return typer.Option("--model", "-m", metavar="MODEL", help=help, autocompletion=complete_model)
 
 
+def data_argument(what: str = "a built-in name") -> Any:
+    return typer.Argument(metavar="DATA", help=f"A folder, a manifest, shards, or {what}.")
+
+
+def json_option(what: str) -> Any:
+    return typer.Option("--json", help=f"Print one JSON object{what}.")
+
+
+# Data and models
+Data = Annotated[str, data_argument()]
+TaskData = Annotated[str, data_argument("a task (`vit tasks`)")]
+Split = Annotated[str | None, typer.Option(metavar="NAME", help="Use only this split of the data.")]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Directory of all tasks [default: $VITRUVIAN_DATA or ~/vitruvian-data]."),
+]
 ModelName = Annotated[str, model_option()]
 OptionalModel = Annotated[str | None, model_option()]
-DefaultModel = Annotated[str | None, model_option("; else a default")]
-"""Where none is named, `weights.hub.default_source` says which."""
-FROM = typer.Option(
+DefaultModel = Annotated[str | None, model_option(" [default: a published DeiT III-S]")]
+Source = Annotated[str, typer.Argument(metavar="SRC", help="Weights: a file, a directory or a published name.")]
+Weights = typer.Option(
     "--from",
     metavar="WEIGHTS",
-    help="Weights to start from: a file, a folder or a name.",
-    autocompletion=published_names,
+    help="Weights to start from: a file, a directory or a published name.",
+    autocompletion=complete_model,
 )
 Labels = Annotated[
     str | None,
     typer.Option(
-        metavar="WORDS", help='Words to choose among, for CLIP or SigLIP: "cat, a red car" or a file, one a line.'
+        metavar="WORDS", help='Labels for a CLIP or SigLIP: "cat, a red car", or a file with one label per line.'
     ),
 ]
 Template = Annotated[
     str | None,
-    typer.Option(
-        metavar="TEXT", help='What the words stand in: "a photo of a {}.", or the set imagenet or imagenet-7.'
-    ),
+    typer.Option(metavar="TEXT", help='Prompt template: "a photo of a {}.", or the set imagenet or imagenet-7.'),
 ]
-Heads = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Attention heads, for files that do not tell them; else as published."),
+
+# How a model is loaded and run
+NumHeads = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Number of attention heads, if the file does not store it.")
 ]
 ImageSize = Annotated[
     InputSize | None,
-    typer.Option(parser=parse_size, metavar="SIZE", help="Input size, 384 or ROWSxCOLUMNS; else the weights' own."),
+    typer.Option(parser=parse_size, metavar="SIZE", help="Input size: 384 or ROWSxCOLUMNS [default: the weights']."),
 ]
-Batch = Annotated[
-    int, typer.Option("--batch-size", min=1, max=65_536, metavar="N", help="How many images the model takes at a time.")
+Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, or cuda if available.")]
+Engine = Annotated[
+    EngineChoice, typer.Option(help="What runs the model; auto measures once which installed engine is fastest.")
 ]
+TomeR = Annotated[
+    Any,
+    typer.Option(
+        parser=parse_tome_r, metavar="R", help="Token merging (ToMe): number of tokens to merge per layer, such as 8."
+    ),
+]
+Batch = Annotated[int, typer.Option("--batch-size", min=1, max=65_536, metavar="N", help="Inference batch size.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """How a model is loaded, as options of a command."""
+
+    num_heads: NumHeads = None
+    image_size: ImageSize = None
+    device: Device = "cpu"
+
+    @property
+    def is_default(self) -> bool:
+        return self == type(self)()
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `Encoder` and `Classifier`."""
+        return {"num_heads": self.num_heads, "image_size": self.image_size, "device": self.device}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(LoadOptions):
+    """How a model is loaded and run, as options of a command."""
+
+    engine: Engine = EngineChoice.TORCH
+    tome_r: TomeR = None
+
+    def arguments(self) -> dict[str, Any]:
+        return {**super().arguments(), "engine": self.engine.value, "tome_r": tome_counts(self.tome_r)}
+
+
+# Bulk jobs
 Shard = Annotated[
     Any,
     typer.Option(
         parser=parse_shard,
         metavar="I/N",
-        help="Do the I-th of N shares of the work; under torchrun, that of each process.",
+        help="Process shard I of N; under torchrun, each process takes its own.",
     ),
 ]
-On = Annotated[
-    Literal["ray"] | None, typer.Option(metavar="ray", help="Do all the work on a Ray cluster (extra `ray`).")
-]
-Piece = Annotated[int, typer.Option(min=1, max=2**20, metavar="N", help="Images in one part of the result.")]
+On = Annotated[Literal["ray"] | None, typer.Option(metavar="ray", help="Run on a Ray cluster (extra `ray`).")]
+Piece = Annotated[int, typer.Option(min=1, max=2**20, metavar="N", help="Images per part of the result.")]
 Readers = Annotated[int, typer.Option("--workers", min=0, max=1024, metavar="N", help="Processes that read images.")]
-Split = Annotated[str | None, typer.Option(metavar="NAME", help="Only this split of the data.")]
 MaxUnreadable = Annotated[
-    float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Share of a part's images that may be unreadable.")
+    float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Maximum fraction of unreadable images per part.")
 ]
+
+# Settings of a recipe that have an option of their own
+Epochs = Annotated[float | None, typer.Option(metavar="N", help="Number of epochs.")]
+LearningRate = Annotated[float | None, typer.Option(metavar="LR", help="Peak learning rate.")]
+BatchSize = Annotated[int | None, typer.Option(metavar="N", help="Global batch size, over all processes.")]
+Seed = Annotated[
+    int | None, typer.Option(metavar="N", help="Random seed (initialization, shuffling, augmentation, dropout).")
+]
+Workers = Annotated[int | None, typer.Option(metavar="N", help="Data loading processes, per training process.")]
 Changes = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe.")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe; repeatable.")
 ]
-Epochs = Annotated[float | None, everyday("epochs", "N")]
-LearningRate = Annotated[float | None, everyday("lr", "LR")]
-BatchSize = Annotated[int | None, everyday("batch_size", "N")]
-Seed = Annotated[int | None, everyday("seed", "N")]
-Workers = Annotated[int | None, everyday("workers", "N")]
-DataRoot = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Folder of all tasks; else $VITRUVIAN_DATA or ~/vitruvian-data.")
-]
-Engine = Annotated[
-    EngineChoice,
-    typer.Option(help="What computes the answers; auto is the fastest that is installed, measured once."),
-]
-TomeR = Annotated[
-    Any,
-    typer.Option(
-        parser=parse_counts, metavar="R", help="Token merging (ToMe): how many tokens merge in each layer, such as 8."
-    ),
-]
-Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, or cuda on a machine that has it.")]
+Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="Number of seeds to average over.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Use one learning rate and one seed.")]
+
+# Results
 ReportFolder = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", file_okay=False, help="Write the numbers as JSON and report.html.")
+    Path | None, typer.Option(metavar="FOLDER", file_okay=False, help="Write the results as JSON and report.html.")
 ]

@@ -1,4 +1,4 @@
-"""`vit serve`: answers over HTTP, and a page on which the model can be understood."""
+"""`vit serve`: predictions over HTTP, and a page that shows how the model works."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitruvian.cli.options import Batch, Engine, EngineChoice, ImageSize
-from vitruvian.cli.start import quick_imports
+from vitruvian.cli.process import quick_imports
 from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.progress import print_status
 
@@ -35,29 +35,38 @@ def parse_host(text: str) -> str:
 def serve(
     models: Annotated[
         list[str] | None,
-        typer.Option("--model", "-m", metavar="[NAME=]MODEL", help="Weights; may be given again. Else a default."),
+        typer.Option(
+            "--model", "-m", metavar="[NAME=]MODEL", help="Weights; repeatable [default: a published DeiT III-S]."
+        ),
     ] = None,
     host: Annotated[
-        str, typer.Option(parser=parse_host, metavar="ADDRESS", help="0.0.0.0 for other machines to reach it.")
+        str,
+        typer.Option(
+            parser=parse_host, metavar="ADDRESS", help="Address to listen on; 0.0.0.0 accepts other machines."
+        ),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Port; 0 chooses a free one.")] = 8000,
     batch_size: Batch = DEFAULT_BATCH_SIZE,
-    queue: Annotated[int, typer.Option(min=1, metavar="N", help="Images accepted at a time; more get 429.")] = 64,
-    max_mb: Annotated[float, typer.Option(min=0.001, metavar="N", help="Megabytes in one request.")] = 20.0,
+    queue: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Maximum number of queued images; more get status 429.")
+    ] = 64,
+    max_mb: Annotated[
+        float, typer.Option(min=0.001, metavar="N", help="Maximum size of a request, in megabytes.")
+    ] = 20.0,
     max_seconds: Annotated[
-        float, typer.Option(min=0.1, metavar="N", help="Seconds for a request to arrive, and for its answer.")
+        float, typer.Option(min=0.1, metavar="N", help="Time limit for receiving a request, and for its response.")
     ] = 30.0,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(parser=parse_host, metavar="NAME", help="A name clients call it by; may be given again."),
+        typer.Option(parser=parse_host, metavar="NAME", help="Host name that clients may use; repeatable."),
     ] = None,
     image_size: ImageSize = None,
     engine: Engine = EngineChoice.TORCH,
 ) -> None:
-    """Serve models over HTTP, with a page at / to look inside them.
+    """Serve models over HTTP, with a page at / to inspect them.
 
-    Clients need the key in the environment variable VITRUVIAN_API_KEY, if it is set. SIGTERM finishes what was
-    accepted.
+    If the environment variable VITRUVIAN_API_KEY is set, clients must send it as their key. On SIGTERM, accepted
+    requests are finished first.
     """
     with quick_imports():
         from vitruvian.engines.graph import Graph
@@ -97,7 +106,7 @@ def serve(
 
 
 def name_and_weights(text: str) -> tuple[str, str]:
-    """`NAME=MODEL`, or a model that is called after its file."""
+    """Split `NAME=MODEL`; without NAME, the model is called like its file."""
     name, equals, weights = text.partition("=")
     if equals and name and weights and not os.path.exists(text) and "/" not in name:
         return name, weights

@@ -1,4 +1,4 @@
-"""`vit study`: the paper's tables and figures, measured, each continued where it was interrupted."""
+"""`vit study`: reproduce the paper's tables and figures; an interrupted study is resumed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitruvian.cli.options import Changes, Command, DataRoot, names_in, parse_numbers, place_data
-from vitruvian.cli.start import speaks
+from vitruvian.cli.options import (
+    Changes,
+    Command,
+    DataRoot,
+    Quick,
+    Seeds,
+    TaskData,
+    json_option,
+    parse_numbers,
+    set_data_root,
+    split_names,
+)
+from vitruvian.cli.process import prints_results
 from vitruvian.tasks import SEEDS
 
 if TYPE_CHECKING:
@@ -19,26 +30,29 @@ if TYPE_CHECKING:
     from vitruvian.study.transfer import Cell, Setup, VtabResult
     from vitruvian.tasks import Task
 
-study = typer.Typer(help="Repeat the paper's tables and figures.", no_args_is_help=True)
+study = typer.Typer(help="Reproduce the paper's tables and figures.", no_args_is_help=True)
 
 
-Models = Annotated[str, typer.Option(metavar="W,W,...", help="Weights to start from: files, folders or names.")]
-Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the study; else one in runs/.")]
-Quick = Annotated[bool, typer.Option("--quick", help="One learning rate and one seed.")]
-RecipeName = Annotated[str | None, typer.Option("--recipe", metavar="NAME", help="In place of each task's own recipe.")]
-Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="Runs that are averaged.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line for each cell.")]
-Data = Annotated[str, typer.Argument(metavar="DATA", help="A folder, a manifest, shards, or a task (`vit tasks`).")]
-Recipes = Annotated[
-    str, typer.Option(metavar="R,R,...", help="Recipes to compare; else study-vit, study-hybrid and study-resnet.")
+Models = Annotated[
+    str, typer.Option(metavar="W,W,...", help="Weights to start from: files, directories or published names.")
 ]
-PlanOnly = Annotated[bool, typer.Option("--plan", help="Say which cells would run and how long; trains nothing.")]
+Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the study [default: in runs/].")]
+RecipeName = Annotated[
+    str | None, typer.Option("--recipe", metavar="NAME", help="A recipe to use instead of each task's own.")
+]
+AsJson = Annotated[bool, json_option(" per cell (JSON Lines)")]
+Recipes = Annotated[
+    str, typer.Option(metavar="R,R,...", help="Recipes to compare [default: study-vit, study-hybrid, study-resnet].")
+]
+PlanOnly = Annotated[bool, typer.Option("--plan", help="Print which cells would run and how long; train nothing.")]
 
 
 @study.command(cls=Command)
 def table5(
     models: Models,
-    tasks: Annotated[str, typer.Option(metavar="T,T,...", help="Tasks (`vit tasks`); else those of the table.")] = "",
+    tasks: Annotated[
+        str, typer.Option(metavar="T,T,...", help="Tasks (`vit tasks`) [default: those of the table].")
+    ] = "",
     out: Out = None,
     quick: Quick = False,
     recipe: RecipeName = None,
@@ -47,21 +61,21 @@ def table5(
     data_root: DataRoot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fine-tune models on tasks and print the paper's Table 5 beside what was measured.
+    """Fine-tune models on tasks and print the results beside the paper's Table 5.
 
-    A task whose images are missing leaves its cell empty and says why; the others run.
+    A task without images leaves its cell empty and prints the reason; the others run.
     """
     from vitruvian.study.published import TABLE5_TASKS
     from vitruvian.study.transfer import Setup, tasks_named
 
-    place_data(data_root)
+    set_data_root(data_root)
     chosen = tasks_named(tasks.split(",") if tasks else TABLE5_TASKS)
     setup = Setup(recipe=recipe, settings=tuple(settings or ()), quick=quick, seeds=seeds)
-    cells = fine_tuned(models, chosen, out or Path("runs/study-table5"), setup)
-    if as_json and speaks():
+    cells = finetune_models(models, chosen, out or Path("runs/study-table5"), setup)
+    if as_json and prints_results():
         print("\n".join(json.dumps(cell.to_json()) for cell in cells))
-    elif speaks():
-        show_table5(cells)
+    elif prints_results():
+        print_table5(cells)
     fail_if_empty(cells)
 
 
@@ -76,50 +90,50 @@ def vtab(
     data_root: DataRoot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fine-tune models on the 19 tasks of VTAB-1k and give the means of its groups."""
+    """Fine-tune models on the 19 tasks of VTAB-1k and print the means of its groups."""
     from vitruvian.study.transfer import Setup, vtab_result
     from vitruvian.tasks import VTAB_TASKS
 
-    place_data(data_root)
+    set_data_root(data_root)
     setup = Setup(recipe=recipe, settings=tuple(settings or ()), quick=quick, seeds=seeds)
-    cells = fine_tuned(models, VTAB_TASKS, out or Path("runs/study-vtab"), setup)
-    for model in dict.fromkeys(cell.model for cell in cells) if speaks() else ():
+    cells = finetune_models(models, VTAB_TASKS, out or Path("runs/study-vtab"), setup)
+    for model in dict.fromkeys(cell.model for cell in cells) if prints_results() else ():
         result = vtab_result(model, cells)
-        print(json.dumps(result.to_json())) if as_json else show_vtab(result, cells)
+        print(json.dumps(result.to_json())) if as_json else print_vtab(result, cells)
     fail_if_empty(cells)
 
 
 @study.command("data-size", cls=Command)
 def data_size(
-    data: Data,
-    sizes: Annotated[str, typer.Option(metavar="N,N,...", help="Images to train on; `all` for all.")] = "",
-    steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Steps of each training.")] = None,
+    data: TaskData,
+    sizes: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of training images; `all` for all.")] = "",
+    steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Training steps of each cell.")] = None,
     recipes: Recipes = "",
     out: Out = None,
     settings: Changes = None,
     plan: PlanOnly = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train ViT, hybrid and ResNet on growing parts of the images, for equally many steps (Figures 3 and 4)."""
+    """Train ViT, hybrid and ResNet on growing subsets, for the same number of steps (Figures 3 and 4)."""
     from vitruvian.study.growth import RECIPES, SIZE_STEPS, SIZES, study_of
 
-    found = study_of(
+    study_plan = study_of(
         "data-size",
         data,
         sizes=parse_numbers(sizes) if sizes else list(SIZES),
         steps=[steps or SIZE_STEPS],
-        recipes=names_in(recipes) or RECIPES,
+        recipes=split_names(recipes) or RECIPES,
         settings=settings or [],
         out=out,
     )
-    grow(found, plan=plan, as_json=as_json)
+    run_growth(study_plan, plan=plan, as_json=as_json)
 
 
 @study.command(cls=Command)
 def compute(
-    data: Data,
-    steps: Annotated[str, typer.Option(metavar="N,N,...", help="Steps of the trainings.")] = "",
-    images: Annotated[int, typer.Option(min=0, metavar="N", help="Images to train on; 0 for all.")] = 0,
+    data: TaskData,
+    steps: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of training steps.")] = "",
+    images: Annotated[int, typer.Option(min=0, metavar="N", help="Number of training images; 0 for all.")] = 0,
     recipes: Recipes = "",
     out: Out = None,
     settings: Changes = None,
@@ -129,35 +143,35 @@ def compute(
     """Train ViT, hybrid and ResNet for growing numbers of steps: accuracy over multiply-adds (Figure 5)."""
     from vitruvian.study.growth import COMPUTE_STEPS, RECIPES, study_of
 
-    found = study_of(
+    study_plan = study_of(
         "compute",
         data,
         sizes=[images],
         steps=parse_numbers(steps) if steps else list(COMPUTE_STEPS),
-        recipes=names_in(recipes) or RECIPES,
+        recipes=split_names(recipes) or RECIPES,
         settings=settings or [],
         out=out,
     )
-    grow(found, plan=plan, as_json=as_json)
+    run_growth(study_plan, plan=plan, as_json=as_json)
 
 
-def fine_tuned(models: str, tasks: Sequence[Task], out: Path, setup: Setup) -> list[Cell]:
+def finetune_models(models: str, tasks: Sequence[Task], out: Path, setup: Setup) -> list[Cell]:
     from vitruvian.study.transfer import transfer
 
-    names = names_in(models)
+    names = split_names(models)
     if not names:
-        raise typer.BadParameter("give the weights to start from", param_hint="--models")
+        raise typer.BadParameter("give weights to start from", param_hint="--models")
     return list(transfer(names, tasks, out, setup=setup))
 
 
 def fail_if_empty(cells: list[Cell]) -> None:
-    """Exit with 1 where nothing was measured; the reasons have been told."""
+    """Exit with 1 if nothing was measured; the reasons have been printed."""
     if not any(cell.values for cell in cells):
         raise typer.Exit(1)
 
 
-def show_table5(cells: list[Cell]) -> None:
-    """What was measured, then the paper's rows, in the same columns."""
+def print_table5(cells: list[Cell]) -> None:
+    """Print the measured rows, then the paper's rows, in the same columns."""
     from vitruvian.study.published import TABLE5, published
     from vitruvian.text import table
 
@@ -172,49 +186,49 @@ def show_table5(cells: list[Cell]) -> None:
     means = sorted({cell.task.name for cell in cells if cell.measured == "mean_per_class"})
     if means:
         print(f"\nmean per class: {', '.join(means)}; the others are top-1, in percent")
-    show_missing(cells)
+    print_missing(cells)
 
 
-def show_missing(cells: list[Cell]) -> None:
+def print_missing(cells: list[Cell]) -> None:
     for cell in cells:
         if cell.missing:
             print(f"missing: {cell.model} on {cell.task.name}: {cell.missing}")
 
 
-def show_vtab(result: VtabResult, cells: list[Cell]) -> None:
+def print_vtab(result: VtabResult, cells: list[Cell]) -> None:
     from vitruvian.study.published import VTAB_MEAN
     from vitruvian.tasks import VTAB_TASKS
     from vitruvian.text import table
 
-    own = [cell for cell in cells if cell.model == result.model]
+    model_cells = [cell for cell in cells if cell.model == result.model]
     print(result.model)
-    print(table(("task", "group", ">measured"), [(cell.task.name, cell.task.group, cell.text) for cell in own]))
+    print(table(("task", "group", ">measured"), [(cell.task.name, cell.task.group, cell.text) for cell in model_cells]))
     for name, (mean, count, total) in result.groups.items():
         print(f"{name}: " + ("-" if mean is None else f"{mean:.2f}") + f" over {count} of {total} tasks")
     if result.whole and result.mean is not None:
         print(f"VTAB mean: {result.mean:.2f} (the paper: {VTAB_MEAN}, H/14 from JFT-300M)")
     else:
-        number = "no number" if result.mean is None else f"{result.mean:.2f}"
-        print(f"mean of the {result.measured} measured tasks: {number}; VTAB is the mean over all {len(VTAB_TASKS)}")
+        mean_text = "none" if result.mean is None else f"{result.mean:.2f}"
+        print(f"mean of the {result.measured} measured tasks: {mean_text}; VTAB is the mean over all {len(VTAB_TASKS)}")
         print(f"the paper's VTAB mean: {VTAB_MEAN} (H/14 from JFT-300M)")
-    show_missing(own)
+    print_missing(model_cells)
 
 
-def grow(found: Study, *, plan: bool, as_json: bool) -> None:
-    """Carry a study out and print it, or only say what it would do."""
+def run_growth(study: Study, *, plan: bool, as_json: bool) -> None:
+    """Run a study and print it, or print its plan."""
     from vitruvian.study.growth import run_study, write_study_report
 
     if plan:
-        show_plan(found)
+        print_plan(study)
         return
-    run_study(found, after=write_study_report)
-    if as_json and speaks():
-        print("\n".join(json.dumps(cell.to_json()) for cell in found.cells))
-    elif speaks():
-        show_growth(found)
+    run_study(study, after=write_study_report)
+    if as_json and prints_results():
+        print("\n".join(json.dumps(cell.to_json()) for cell in study.cells))
+    elif prints_results():
+        print_growth(study)
 
 
-def show_plan(study: Study) -> None:
+def print_plan(study: Study) -> None:
     from vitruvian.study.growth import estimates
     from vitruvian.text import format_duration, table
 
@@ -230,7 +244,7 @@ def show_plan(study: Study) -> None:
     )
 
 
-def show_growth(study: Study) -> None:
+def print_growth(study: Study) -> None:
     from vitruvian.text import table
 
     rows = []
@@ -240,4 +254,4 @@ def show_growth(study: Study) -> None:
         results = (f"{values['top1']:.2f}%", f"{values['seconds']:.0f} s") if "top1" in values else ("-", cell.state)
         rows.append((values["recipe"], *numbers, *results))
     print(table(("recipe", ">images", ">steps", ">multiply-adds", ">top-1", ">time"), rows))
-    print(f"\nthe page is {study.folder / 'report.html'}, the plot {study.folder / 'study.png'}")
+    print(f"\nreport: {study.folder / 'report.html'}; plot: {study.folder / 'study.png'}")

@@ -1,60 +1,74 @@
-"""`vit train`: from images to a model, continued where it was interrupted."""
+"""`vit train` and `vit finetune`: from images to a model; an interrupted run is resumed."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vitruvian.cli.options import (
-    FROM,
     BatchSize,
     Changes,
+    DataRoot,
     Epochs,
     LearningRate,
+    Quick,
     Seed,
+    Seeds,
+    TaskData,
+    Weights,
     Workers,
-    with_everyday,
+    complete_task,
+    data_argument,
+    recipe_changes,
+    set_data_root,
 )
-from vitruvian.cli.start import speaks
+from vitruvian.cli.process import prints_results
 from vitruvian.progress import print_status
+from vitruvian.tasks import SEEDS
 
 if TYPE_CHECKING:
     from vitruvian.training import Run
+    from vitruvian.training.sweep import Sweep, Trial
 
 
 def train(
-    data: Annotated[
-        str | None, typer.Argument(metavar="DATA", help="A folder, a manifest, shards, or a built-in name (digits).")
-    ] = None,
+    data: Annotated[str | None, data_argument("a built-in name (digits)")] = None,
     recipe: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A recipe or a TOML file; else one that suits the data.")
+        str | None, typer.Option(metavar="NAME", help="A recipe or a TOML file [default: one that suits the data].")
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="A model to train from scratch.")] = None,
-    weights: Annotated[str | None, FROM] = None,
-    out: Annotated[Path | None, typer.Option(metavar="RUN", help="Folder of the run; else a new one in runs/.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--arch", metavar="NAME", help="Architecture to train from scratch (`vit models`).")
+    ] = None,
+    weights: Annotated[str | None, Weights] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Folder of the run [default: a new one in runs/].")
+    ] = None,
     epochs: Epochs = None,
     lr: LearningRate = None,
     batch_size: BatchSize = None,
     seed: Seed = None,
     workers: Workers = None,
     settings: Changes = None,
-    resume: Annotated[str | None, typer.Option(metavar="RUN", help="Continue this run.")] = None,
+    resume: Annotated[str | None, typer.Option(metavar="RUN", help="Resume this run.")] = None,
     auto_resume: Annotated[
-        bool, typer.Option("--auto-resume", help="Continue the run in --out if there is one, else begin it.")
+        bool, typer.Option("--auto-resume", help="Resume the run in --out if there is one, else start it.")
     ] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Say what would run, how long and in how much memory.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print what would run, with estimates of time and memory.")
+    ] = False,
     cluster: Annotated[
         str | None,
-        typer.Option(metavar="'N x NAME'", help="With --plan: what the recipe costs on other machines ('64 x A100')."),
+        typer.Option(metavar="'N x NAME'", help="With --plan: estimate for other machines, such as '64 x A100'."),
     ] = None,
     recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes and exit.")] = False,
 ) -> None:
-    """Train a model on images, from scratch or from weights.
+    """Train a model, from scratch or from weights.
 
-    Stopped anywhere, `vit train --resume RUN` goes on as if nothing had happened. Under torchrun, all processes
-    share the work.
+    An interrupted run can be resumed exactly with `vit train --resume RUN`. Under torchrun, all processes share the
+    work.
     """
     if recipes:
         from vitruvian.text import table
@@ -63,7 +77,7 @@ def train(
         rows = [(name, read_recipe(name)) for name in recipe_names()]
         print(table(("recipe", "for", "time", "result"), [(name, r.about, r.time, r.result) for name, r in rows]))
         return
-    changes = with_everyday(
+    changes = recipe_changes(
         settings, {"epochs": epochs, "lr": lr, "batch_size": batch_size, "seed": seed, "workers": workers}
     )
     if cluster is not None:
@@ -78,15 +92,14 @@ def train(
     if resume is not None and (recipe or model or weights or out or plan):
         raise typer.BadParameter("--resume takes everything but --workers and some --set from the run")
     if auto_resume and out is None:
-        raise typer.BadParameter("--auto-resume needs --out RUN, where a run begins or goes on")
+        raise typer.BadParameter("--auto-resume needs --out RUN")
     from vitruvian import training
     from vitruvian.training.journal import TensorBoard
-    from vitruvian.training.plan import plan as plan_of
+    from vitruvian.training.plan import plan as make_plan
     from vitruvian.training.plan import plan_lines
 
     if plan:
-        found = plan_of(data, recipe=recipe, model=model, weights=weights, settings=changes)
-        print("\n".join(plan_lines(found)))
+        print("\n".join(plan_lines(make_plan(data, recipe=recipe, model=model, weights=weights, settings=changes))))
         return
     listeners = [TensorBoard()]
     if resume is not None:
@@ -102,19 +115,122 @@ def train(
             listeners=listeners,
             auto_resume=auto_resume,
         )
-    if speaks():
-        show(run)
+    if prints_results():
+        print_run(run)
 
 
-def show(run: Run) -> None:
-    """Where the model is and how good it is, on stdout."""
+def print_run(run: Run) -> None:
+    """Print the accuracy, and where the model is."""
     last = run.evaluation
-    facts = run.facts
-    masked = run.recipe.objective == "masked"
-    what = f"the colors of {last.get('patches')} hidden patches in {last['count']}" if masked else str(last["count"])
-    print(f"{last['top1']:.2f}% of {what} images right ({facts['validation']}), in {last['seconds']:.0f} s")
+    if run.recipe.objective == "masked":
+        measured = f"the colors of {last.get('patches')} masked patches in {last['count']} images"
+        use = f"vit finetune DATA --from {run.folder}"
+    else:
+        measured = f"{last['count']} images"
+        use = f"vit predict IMAGES --model {run.folder}"
+    print(f"accuracy {last['top1']:.2f}% on {measured} ({run.facts['validation']}), in {last['seconds']:.0f} s")
     if run.unreadable:
         print_status(f"{len(run.unreadable)} images could not be read, see {run.folder / 'unreadable.json'}")
-    print(f"the report is {run.folder / 'report.html'}")
-    use = f"vit finetune DATA --from {run.folder}" if masked else f"vit predict IMAGES --model {run.folder}"
-    print(f"the model is in {run.folder}: {use}")
+    print(f"report: {run.folder / 'report.html'}")
+    print(f"model: {run.folder} ({use})")
+
+
+def parse_lrs(text: str) -> list[float]:
+    """`0.001,0.003,0.01`."""
+    try:
+        rates = [float(word) for word in text.replace(",", " ").split()]
+    except ValueError:
+        rates = []
+    if not rates or not all(0 < rate < float("inf") for rate in rates):
+        raise typer.BadParameter(f"{text!r} is not a list of positive numbers, such as 0.001,0.003,0.01")
+    return rates
+
+
+def finetune(
+    data: TaskData,
+    weights: Annotated[str, Weights],
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of all trials [default: in runs/].")] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A recipe or a TOML file [default: the task's, or finetune-small]."),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TASK",
+            help="Use the recipe, preprocessing and metric of this task.",
+            autocompletion=complete_task,
+        ),
+    ] = None,
+    quick: Quick = False,
+    lrs: Annotated[
+        str | None, typer.Option(metavar="LR,LR,...", help="Learning rates to sweep, instead of the recipe's.")
+    ] = None,
+    seeds: Seeds = SEEDS,
+    steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Training steps of each trial.")] = None,
+    image_size: Annotated[
+        int | None, typer.Option(min=1, metavar="PIXELS", help="Input size; the position embedding is resized.")
+    ] = None,
+    epochs: Epochs = None,
+    lr: LearningRate = None,
+    batch_size: BatchSize = None,
+    seed: Seed = None,
+    workers: Workers = None,
+    settings: Changes = None,
+    data_root: DataRoot = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+) -> None:
+    """Fine-tune weights with the paper's protocol.
+
+    Sweeps the recipe's learning rates on a dev split, trains with the best one on all images with several seeds, and
+    reports mean and standard deviation on the test split. The same command resumes after an interruption.
+    """
+    from vitruvian.tasks import task_named
+    from vitruvian.training.finetune import finetune as run_protocol
+    from vitruvian.training.finetune import protocol_for
+    from vitruvian.training.journal import TensorBoard
+
+    set_data_root(data_root)
+    lengths = {"epochs": epochs, "steps": steps, "lr": lr, "batch_size": batch_size, "image_size": image_size}
+    changes = recipe_changes(settings, {**lengths, "seed": seed, "workers": workers})
+    protocol = protocol_for(
+        data,
+        weights,
+        recipe=recipe,
+        task=task_named(task) if task else None,
+        settings=changes,
+        lrs=() if lrs is None else parse_lrs(lrs),
+        seeds=seeds,
+    )
+    sweep = run_protocol(protocol.quickly() if quick else protocol, out, listeners=[TensorBoard()])
+    if prints_results():
+        print(json.dumps(sweep.to_json())) if as_json else print_sweep(sweep)
+        if sweep.unreadable:
+            count = len(sweep.unreadable)
+            print_status(
+                f"{count:,} images could not be read; unreadable.json in the folders of {sweep.folder} lists them"
+            )
+
+
+def print_sweep(sweep: Sweep) -> None:
+    """Print every trial, the result, and where the model is."""
+    from vitruvian.text import table
+    from vitruvian.training.sweep import format_mean
+
+    headings = ("trial", ">lr", ">seed", "for", ">top-1", ">mean per class", "")
+    print(table(headings, [trial_row(sweep, trial) for trial in sweep.trials]))
+    count = len(sweep.values())
+    runs = f"mean and standard deviation of {count} runs" if count > 1 else "one run"
+    print(f"\ntop-1 {format_mean(sweep, 'top1')}, mean per class {format_mean(sweep, 'mean_per_class')} ({runs})")
+    print(f"measured on {sweep.measured_on}")
+    best = next(trial for trial in sweep.test if trial.state == "done")
+    print(f"report: {sweep.folder / 'report.html'}")
+    print(f"model: {best.folder} (vit predict IMAGES --model {best.folder})")
+
+
+def trial_row(sweep: Sweep, trial: Trial) -> tuple[str, ...]:
+    measures = trial.measures
+    accuracies = [f"{measures[key]:.2f}%" if measures else trial.state for key in ("top1", "mean_per_class")]
+    chosen = "chosen" if trial.kind == "dev" and trial.lr == sweep.chosen_lr else ""
+    purpose = {"dev": "choosing the lr", "test": "result"}[trial.kind]
+    return trial.name, f"{trial.lr:g}", str(trial.seed), purpose, *accuracies, chosen

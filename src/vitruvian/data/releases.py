@@ -23,7 +23,7 @@ from vitruvian.data.preprocess import FILTERS, geometry, resize
 from vitruvian.data.sources import Dataset, LeftOut
 from vitruvian.errors import DataError
 from vitruvian.files import read_json, read_text
-from vitruvian.tasks import TASKS, Task, data_root, how_to_get
+from vitruvian.tasks import TASKS, Task, data_root, download_hint
 
 FLOWER_SPLITS = {"trnid": "train", "valid": "train", "tstid": "test"}
 """The paper trains on the release's training and validation sets together."""
@@ -158,8 +158,8 @@ def open_task(task: Task, root: Path | None = None, *, folders: Callable[[Path],
     """The dataset of a task below `root`, by default the usual one; `folders` opens what is no special layout."""
     root = root or data_root()
     if not task.present(root):
-        raise DataError(how_to_get(task, root))
-    found = open_release(task, task.place(root), root, folders)
+        raise DataError(download_hint(task, root))
+    found = open_release(task, task.path(root), root, folders)
     own = {split: source for split, source in found.splits.items() if split in task.splits}
     found = replace(found, name=task.name, splits=own or found.splits)
     return replace(found, notes=(*found.notes, *unlike_release(task, found)))
@@ -180,7 +180,7 @@ def open_release(task: Task, folder: Path, root: Path, folders: Callable[[Path],
         "omni": lambda: open_omni(folder),
         "pets": lambda: open_pets(folder),
         "vizwiz": lambda: open_vizwiz(folder),
-        "watermark": lambda: open_watermarked(folder, TASKS["imagenet"].place(root)),
+        "watermark": lambda: open_watermarked(folder, TASKS["imagenet"].path(root)),
         "wordnet": lambda: open_wordnet(inner(folder, "n[0-9]*")),
     }
     return openers[task.layout]()

@@ -12,7 +12,7 @@ from vitruvian.data.formats import BUILT_IN
 from vitruvian.errors import ConfigError, Interrupted, TrainingError, argument
 from vitruvian.files import write_json
 from vitruvian.progress import print_status
-from vitruvian.tasks import SEEDS, Task, task_meant
+from vitruvian.tasks import SEEDS, Task, task_of_data
 from vitruvian.training.distributed import Processes, process_group
 from vitruvian.training.given import NO_VIEWS, DataRef
 from vitruvian.training.images import images_for
@@ -48,7 +48,7 @@ def protocol_for(
     and a recipe, the recipe is `finetune-small`. `lrs` replace those of the recipe.
     """
     if task is None and str(data) not in BUILT_IN:
-        task = task_meant(str(data))
+        task = task_of_data(str(data))
     named = recipe or (task.recipe if task else SMALL_RECIPE)
     found = named if isinstance(named, Recipe) else read_recipe(named)
     if found.objective == "masked":
@@ -58,7 +58,7 @@ def protocol_for(
         )
     found = found.replace(weights=lasting_path(weights), architecture=without_shape(found))
     if task is not None:
-        found = found.replace(view={**task.view, **found.view})
+        found = found.replace(view={**task.preprocess, **found.view})
     if keys_of(settings) & {"steps", "epochs"} and found.steps and found.warmup >= 1:
         found = found.replace(warmup=found.warmup / found.steps)  # the same part of a run of another length
     found = changed(found, settings)

@@ -39,7 +39,7 @@ from vitruvian.model.build import Model
 from vitruvian.predict import Classifier, Encoder
 from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import Seed, validate
-from vitruvian.tasks import file_beside
+from vitruvian.tasks import extra_file
 from vitruvian.weights.load import locate, run_facts
 from vitruvian.weights.save import save
 
@@ -139,9 +139,9 @@ def evaluate(
     place = fspath(data) if isinstance(data, str | PathLike) else ""
     classifier = with_view(classifier_of(model, opened.classes, template, flip=flip), data, view)
     name = chosen_split(opened, split)
-    mappings = file_beside(place, "mappings") or mappings_beside(place) if mappings is None else Path(mappings)
+    mappings = extra_file(place, "mappings") or mappings_beside(place) if mappings is None else Path(mappings)
     space = space_for(opened.classes, classifier.model, ids=wordnet_ids, mappings=mappings)
-    real_file = file_beside(place, "real") if real is None else Path(real)
+    real_file = extra_file(place, "real") if real is None else Path(real)
     labels = None if real_file is None else read_real(real_file)
     if labels is not None and not space.has_imagenet:
         raise DataError("ReaL labels are classes of ImageNet-1k, and the model does not have all of them")

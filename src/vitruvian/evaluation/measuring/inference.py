@@ -26,7 +26,7 @@ from vitruvian.model.cores import map_over_shapes
 from vitruvian.predict import Classifier, Encoder
 from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import BatchSize, validate
-from vitruvian.tasks import view_for
+from vitruvian.tasks import preprocess_for
 from vitruvian.text import printable
 
 # B images, F numbers each; n images that could be read, C classes of the label space, K outputs of the model
@@ -49,7 +49,7 @@ def with_view(encoder: Any_Encoder, data: object, view: Preprocess | Transform |
     """The encoder with the view that was asked for, or else with what belongs to the task that `data` names."""
     own = encoder.seen_as
     if view is None and isinstance(data, str) and isinstance(own, Preprocess):
-        view = own.changed(view_for(data))
+        view = own.changed(preprocess_for(data))
     return encoder if view is None else encoder.with_view(view)
 
 

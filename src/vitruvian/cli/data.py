@@ -1,0 +1,183 @@
+"""`vit doctor`, `vit pack` and `vit tasks`: check datasets, make them faster to read, and find those of papers."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from vitruvian.cli.options import DataRoot, Readers, json_option
+from vitruvian.progress import print_status, track
+from vitruvian.text import plural, table
+
+if TYPE_CHECKING:
+    from vitruvian.tasks import Task
+
+COLORS = {"hurts": "red", "look": "yellow", "fine": "green"}
+METRICS = {"top1": "top-1", "mean_per_class": "mean per class", "real": "ReaL"}
+TASK_HEADINGS = ("task", "title", ">classes", ">train", ">val", ">test", "metric", "images")
+SourceData = Annotated[str, typer.Argument(metavar="SRC", help="A folder, a manifest, shards, or a built-in name.")]
+
+
+def doctor(
+    data: SourceData,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with the images (.html).")] = None,
+    vectors: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Vectors of `vit embed` of these images, to compare them.")
+    ] = None,
+    review: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a page for reviewing doubtful labels with the keyboard (.html)."),
+    ] = None,
+    apply: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the manifest --out with the corrections from that page, and exit."),
+    ] = None,
+    as_json: Annotated[bool, json_option(" instead of the report")] = False,
+    workers: Readers = 2,
+) -> None:
+    """Check a dataset before training.
+
+    Finds unreadable files, duplicates, images in two splits or under two labels, missing and unbalanced classes,
+    unusual images and doubtful labels. The exit code is 1 if there are problems.
+    """
+    from vitruvian.data.doctor import diagnose
+    from vitruvian.data.doctor.findings import report
+    from vitruvian.data.formats import open_dataset
+    from vitruvian.files import write_text
+
+    if apply is not None:
+        if out is None or as_json or review is not None or vectors is not None:
+            raise typer.BadParameter("--apply needs --out corrected.csv, and no other option")
+        print_corrections(data, apply, out)
+        return
+    dataset = open_dataset(data)
+    values = None
+    if vectors is not None:
+        from vitruvian.bulk.store import open_store
+
+        store = open_store(vectors, track=partial(track, label="vectors"))
+        store.check_of(data)
+        values = store.values
+    diagnosis = diagnose(dataset, vectors=values, workers=workers, track=partial(track, label="examining"))
+    if as_json:
+        print(json.dumps(diagnosis.to_json()))
+    else:
+        for level, line in report(diagnosis):
+            typer.secho(line, fg=COLORS[level] if level else None)  # colored if stdout is a terminal
+    if out is not None:
+        from vitruvian.data.doctor.doctor_report import diagnosis_page
+
+        write_text(out, diagnosis_page(diagnosis, dataset))
+        print_status(f"wrote {out}")
+    if review is not None:
+        from vitruvian.data.doctor.doctor_report import review_page
+
+        write_text(review, review_page(diagnosis, dataset))
+        print_status(
+            f"wrote {review}: open it, review the labels, download the result, then run `vit doctor {data} --apply ...`"
+        )
+    if not diagnosis.healthy:
+        raise typer.Exit(1)
+
+
+def print_corrections(data: str, corrections: Path, out: Path) -> None:
+    """Write the corrected manifest and print what has changed."""
+    from vitruvian.data.doctor.corrections import apply_corrections
+
+    result = apply_corrections(data, corrections, out)
+    print(
+        f"wrote {out} with {plural(result.images, 'image')}: {plural(result.changed, 'label')} changed, "
+        f"{result.kept:,} confirmed, {plural(result.left_out, 'image')} removed; {data} is unchanged"
+    )
+
+
+def pack(
+    data: SourceData,
+    folder: Annotated[Path, typer.Argument(metavar="DST", help="A new folder for the shards.")],
+    side: Annotated[int, typer.Option(metavar="PIXELS", help="Shorter side; smaller images are not enlarged.")] = 256,
+    form: Annotated[
+        Literal["auto", "jpeg", "pixels"],
+        typer.Option("--format", help="pixels: raw, fastest; jpeg: a tenth of the size; auto: pixels up to 8 GB."),
+    ] = "auto",
+    quality: Annotated[int, typer.Option(metavar="N", help="JPEG quality, 1 to 100.")] = 90,
+    shard_mb: Annotated[int, typer.Option(metavar="MB", help="Maximum size of a shard.")] = 256,
+    workers: Annotated[int, typer.Option(min=0, metavar="N", help="Processes that encode images.")] = 2,
+) -> None:
+    """Resize and repack a dataset into shards that load faster.
+
+    Labels and order are kept. The same command resumes an interrupted run. Unreadable images are skipped and listed in
+    DST/pack.json.
+    """
+    from vitruvian.data.pack import PackSettings
+    from vitruvian.data.pack import pack as pack_data
+
+    settings = PackSettings(side=side, format=form, quality=quality, shard_mb=shard_mb)
+    state = pack_data(data, folder, settings, workers=workers, track=partial(track, label="packing"))
+    for name, split in state.splits.items():
+        shards = plural(len(split.shards), "shard")
+        print(f"{name}: {split.images:,} images in {shards}, {split.bytes / 1e6:,.1f} MB as {state.settings.format}")
+    skipped = sum(len(split.skipped) for split in state.splits.values())
+    if skipped:
+        print_status(f"skipped {plural(skipped, 'unreadable image')}, listed in {folder / 'pack.json'}")
+    for note in state.notes:
+        print_status(f"note: {note}")
+
+
+def tasks(
+    name: Annotated[str, typer.Argument(help="A task or part of a name, such as pets or vtab.")] = "",
+    data_root: DataRoot = None,
+    as_json: Annotated[bool, json_option(" per task (JSON Lines)")] = False,
+) -> None:
+    """List the datasets of papers, and which images are present.
+
+    With a NAME, also prints what to download and where to put it. Commands that take DATA accept these names.
+    """
+    from vitruvian.tasks import TASKS, find_task, task_named
+    from vitruvian.tasks import data_root as find_data_root
+
+    root = find_data_root(data_root)
+    exact = find_task(name) if name else None
+    matches = [exact] if exact else [task for task in TASKS.values() if name.lower() in task.name]
+    if not matches:
+        matches = [task_named(name)]
+    if as_json:
+        for task in matches:
+            print(json.dumps(task.to_json(root), ensure_ascii=False))
+    elif len(matches) == 1:
+        print("\n".join(describe_task(matches[0], root)))
+    else:
+        print(table(TASK_HEADINGS, [task_row(task, root) for task in matches]))
+        print(f"\nImages belong in {root}. `vit tasks NAME` prints what to download and where to put it.")
+
+
+def task_row(task: Task, root: Path) -> tuple[str, ...]:
+    counts = [f"{task.splits[split]:,}" if task.splits.get(split) else "-" for split in ("train", "val", "test")]
+    present = "present" if task.present(root) else "missing"
+    return task.name, task.title, f"{task.classes:,}" if task.classes else "-", *counts, METRICS[task.metric], present
+
+
+def describe_task(task: Task, root: Path) -> list[str]:
+    """One line per known fact of a task."""
+    from vitruvian.tasks import describe_pattern
+
+    missing = ", ".join(map(describe_pattern, task.missing(root)))
+    facts = {
+        "task": task.name + (f" (also {', '.join(task.aliases)})" if task.aliases else ""),
+        "title": task.title,
+        "group": task.group,
+        "classes": f"{task.classes:,}" if task.classes else "as in its lists",
+        "splits": ", ".join(f"{split} {count:,}" if count else split for split, count in task.splits.items()),
+        "metric": METRICS[task.metric],
+        "preprocess": ", ".join(f"{key}={value}" for key, value in task.preprocess.items()),
+        "recipe": task.recipe,
+        "note": task.note,
+        "folder": str(task.path(root)),
+        "contains": ", ".join(map(describe_pattern, task.files)),
+        "images": f"missing: {missing}" if missing else "present",
+        "download": task.download,
+    }
+    return [f"{name:12}{fact}" for name, fact in facts.items() if fact]
