@@ -22,8 +22,8 @@ MAX_WHEEL_BYTES = 9 << 20  # 8 MB of them may be the model
 IN_THE_WHEEL = (
     "py.typed",
     "__init__.pyi",
-    "box/model.safetensors",
-    "box/config.json",
+    "bundled/model.safetensors",
+    "bundled/config.json",
     "recipes/paper-imagenet.toml",
     "serve/page/index.html",
     "serve/page/cat.jpg",

@@ -28,8 +28,8 @@ MODELS = {
 SHAPE = {"image_size": 32, "patch_size": 16, "depth": 2, "width": 32, "mlp_dim": 32, "num_heads": 2}
 
 
-def tiny(labels: tuple[str, ...] = (), classes: int = 0, **settings: object) -> vt.ViT:
-    model = vt.build(ViTConfig(**{**SHAPE, **settings}, num_classes=len(labels) or classes), seed=0)
+def tiny(labels: tuple[str, ...] = (), num_classes: int = 0, **settings: object) -> vt.ViT:
+    model = vt.build(ViTConfig(**{**SHAPE, **settings}, num_classes=len(labels) or num_classes), seed=0)
     model.meta = model.meta.replace(labels=labels or None)
     model.meta = model.meta.replace(preprocess=Preprocess(image_size=model.config.image_size))
     if model.head is not None:
