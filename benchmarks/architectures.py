@@ -1,6 +1,6 @@
 """Every Vision Transformer that timm names: what its arrays cannot tell, as a table, and a scan that compares answers.
 
-    python benchmarks/architectures.py table    # writes timm.json and timm_shapes.json of weights/families
+    python benchmarks/architectures.py table    # writes weights/families/timm.json
     python benchmarks/architectures.py scan     # loads random weights of every name and compares the logits
     python benchmarks/architectures.py resized  # the same at twice the side, as timm resizes on loading
     python benchmarks/architectures.py trip     # the same, written as a timm folder, which timm loads and answers from
@@ -15,18 +15,23 @@ import re
 import sys
 import tempfile
 import warnings
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 import vitruvian as vt
-from architecture_shapes import write_shapes
 from peers import make_torchvision_importable
-from vitruvian.weights.families.timm_variants import architectures
+from vitruvian.config import ViTConfig
+from vitruvian.weights.families.timm import Timm
+from vitruvian.weights.families.timm_config import NUMERICS, find_architecture, rows
+from vitruvian.weights.files import Checkpoint
+from vitruvian.weights.parse import LoadHints, describe
 
 MODULES = ("vision_transformer", "deit", "vision_transformer_hybrid", "eva", "beit", "naflexvit")
 TABLE = Path(vt.__file__).parent / "weights" / "families" / "timm.json"
@@ -46,6 +51,18 @@ ATTENTIONS = ("Attention", "AttentionRope", "EvaAttention", "DiffAttention", "No
 MLPS = ("Mlp", "GluMlp", "SwiGLU", "SwiGLUPacked", "NoneType")
 POOLS = {"token": "token", "avg": "mean", "map": "map"}
 STEMS = ("PatchEmbed", "HybridEmbed")
+PIECES = {
+    "split_bias": r"blocks\.0\.attn\.q_bias",
+    "projections": r"blocks\.0\.attn\.q_proj\.weight",
+    "key_bias": r"blocks\.0\.attn\.k_proj\.bias",
+    "gate": r"blocks\.0\.mlp\.fc1_g\.weight",
+    "parallel": r"blocks\.0\.in_proj\.weight",
+    "joined_out": r"blocks\.0\.out_proj\.weight",
+    "branches": r"blocks\.0\.attns\.0\.norm\.weight",
+    "lambdas": r"blocks\.0\.(attn\.)?lambda_q1",
+    "naflex": r"embeds\.proj\.weight",
+}
+"""Names of pieces, and of an array that tells of them."""
 ROPES = {"RotaryEmbeddingCat": "axial", "RotaryEmbeddingDinoV3": "normalized", "RotaryEmbeddingMixed": "mixed"}
 
 
@@ -219,8 +236,15 @@ def made(name: str, **options: Any) -> nn.Module:
 
 def shared_keys(name: str, options: dict[str, Any]) -> dict[str, Any]:
     """Heads of keys and values in two blocks, the second with half of them, where the architecture has such."""
-    heads = options.get("num_heads") or architectures()[name]["num_heads"]
+    heads = options.get("num_heads") or heads_of(name)
     return {"num_kv_heads": (heads, heads // 2)}
+
+
+def heads_of(name: str) -> int:
+    """Heads of one branch."""
+    architecture = find_architecture(name)
+    assert architecture is not None
+    return architecture.config.num_heads // architecture.branches
 
 
 def resizing_of(name: str) -> dict[str, str]:
@@ -229,18 +253,80 @@ def resizing_of(name: str) -> dict[str, str]:
 
 
 def write_table() -> None:
-    """One entry a group of names with the same settings; names with other parts say which."""
-    groups: dict[str, list[str]] = defaultdict(list)
+    """One row per name: timm's class, settings that differ from ViTConfig(), and arrays stored in other parts."""
+    import timm
+
+    table = []
     for name in names():
+        rows()[name] = row = {"name": name}
         try:
             with torch.device("meta"):
-                settings = settings_of(made(name)) | fixed_norm_of(name) | resizing_of(name)
+                model = made(name)
+                untold = settings_of(model) | resizing_of(name)
+                extra = fixed_norm_of(name)
         except OtherPartError as part:
-            settings = {"other": str(part)}
-        groups[json.dumps(settings)].append(name)
-    rows = ",\n".join(f'{{"settings": {key}, "names": {json.dumps(found)}}}' for key, found in sorted(groups.items()))
-    TABLE.write_text(f"[\n{rows}\n]\n")
-    print(f"{TABLE}: {len(names())} names in {len(groups)} groups")
+            table.append(row | {"unsupported": str(part)})
+            continue
+        # our reader needs the settings that arrays do not determine; the arrays then give the rest
+        rows()[name] = provisional_row(name, model, untold)
+        find_architecture.cache_clear()
+        table.append(row | row_of(name, timm.create_model) | extra)
+    TABLE.write_text("[\n" + ",\n".join(map(json.dumps, table)) + "\n]\n")
+    print(f"{TABLE}: {len(table)} names")
+
+
+def provisional_row(name: str, model: nn.Module, untold: dict[str, Any]) -> dict[str, Any]:
+    """A row with the settings that arrays do not determine, in an otherwise arbitrary valid configuration."""
+    numerics = {key: untold.pop(key) for key in NUMERICS if key in untold}
+    untold.pop("silu", None)
+    pieces = pieces_of(model)
+    heads = untold.pop("num_heads") * (2 if "branches" in pieces else 1)
+    settings = {"num_heads": heads, "width": 64 * heads, "numerics": Timm.numerics.replace(**numerics).to_json()}
+    return {"name": name, "class": type(model).__name__, "settings": settings | untold, "pieces": pieces}
+
+
+def pieces_of(model: nn.Module) -> list[str]:
+    return [piece for piece, mark in PIECES.items() if any(re.fullmatch(mark, key) for key in model.state_dict())]
+
+
+def row_of(name: str, made: Callable[..., nn.Module]) -> dict[str, Any]:
+    with torch.device("meta"):
+        model = made(name)
+        width = model.embed_dim
+        ratios = [shape_of(name, made(name, mlp_ratio=(3 * width + more) / width)) for more in (0, 2)]
+    config = shape_of(name, model)
+    usual = ViTConfig().to_json()
+    settings = {key: value for key, value in config.to_json().items() if value != usual[key]}
+    pieces = pieces_of(model)
+    if ratios[0].mlp_dim * 2 == 3 * config.width:
+        pieces.append("halved")  # mlp_ratio is of gate and value together
+    if ratios[1].mlp_dim - ratios[0].mlp_dim > 2 and "branches" not in pieces:
+        pieces.append("aligned")
+    if config.reg_tokens and config.pos_embed == "learned" and position_rows(model, config) > config.cls_token:
+        pieces.append("register_rows")
+    return {"class": type(model).__name__, "settings": settings, "pieces": pieces}
+
+
+def shape_of(name: str, model: nn.Module) -> ViTConfig:
+    """What our own reading finds in the arrays' shapes."""
+    patches = getattr(model, "patch_embed", None)
+    sizes = {} if patches is None else {"model_args": {"img_size": list(patches.img_size)}}
+    settings = {"config.json": {"architecture": name, **sizes}}
+    tensors: dict[str, Tensor] = dict(model.state_dict())
+    checkpoint = Checkpoint(path=Path(name), format="safetensors", tensors=tensors, settings=settings)
+    family = Timm()
+    checkpoint = replace(checkpoint, parsed=family.parse_settings(checkpoint))
+    joined = family.join_arrays(family.to_table_names(tensors), checkpoint)
+    reading = family.table.read(joined)
+    config = describe(checkpoint, family, tensors=joined, reading=reading, hints=LoadHints()).config
+    assert isinstance(config, ViTConfig)
+    return config
+
+
+def position_rows(model: nn.Module, config: ViTConfig) -> int:
+    """Rows of the position array before those of the patches."""
+    positions = getattr(model, "pos_embed", None)
+    return 0 if positions is None else positions.shape[1] - config.grid[0] * config.grid[1]
 
 
 def scan(mode: str, only: str = "") -> None:
@@ -253,7 +339,7 @@ def scan(mode: str, only: str = "") -> None:
     counts: Counter[str] = Counter()
     for name in one_of_each_kind() if only == "each-kind" else [name for name in names() if only in name]:
         with tempfile.TemporaryDirectory() as folder:
-            verdict = verdict_of(name, Path(folder)) if name in architectures() else "not in the table"
+            verdict = verdict_of(name, Path(folder)) if name in rows() else "not in the table"
         counts[verdict.split(":")[0]] += 1
         print(f"{name}: {verdict}", flush=True)
     print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
@@ -263,7 +349,11 @@ def one_of_each_kind() -> list[str]:
     """A name of each kind, and all that the table has not."""
     kinds: dict[str, str] = {}
     for name in names():
-        settings = {key: value for key, value in architectures().get(name, {"new": name}).items() if key != "num_heads"}
+        architecture = find_architecture(name)
+        settings = architecture.settings() if architecture else {"new": name}
+        settings |= {"num_heads": None, "pool_num_heads": bool(settings.get("pool_num_heads"))}
+        settings |= {"rope": settings["rope"].to_json()} if settings.get("rope") else {}
+        settings |= {"fc_norm": architecture.fc_norm, "silu": architecture.has_silu} if architecture else {}
         kinds.setdefault(json.dumps(settings) + next((part for part in ("_mci_", "resnet") if part in name), ""), name)
     return list(kinds.values())
 
@@ -272,7 +362,7 @@ def tiny(name: str) -> dict[str, Any]:
     """Settings of a small version: its own heads, of 8 channels; 4x4 patches of 8x8 pixels where nothing is before."""
     if "_mci_" in name:  # the stem gives the width
         return {"img_size": 64}
-    options = {"embed_dim": 8 * architectures()[name]["num_heads"]}
+    options = {"embed_dim": 8 * heads_of(name)}
     if re.search(r"resnet\d|_r\d*_s", name):
         return options | {"img_size": 64}
     return options | ({} if "naflex" in name else {"img_size": 32, "patch_size": 8})
@@ -368,8 +458,5 @@ if __name__ == "__main__":
     make_torchvision_importable()
     if sys.argv[1:] == ["table"]:
         write_table()
-        import timm
-
-        write_shapes(names(), timm.create_model)
     else:
         scan(*sys.argv[1:])

@@ -24,9 +24,9 @@ from PIL import Image, ImageOps
 from peers import make_torchvision_importable
 from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, Preprocess, ViTConfig
 from vitruvian.data.preprocess import preprocess_image
-from vitruvian.weights.families.huggingface_json import preprocess_of
-from vitruvian.weights.families.openclip import stated_view
-from vitruvian.weights.families.timm_view import published_view
+from vitruvian.weights.families.huggingface import read_preprocessor
+from vitruvian.weights.families.openclip import read_preprocess_cfg
+from vitruvian.weights.families.timm_config import read_preprocess
 from vitruvian.weights.files import Checkpoint
 
 PROCESSORS = {
@@ -75,14 +75,16 @@ def processor_of(name: str) -> tuple[Transform, Preprocess]:
     with tempfile.TemporaryDirectory() as folder:
         processor.save_pretrained(folder)
         settings = json.loads((Path(folder) / "preprocessor_config.json").read_text())
-    return lambda image: processor(image, return_tensors="pt")["pixel_values"][0], preprocess_of(settings, (224, 224))
+    return lambda image: processor(image, return_tensors="pt")["pixel_values"][0], read_preprocessor(
+        settings, (224, 224)
+    )
 
 
 def timm_transform(name: str) -> tuple[Transform, Preprocess]:
     from timm.data import create_transform, resolve_data_config
 
     cfg = {"input_size": (3, 224, 224), "mean": (0.5,) * 3, "std": (0.5,) * 3} | TIMM[name]
-    return create_transform(**resolve_data_config(pretrained_cfg=cfg)), published_view(
+    return create_transform(**resolve_data_config(pretrained_cfg=cfg)), read_preprocess(
         cfg, tuple(cfg["input_size"][1:])
     )
 
@@ -92,7 +94,7 @@ def open_clip_transform(name: str) -> tuple[Transform, Preprocess]:
 
     settings = {"open_clip_config.json": {"preprocess_cfg": OPEN_CLIP[name]}}
     checkpoint = Checkpoint(path=Path(), format="safetensors", tensors={}, settings=settings)
-    view = stated_view(checkpoint, ViTConfig())
+    view = read_preprocess_cfg(checkpoint, ViTConfig())
     assert view is not None
     return image_transform_v2(PreprocessCfg(**OPEN_CLIP[name]), is_train=False), view
 

@@ -55,7 +55,7 @@ NO_WEIGHTS = (
     "(not an npz, safetensors or PyTorch file|broken or truncated|the file is empty|no such file or folder|"
     "the folder has none of|too many levels|cannot be read)"
 )
-STRANGE = "are those of no known family"
+STRANGE = "belong to no known family"
 PICKLE = "refused, the file holds Python objects that would run code when opened"
 NOT_REGULAR = "(not a regular file|this is a pipe, a device or a socket)"
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from vitruvian.config import ViTConfig
 from vitruvian.errors import CheckpointError
 from vitruvian.model.build import build
-from vitruvian.weights.families.timm_variants import stated_settings
+from vitruvian.weights.families.timm_config import TimmConfig
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save
 
@@ -56,9 +56,9 @@ def folder_of(tmp_path, arrays, **changes):
         ("global_pool", "avg", "norm_after_pool=True, the arrays have False"),
         ("img_size", 64, "a grid of 8x8 does not fit"),
         ("num_heads", 5, "not divisible by num_heads=5"),
-        ("norm_layer", "rmsnorm", "norm_layer='rmsnorm', which is not known"),
-        ("ref_feat_shape", None, "ref_feat_shape=None, which is not known"),
-        ("rope_rotate_half", True, "rotary positions, which vit_base_patch16_224 has not"),
+        ("norm_layer", "rmsnorm", "norm_layer='rmsnorm' is not supported"),
+        ("ref_feat_shape", None, "ref_feat_shape=None is not supported"),
+        ("rope_rotate_half", True, "rotary positions, which vit_base_patch16_224 does not have"),
     ],
 )
 def test_timm_arguments_that_the_arrays_contradict_are_refused(name, value, words, arrays, tmp_path):
@@ -110,13 +110,15 @@ def test_two_norms_may_be_stated_as_the_arrays_have_them(arrays, tmp_path):
     ],
 )
 def test_rotary_arguments_that_timm_s_code_ignores_change_nothing(architecture, argument, value):
-    stated = [stated_settings({"architecture": architecture, "model_args": args}) for args in ({}, {argument: value})]
-    assert stated[0] == stated[1]
+    plain, changed = (
+        TimmConfig.parse({"architecture": architecture, "model_args": args}) for args in ({}, {argument: value})
+    )
+    assert plain.settings == changed.settings
 
 
 def test_an_offset_of_dinov3_s_places_is_refused():
-    with pytest.raises(CheckpointError, match=r"rope_grid_offset=0.5, which is not known here for places in shares"):
-        stated_settings({"architecture": "vit_small_patch16_dinov3", "model_args": {"rope_grid_offset": 0.5}})
+    with pytest.raises(CheckpointError, match=r"rope_grid_offset=0.5 is not supported for rotary positions normalized"):
+        TimmConfig.parse({"architecture": "vit_small_patch16_dinov3", "model_args": {"rope_grid_offset": 0.5}})
 
 
 @pytest.fixture(scope="module")
@@ -199,11 +201,11 @@ def test_dinov2_with_registers_resizes_positions_in_its_own_way_also_where_it_ha
 
 @pytest.mark.parametrize(
     ("mark", "words"),
-    [("lm_head.weight", "masked image modelling"), ("decode_head.classifier.weight", "a head of segmentation")],
+    [("lm_head.weight", "masked image modelling"), ("decode_head.classifier.weight", "a segmentation head")],
 )
 def test_beit_with_a_head_that_does_not_classify_says_what_it_is_and_what_to_do(mark, words, transformers_folder):
     folder, _ = transformers_folder("Beit")
     arrays = load_file(folder / "model.safetensors")
     save_file(arrays | {mark: torch.zeros(4, 32)}, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match=f"the weights have .*{words}.*; take a checkpoint that was fine-tuned"):
+    with pytest.raises(CheckpointError, match=f"the weights have .*{words}.*; use a checkpoint fine-tuned"):
         load(folder)

@@ -177,7 +177,7 @@ class TestTimm:
     def test_a_distilled_model_without_its_heads_is_refused(self, tmp_path):
         tensors = timm_tensors("timm_deit_distilled")
         save_file({n: t for n, t in tensors.items() if not n.startswith("head")}, tmp_path / "w.safetensors")
-        with pytest.raises(CheckpointError, match="keep the heads, and load it with num_classes=0"):
+        with pytest.raises(CheckpointError, match="keep the heads and pass num_classes=0"):
             load(tmp_path / "w.safetensors", num_heads=4)
 
     @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ class TestTimm:
         [
             (lambda found: {f"fc_{n}" if n.startswith("norm.") else n: t for n, t in found.items()},
              "'fc_norm', which timm's code does not apply.*fc_norm=False"),
-            (lambda found: found | {"reg_token": torch.zeros(1, 2, 32)}, "'reg_token', which timm's code leaves out"),
+            (lambda found: found | {"reg_token": torch.zeros(1, 2, 32)}, "'reg_token', which timm's code ignores"),
         ],
     )  # fmt: skip
     def test_parts_of_a_distilled_model_that_timm_leaves_out_are_refused(self, change, words, tmp_path):

@@ -76,7 +76,7 @@ def test_the_release_gives_the_numbers_of_transformers(changes, tmp_path):
     [
         ("rope_embed.periods", torch.tensor([1.0, 3.0, 4.0, 9.0]), "powers of one base"),
         ("blocks.0.attn.qkv.bias_mask", torch.full((96,), torch.nan), "not a mask of zeros and ones"),
-        ("cls_norm.weight", torch.ones(32), "a norm for the class token"),
+        ("cls_norm.weight", torch.ones(32), "separate norms for class token and patches"),
     ],
 )
 def test_what_is_not_known_of_a_release_is_refused(name, array, words, tmp_path):

@@ -15,7 +15,7 @@ from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitruvian.data.preprocess import preprocess_image
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.model.build import create_model
-from vitruvian.weights.families.huggingface_json import preprocess_of, preprocessor_json
+from vitruvian.weights.families.huggingface import read_preprocessor, write_preprocessor
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save
 
@@ -156,18 +156,18 @@ class TestPreprocessor:
         ],
     )  # fmt: skip
     def test_each_form_of_the_file_means_its_view(self, settings, view):
-        assert preprocess_of(settings, (32, 32)) == view
+        assert read_preprocessor(settings, (32, 32)) == view
 
     @pytest.mark.parametrize(
         "settings", [{"resample": 9}, {"rescale_factor": 0}, {"image_mean": 1}, {"size": {"longest_edge": 3}}]
     )
     def test_a_file_that_cannot_be_read_is_one_line(self, settings):
         with pytest.raises(CheckpointError, match=r"preprocessor_config.json|size"):
-            preprocess_of(settings, (32, 32))
+            read_preprocessor(settings, (32, 32))
 
     def test_images_that_are_not_to_be_resized_are_refused(self):
-        with pytest.raises(CheckpointError, match=r"do_resize is false, .* set it to true, with the size"):
-            preprocess_of({"do_resize": False, "size": {"height": 32, "width": 32}}, (32, 32))
+        with pytest.raises(CheckpointError, match=r"do_resize is false, .* set it to true, and state the size"):
+            read_preprocessor({"do_resize": False, "size": {"height": 32, "width": 32}}, (32, 32))
 
     def test_a_written_view_means_the_same_when_read(self):
         views = [
@@ -175,7 +175,7 @@ class TestPreprocessor:
             Preprocess(image_size=(224, 224), fit="crop", scaled_size=(256, 256), mean=IMAGENET_MEAN, std=IMAGENET_STD),
         ]
         for view in views:
-            assert preprocess_of(preprocessor_json(view), (1, 1)).replace(floor_crop=False) == view
+            assert read_preprocessor(write_preprocessor(view), (1, 1)).replace(floor_crop=False) == view
 
 
 class TestCarriedDescription:

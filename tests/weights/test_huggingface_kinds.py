@@ -199,15 +199,15 @@ def test_models_that_read_the_mean_are_written_as_the_kinds_that_do(architecture
     [
         (
             {"pos_embed": "relative_bias", "image_size": (32, 48)},
-            "BEiT of transformers has positions of a square grid alone",
+            "BEiT of transformers has positions of a square grid only",
         ),
         (
             {"layer_scale": True, "pool": "token_mean", "image_size": (32, 48)},
-            "DINOv2 has positions of a square grid alone",
+            "DINOv2 has positions of a square grid only",
         ),
         (
             {"pool": "map", "image_size": (32, 48)},
-            "CLIP and SigLIP of transformers have positions of a square grid alone",
+            "CLIP and SigLIP of transformers have positions of a square grid only",
         ),
         ({"layer_scale": True, "cls_token": False}, "DINOv2 always has a class token"),
         ({"pos_embed": "relative_bias", "norm_after_pool": False}, "has a norm after the mean of the patches"),

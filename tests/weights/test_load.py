@@ -249,7 +249,7 @@ class TestNames:
 class TestSource:
     def test_names_of_no_family_are_said_to_be_so(self, tmp_path):
         save_file({"layer1.weight": torch.ones(2)}, tmp_path / "w.safetensors")
-        with pytest.raises(CheckpointError, match=r"'layer1.weight', ...\) are those of no known family: google, "):
+        with pytest.raises(CheckpointError, match=r"'layer1.weight', ...\) belong to no known family: google, "):
             load(tmp_path / "w.safetensors")
 
     def test_a_family_that_the_file_is_not_of_is_refused(self):

@@ -226,7 +226,7 @@ class TestOtherReaders:
         state = torch.load(tmp_path / "w.pth", weights_only=True)
         state["pos_embed"] += 1
         torch.save(state, tmp_path / "w.pth")
-        with pytest.raises(CheckpointError, match="positions='sincos', but its position array holds other values"):
+        with pytest.raises(CheckpointError, match="pos_embed='sincos', but its position array has other values"):
             load(tmp_path / "w.pth")
 
 
@@ -255,7 +255,7 @@ class TestExpression:
             ({"pos_embed": "relative"}, "huggingface", "huggingface has no relative positions"),
             ({"layer_scale": True}, "google", "google has no LayerScale"),
             ({"layer_scale": True}, "torchvision", "torchvision has no LayerScale"),
-            ({"layer_scale": True}, "huggingface", "reads class token and mean side by side"),
+            ({"layer_scale": True}, "huggingface", "reads class token and mean concatenated"),
             ({"distillation": True}, "google", "google has no distillation token"),
             ({"distillation": True}, "torchvision", "torchvision has no distillation token"),
             ({"distillation": True, "layer_scale": True}, "huggingface", "no LayerScale beside a distillation token"),
@@ -267,12 +267,12 @@ class TestExpression:
             ({"pool": "map"}, "torchvision", r"torchvision has no attention pooling \(MAP\)"),
             ({"pool": "map"}, "huggingface", r"SigLIP of transformers has num_classes=0, this model 3"),
             ({"pool": "map", "norm_after_pool": True}, "timm", "normalizes the tokens before attention pooling"),
-            ({"pool": "mean"}, "google", "no class token where the mean of the patches is read"),
-            ({"pool": "mean"}, "torchvision", "always reads a class token"),
-            ({"pool": "mean"}, "huggingface", "no model that reads the mean"),
+            ({"pool": "mean"}, "google", "no class token with mean pooling"),
+            ({"pool": "mean"}, "torchvision", "always pools the class token"),
+            ({"pool": "mean"}, "huggingface", "no mean pooling with a class token"),
             ({"pool": "mean", "norm_after_pool": True}, "google", "normalizes every token before the mean"),
-            ({"pool": "token_mean"}, "timm", "no head on class token and mean side by side"),
-            ({"pool": "token_mean"}, "google", "no head on class token and mean side by side"),
+            ({"pool": "token_mean"}, "timm", "no head on class token and mean concatenated"),
+            ({"pool": "token_mean"}, "google", "no head on class token and mean concatenated"),
             ({"pool": "token_mean"}, "huggingface", "only with LayerScale"),
             ({"mlp": "swiglu"}, "google", r"no gated MLP \(SwiGLU\)"),
             ({"mlp": "swiglu"}, "torchvision", r"no gated MLP \(SwiGLU\)"),
@@ -301,7 +301,7 @@ class TestExpression:
     @pytest.mark.parametrize("family", ["torchvision", "huggingface"])
     def test_a_resnet_is_refused_by_families_of_transformers(self, family, tmp_path):
         model = build(ResNetConfig(stages=(1,), width=32, num_classes=2))
-        with pytest.raises(ConversionError, match=f"{family} holds Vision Transformers, this is a ResNet"):
+        with pytest.raises(ConversionError, match=f"{family} has Vision Transformers only, this is a ResNet"):
             save(model, tmp_path / DESTINATIONS[family], family)
 
     @pytest.mark.parametrize(

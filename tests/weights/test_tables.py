@@ -7,7 +7,7 @@ import torch
 
 from vitruvian.errors import CheckpointError
 from vitruvian.weights.families.registry import READERS
-from vitruvian.weights.families.rules import (
+from vitruvian.weights.families.tables import (
     CONV,
     DENSE,
     HEADS_BIAS,

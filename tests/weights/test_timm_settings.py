@@ -12,9 +12,8 @@ from vitruvian.catalog import VARIANTS
 from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, ResNetConfig, RopeConfig, ViTConfig
 from vitruvian.errors import CheckpointError, ConversionError
 from vitruvian.model.build import build
-from vitruvian.weights.families.timm_choice import choose
-from vitruvian.weights.families.timm_shapes import shapes
-from vitruvian.weights.families.timm_variants import stated_settings
+from vitruvian.weights.families.timm_config import TimmConfig, find_architecture
+from vitruvian.weights.families.timm_writer import choose
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save
 
@@ -82,8 +81,8 @@ def test_padding_to_whole_patches_is_refused(tmp_path):
     ],
 )
 def test_a_null_that_timm_reads_in_two_ways_is_refused(architecture, argument):
-    with pytest.raises(CheckpointError, match=f"model_args states {argument}=None"):
-        stated_settings({"architecture": architecture, "model_args": {argument: None}})
+    with pytest.raises(CheckpointError, match=f"model_args {argument}=None"):
+        TimmConfig.parse({"architecture": architecture, "model_args": {argument: None}})
 
 
 @pytest.mark.parametrize(("argument", "value"), [("act_layer", "quick_gelu"), ("global_pool", "map")])
@@ -91,13 +90,12 @@ def test_another_activation_beside_mlps_gated_by_silu_is_refused(argument, value
     with pytest.raises(
         CheckpointError, match=f"{argument} gives aimv2_large_patch14_224, whose MLPs are gated by SiLU"
     ):
-        stated_settings({"architecture": "aimv2_large_patch14_224", "model_args": {argument: value}})
+        TimmConfig.parse({"architecture": "aimv2_large_patch14_224", "model_args": {argument: value}})
 
 
 def test_attention_pooling_beside_gated_mlps_is_not_written_as_an_architecture_with_silu_there():
     name = "aimv2_large_patch14_224"
-    gated = next(shape.config for shape in shapes() if shape.name == name)
-    found = choose(gated.replace(pool="map"), name)
+    found = choose(find_architecture(name).config.replace(pool="map"), name)
     assert isinstance(found, list)
     assert "pool='mean', this model 'map'" in found[0]
 
@@ -115,7 +113,7 @@ def test_factorized_positions_of_a_grid_that_is_not_square_are_not_left_to_timm_
     (tmp_path / "file").mkdir()
     save_file(arrays, tmp_path / "file" / "model.safetensors")
     (tmp_path / "file" / "config.json").write_text((tmp_path / "square" / "config.json").read_text())
-    with pytest.raises(CheckpointError, match="3 positions of rows and 4 of columns with pos_embed_ar_preserving"):
+    with pytest.raises(CheckpointError, match="3 row positions and 4 column positions with pos_embed_ar_preserving"):
         load(tmp_path / "file")
     save(build(square.replace(image_size=(24, 32)), seed=1), tmp_path / "other", "timm")
     written_as = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("square", "other")]
@@ -143,5 +141,5 @@ def test_another_argument_of_a_bit_resnet_is_refused(change, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(stated))
     assert load(tmp_path)(torch.zeros(1, 3, 32, 32)).shape == (1, 2)
     (tmp_path / "config.json").write_text(json.dumps(stated | change))
-    with pytest.raises(CheckpointError, match="is not known here for a BiT ResNet"):
+    with pytest.raises(CheckpointError, match="is not supported for a BiT ResNet"):
         load(tmp_path)

@@ -10,7 +10,7 @@ import torch
 
 from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, Preprocess, ViTConfig
 from vitruvian.weights.families.google import BigVision
-from vitruvian.weights.families.huggingface_json import preprocess_of, preprocessor_json
+from vitruvian.weights.families.huggingface import read_preprocessor, write_preprocessor
 from vitruvian.weights.families.registry import READERS
 from vitruvian.weights.files import Checkpoint
 
@@ -40,7 +40,7 @@ def test_each_family_prepares_images_as_its_evaluation_does(family, member, chan
     checkpoint = Checkpoint(path=Path("weights"), format="safetensors", tensors={})
     fit = "crop" if "scaled_size" in view else "squash"
     wanted = Preprocess(**({"image_size": 224, "fit": fit} | view))
-    assert READERS[family][member].usual_view(checkpoint, config) == wanted
+    assert READERS[family][member].default_preprocess(checkpoint, config) == wanted
 
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "preprocessing.py"
@@ -62,12 +62,12 @@ def test_images_are_prepared_as_the_processors_of_transformers_do_it(shared, mon
 
 def test_a_single_size_means_a_square_or_the_shorter_side_as_the_processor_has_it():
     settings = {"size": 256, "crop_size": 224, "do_center_crop": True, "resample": 3}
-    deit = preprocess_of(settings | {"feature_extractor_type": "DeiTFeatureExtractor"}, (224, 224))
-    clip = preprocess_of(settings | {"feature_extractor_type": "CLIPFeatureExtractor"}, (224, 224))
+    deit = read_preprocessor(settings | {"feature_extractor_type": "DeiTFeatureExtractor"}, (224, 224))
+    clip = read_preprocessor(settings | {"feature_extractor_type": "CLIPFeatureExtractor"}, (224, 224))
     assert (deit.fit, clip.fit) == ("squash", "crop")
     assert deit.scaled_size == clip.scaled_size == (256, 256)
     for view in (deit, clip):
-        assert preprocess_of(preprocessor_json(view), (224, 224)) == view
+        assert read_preprocessor(write_preprocessor(view), (224, 224)) == view
 
 
 @pytest.mark.parametrize(("text", "size"), [({"params/txt/head/kernel": torch.ones(2, 2)}, (384, 384)), ({}, None)])

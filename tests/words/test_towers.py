@@ -149,7 +149,7 @@ def test_siglip_2_of_one_size_keeps_punctuation_as_its_tokenizer_does(kind, tmp_
 def test_token_numbers_give_the_similarity_of_open_clip(name):
     from vitruvian.weights import files
     from vitruvian.weights.families.registry import recognize
-    from vitruvian.weights.families.text import TEXT_FAMILIES
+    from vitruvian.weights.families.text_towers import TEXT_FAMILIES
     from vitruvian.weights.words import text_tower
 
     checkpoint, expected = files.read(PEERS / name), load_file(PEERS / f"{name}.texts.safetensors")

@@ -102,7 +102,7 @@ def test_towers_of_open_clip_are_written_for_transformers(tmp_path):
 def test_a_text_tower_that_transformers_has_not_beside_the_image_tower_is_left_out_with_the_reason(tmp_path):
     certificate = vt.convert(PEERS / "open_clip_siglip", tmp_path / "ours", to="huggingface")
     assert certificate.texts_difference is None
-    assert "left out: CLIPModel of transformers cannot have it with causal=False" in "".join(certificate.notes)
+    assert "left out: CLIPModel of transformers does not support causal=False" in "".join(certificate.notes)
 
 
 def test_a_text_tower_that_cannot_be_is_refused_where_it_is_asked_for(clip, tmp_path):

@@ -21,8 +21,8 @@ from vitruvian.machine import processor_name
 from vitruvian.progress import print_status
 from vitruvian.settings import Size, as_size
 from vitruvian.weights.description import Description
-from vitruvian.weights.families.huggingface_json import labels_of, preprocess_of
-from vitruvian.weights.families.timm_view import published_view
+from vitruvian.weights.families.huggingface import read_labels, read_preprocessor
+from vitruvian.weights.families.timm_config import read_preprocess
 from vitruvian.weights.files import prefer_processor
 
 GRAPH_FILES = ("model.onnx", "onnx/model.onnx", "model.xml", "openvino_model.xml")
@@ -149,12 +149,12 @@ def external_description(path: Path, session: Session) -> tuple[GraphConfig, Mod
     size = (rows, columns) if rows and columns else first_size(timm, model_config, processor)
     if size is None:
         raise CheckpointError("neither the graph nor a config.json beside it states its image size", where=path)
-    names = labels_of(model_config)
+    names = read_labels(model_config)
     if isinstance(timm, dict):
-        preprocess = published_view(timm, size)
+        preprocess = read_preprocess(timm, size)
         names = model_config.get("label_names") or (imagenet_labels() if session.num_outputs == 1000 else None)
     elif processor:
-        preprocess = preprocess_of(processor, size)
+        preprocess = read_preprocessor(processor, size)
     else:
         preprocess = Preprocess(image_size=size, mean=(0.5,) * channels, std=(0.5,) * channels, stated=False)
     classes = 0 if session.output in FEATURES else session.num_outputs

@@ -13,7 +13,7 @@ from vitruvian.errors import CheckpointError, argument
 from vitruvian.model.embed import interpolate_factors, interpolate_positions, resize_patch_kernel
 from vitruvian.model.positions import resize_bias_table
 from vitruvian.settings import Size, as_size, validate_field
-from vitruvian.weights.families.rules import Tensors
+from vitruvian.weights.families.tables import Tensors
 
 Head = Literal["keep", "new"]
 

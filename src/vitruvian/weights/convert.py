@@ -19,7 +19,7 @@ from vitruvian.settings import Seed, Size, validate
 from vitruvian.text import plural
 from vitruvian.weights.adapt import Changes
 from vitruvian.weights.families.registry import check_writer, writer
-from vitruvian.weights.families.text_writing import TextWeights, text_obstacles, tokenizer_files
+from vitruvian.weights.families.text_towers import TextWeights, text_obstacles, tokenizer_files
 from vitruvian.weights.load import check_finite, load, locate, open_model, published_name, with_config
 from vitruvian.weights.parse import LoadHints
 from vitruvian.weights.save import check_destination, write
@@ -161,7 +161,7 @@ def compare(model: Model, reread: Model, *, family: str, path: Path, seed: int) 
         found = answers(reread, pixels, blank=blank)
         own_config = reread.config
         if family != "native":
-            own_config = writer(family, reread, path).family_numerics(own_config)
+            own_config = writer(family, reread, path).reader_config(own_config)
         own = found if own_config == reread.config else answers(with_config(reread, own_config), pixels, blank=blank)
     model.train(training)
     return {

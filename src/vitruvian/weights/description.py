@@ -67,7 +67,7 @@ def is_native(checkpoint: Checkpoint) -> bool:
 
 def describe_native(checkpoint: Checkpoint) -> Description | None:
     """The description that belongs to native weights; None if they have none."""
-    config, header = checkpoint.settings.get("config.json"), checkpoint.carried
+    config, header = checkpoint.settings.get("config.json"), checkpoint.embedded
     if config is None and header is None:
         return None
     if config is None or (header is not None and config.get("header") != fingerprint(header)):

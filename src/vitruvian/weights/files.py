@@ -55,8 +55,10 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The JSON files of a folder, by file name."""
-    carried: Any = None
+    embedded: Any = None
     """The description inside a file that we wrote."""
+    parsed: Any = None
+    """The JSON files as the family parsed them."""
     wrapper: str = ""
     """The entry of a PyTorch file under which the tensors were."""
     beside: tuple[str, ...] = ()
@@ -163,8 +165,8 @@ def read_npz(path: Path) -> Checkpoint:
     with zipfile.ZipFile(path) as zipped:
         comment = zipped.comment
     ours = comment.startswith(b'{"' + CARRIED.encode())
-    carried = parse_object(comment, path, raises=CheckpointError).get(CARRIED) if ours else None
-    return Checkpoint(path=path, format="npz", tensors=tensors, carried=carried)
+    embedded = parse_object(comment, path, raises=CheckpointError).get(CARRIED) if ours else None
+    return Checkpoint(path=path, format="npz", tensors=tensors, embedded=embedded)
 
 
 def read_safetensors(path: Path) -> Checkpoint:
@@ -173,8 +175,8 @@ def read_safetensors(path: Path) -> Checkpoint:
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    carried = parse_object(metadata[CARRIED], path, raises=CheckpointError) if CARRIED in metadata else None
-    return Checkpoint(path=path, format="safetensors", tensors=tensors, carried=carried)
+    embedded = parse_object(metadata[CARRIED], path, raises=CheckpointError) if CARRIED in metadata else None
+    return Checkpoint(path=path, format="safetensors", tensors=tensors, embedded=embedded)
 
 
 def read_torch(path: Path) -> Checkpoint:
@@ -204,12 +206,12 @@ def read_torch(path: Path) -> Checkpoint:
     if not tensors:
         raise CheckpointError(f"no tensors among its entries {', '.join(map(str, content)) or '(none)'}", where=path)
     beside += [str(key) for key, value in content.items() if not isinstance(value, Tensor)]
-    carried = getattr(content, "_metadata", {}).get(CARRIED)
+    embedded = getattr(content, "_metadata", {}).get(CARRIED)
     return Checkpoint(
         path=path,
         format="torch",
         tensors=tensors,
-        carried=parse_object(carried, path, raises=CheckpointError) if isinstance(carried, str) else None,
+        embedded=parse_object(embedded, path, raises=CheckpointError) if isinstance(embedded, str) else None,
         wrapper=wrapper,
         beside=tuple(beside),
     )

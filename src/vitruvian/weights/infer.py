@@ -10,8 +10,7 @@ from vitruvian.config import ModelConfig, Pool, ResNetConfig, StemConfig, ViTCon
 from vitruvian.errors import CheckpointError, argument
 from vitruvian.settings import Size
 from vitruvian.weights.families.family import Facts
-from vitruvian.weights.families.positions import FLAT, find_grid
-from vitruvian.weights.families.rules import Tensors
+from vitruvian.weights.families.tables import POSITIONS, Tensors, find_grid
 
 HEADS = {
     192: 3,
@@ -49,7 +48,7 @@ def infer_config(
     width, stem = shape["width"], shape["stem"]
     stride = shape["patch_size"] * (stem.stride if stem else 1)
     rows, columns = trained_grid(native, facts, stride=stride, grid=grid, image_size=image_size)
-    positions = native.get(FLAT)
+    positions = native.get(POSITIONS)
     count = positions.shape[1] if positions is not None and positions.dim() == 3 else 0
     before = shape["cls_token"] + shape["distillation"]
     size = facts.image_size  # what a caller asks for is not trimmed: patches have to divide it
@@ -161,7 +160,7 @@ def trained_grid(native: Tensors, facts: Facts, *, stride: int, grid: Size | Non
     if known and grid and known != grid:
         raise CheckpointError(f"grid={grid} contradicts the file, which says {known[0]}x{known[1]}")
     wanted = as_grid(image_size, stride)
-    flat = native.get(FLAT)
+    flat = native.get(POSITIONS)
     if flat is None:
         side = max(1, round(DEFAULT_SIDE / stride))
         return grid or known or wanted or (side, side)

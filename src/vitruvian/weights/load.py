@@ -16,7 +16,7 @@ from vitruvian.text import plural
 from vitruvian.weights import files
 from vitruvian.weights.adapt import Changes, Head, adapt
 from vitruvian.weights.description import Description
-from vitruvian.weights.families.rules import Tensors
+from vitruvian.weights.families.tables import Tensors
 from vitruvian.weights.parse import LoadHints, parse_checkpoint
 
 RUN_FILE = "run.json"

@@ -9,8 +9,8 @@ from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.model.mae import MaskedAutoencoder
 from vitruvian.model.vit import ViT
 from vitruvian.weights import files
-from vitruvian.weights.families.huggingface_json import flag, number
-from vitruvian.weights.families.rules import STACKED, Row, Table, Tensors, pair, rename
+from vitruvian.weights.families.huggingface import read_bool, read_int
+from vitruvian.weights.families.tables import STACKED, Row, Table, Tensors, pair, rename
 from vitruvian.weights.infer import count_blocks, shape_of
 from vitruvian.weights.load import load, locate
 
@@ -24,7 +24,7 @@ TABLE = Table(
         *pair(
             "blocks.{i}.attn.qkv",
             *(f"{BLOCK}.attention.attention.{part}" for part in ("query", "key", "value")),
-            kind=STACKED,
+            layout=STACKED,
         ),
         *pair("blocks.{i}.attn.proj", f"{BLOCK}.attention.output.dense"),
         *pair("blocks.{i}.norm2", f"{BLOCK}.layernorm_after"),
@@ -52,9 +52,9 @@ def load_autoencoder(source: str | Path) -> MaskedAutoencoder:
         model = MaskedAutoencoder(
             encoder,
             decoder_settings(
-                encoder.config, reading.native, num_heads=number(settings, "decoder_num_attention_heads", 16)
+                encoder.config, reading.native, num_heads=read_int(settings, "decoder_num_attention_heads", 16)
             ),
-            normalized_patches=bool(flag(settings, "norm_pix_loss")),
+            normalized_patches=bool(read_bool(settings, "norm_pix_loss")),
         )
         own = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
         problems = model.load_state_dict(own | reading.native, strict=False, assign=True)

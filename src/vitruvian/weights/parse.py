@@ -14,10 +14,9 @@ from vitruvian.settings import Size, as_size
 from vitruvian.text import brief
 from vitruvian.weights.description import Description, describe_native, is_native
 from vitruvian.weights.families.family import Family, first_match
-from vitruvian.weights.families.positions import FLAT, split_positions
 from vitruvian.weights.families.registry import recognize
-from vitruvian.weights.families.rules import Reading, Tensors
-from vitruvian.weights.families.timm_variants import architectures
+from vitruvian.weights.families.tables import POSITIONS, Reading, Tensors, split_positions
+from vitruvian.weights.families.timm_config import rows
 from vitruvian.weights.files import Checkpoint
 from vitruvian.weights.infer import contradictions, find_heads, infer_config
 
@@ -51,16 +50,17 @@ def parse_checkpoint(checkpoint: Checkpoint, hints: LoadHints) -> tuple[str, Des
     if hints.config is not None:
         if not isinstance(hints.config, str) or family.name != "timm" or "config.json" in checkpoint.settings:
             raise CheckpointError(f"{argument('config')} is for a state dict of our own model; this file tells its own")
-        if hints.config not in architectures():
-            raise UnknownNameError("timm architecture", hints.config, architectures())
+        if hints.config not in rows():
+            raise UnknownNameError("timm architecture", hints.config, rows())
         checkpoint = replace(checkpoint, settings={"config.json": {"architecture": hints.config}})
+    checkpoint = replace(checkpoint, parsed=family.parse_settings(checkpoint))
     tensors = family.to_table_names(checkpoint.tensors)
     if len(tensors) < len(checkpoint.tensors):
         raise CheckpointError("some arrays are there twice, under an earlier and a later name")
     tensors = family.join_arrays(tensors, checkpoint)
     reading = family.table.read(tensors)
     reading = replace(reading, native=lone_token(reading.native))
-    carried = None if hints.family else family.carried(checkpoint)
+    carried = None if hints.family else family.embedded_description(checkpoint)
     if carried is not None:
         description = Description.from_json(carried, "the description it carries")
         check_hints(description.config, hints)
@@ -123,7 +123,7 @@ def describe(
         reading.native, facts, num_heads=hints.num_heads, grid=hints.grid, image_size=hints.image_size
     )
     check_hints(config, hints)
-    view = hints.preprocess or family.stated_view(checkpoint, config)
+    view = hints.preprocess or family.stated_preprocess(checkpoint, config)
     assumed = []
     if isinstance(config, ViTConfig) and facts.num_heads is None and hints.num_heads is None:
         assumed.append(f"num_heads={config.num_heads}")
@@ -134,7 +134,7 @@ def describe(
     if isinstance(config, ViTConfig) and family.name in ("timm", "huggingface") and silent:
         assumed.append(f"gelu={config.numerics.gelu!r}")
     if view is None:
-        view = family.usual_view(checkpoint, config)
+        view = family.default_preprocess(checkpoint, config)
         if view is not None:
             assumed.append(f"preprocess={view.brief()}")
     left_out = [f"{name} ({why})" for name in reading.unused if (why := first_match(name, family.ignored))]
@@ -207,7 +207,7 @@ def check_names(model: Model, state: Tensors, *, family: Family | None = None, r
     lacking = [name for name in expected if name not in state]
     surplus = [name for name in state if name not in expected]
     if family is not None and reading is not None:
-        lacking = [FLAT if "pos_embed" in name else name for name in lacking]  # still one array in the file
+        lacking = [POSITIONS if "pos_embed" in name else name for name in lacking]  # still one array in the file
         there = {*reading.used, *reading.unused}
         lacking = [name for name in family.table.foreign_names(lacking, model.config) if name not in there]
         surplus = family.table.foreign_names(surplus, model.config)

@@ -13,9 +13,9 @@ from vitruvian.files import atomic_path, json_bytes
 from vitruvian.model.build import Model
 from vitruvian.weights.description import Description, fingerprint
 from vitruvian.weights.families.family import Family
-from vitruvian.weights.families.registry import check_writer, suffixes_of, takes_folders, writer
-from vitruvian.weights.families.rules import Tensors
-from vitruvian.weights.families.text_writing import TextWeights, tokenizer_files, write_text
+from vitruvian.weights.families.registry import check_writer, suffixes_of, writer, writes_folders
+from vitruvian.weights.families.tables import Tensors
+from vitruvian.weights.families.text_towers import TextWeights, tokenizer_files, write_text
 from vitruvian.weights.store import write_tensors
 
 
@@ -53,7 +53,7 @@ ENDINGS = (".safetensors", ".npz", ".pth")
 
 def check_destination(path: Path, family: str) -> Path:
     """`path`, if this family's weights can have that name."""
-    suffixes, folders = suffixes_of(family), takes_folders(family)
+    suffixes, folders = suffixes_of(family), writes_folders(family)
     if path.suffix in suffixes and not path.is_dir():
         return path
     if folders and not path.is_file() and path.suffix not in ENDINGS:
@@ -79,7 +79,7 @@ def write(model: Model, path: Path, family: str, *, half: bool = False, text: Te
     if obstacles:
         raise ConversionError(f"{family} cannot express this model: {'; '.join(obstacles)}")
     tensors = foreign_tensors(member, state, model.config)
-    stated = member.stated_files(model.config, model.meta.labels, model.meta.preprocess)
+    stated = member.json_files(model.config, model.meta.labels, model.meta.preprocess)
     if text is not None:
         added = write_text(member, model.config, stated, text)
         tensors |= halved(added) if half else added
@@ -131,7 +131,7 @@ def readers_notes(member: Family, description: Description) -> Iterator[str]:
     config = description.config
     if isinstance(config, ResNetConfig):
         return
-    own = member.family_numerics(config)
+    own = member.reader_config(config)
     assert isinstance(own, ViTConfig)
     if own.numerics.gelu != config.numerics.gelu:
         yield f"{member.name}'s own code computes GELU with {own.numerics.gelu}, this model with {config.numerics.gelu}"
@@ -140,7 +140,7 @@ def readers_notes(member: Family, description: Description) -> Iterator[str]:
         yield f"{member.name}'s own code norms with eps {theirs}, this model with {ours}"
     if own.stem != config.stem:
         yield f"{member.name}'s own code standardizes the stem's convolutions with another epsilon"
-    if member.writes_out(config):
+    if member.expands_positions(config):
         yield f"{config.pos_embed} positions were written out for a grid of {config.grid[0]}x{config.grid[1]}"
     elif config.pos_embed == "learned" and own.numerics.position_resize != config.numerics.position_resize:
         ways = f"by {own.numerics.position_resize}, this model by {config.numerics.position_resize}"
@@ -150,7 +150,7 @@ def readers_notes(member: Family, description: Description) -> Iterator[str]:
     if description.meta.temperature != 1.0:
         yield f"other readers do not divide the logits by this model's temperature, {description.meta.temperature:.4g}"
     view = description.meta.preprocess
-    assumed = member.assumed_view(config, view) if view.stated else view
+    assumed = member.reader_preprocess(config, view) if view.stated else view
     if assumed != view:
         yield f"other readers may prepare images otherwise: {differences(assumed, view)}"
 

@@ -25,9 +25,8 @@ from vitruvian.text import brief
 from vitruvian.weights import files
 from vitruvian.weights.description import is_native
 from vitruvian.weights.families.registry import recognize
-from vitruvian.weights.families.rules import Tensors
-from vitruvian.weights.families.text import TEXT_FAMILIES, TextFamily, scalar
-from vitruvian.weights.families.text_writing import TextWeights
+from vitruvian.weights.families.tables import Tensors
+from vitruvian.weights.families.text_towers import TEXT_FAMILIES, TextFamily, TextWeights, scalar
 from vitruvian.weights.load import is_inside, locate
 from vitruvian.weights.tokenizer import Tokenizer, TokenizerRules
 

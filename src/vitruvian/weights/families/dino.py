@@ -1,49 +1,61 @@
-"""DINO and DINOv2 (`.pth`): timm's names, their own tokens, and positions resampled by a factor."""
+"""DINO, DINOv2 and DINOv3 as released (`.pth`): mostly timm's names, with other tokens and position resampling."""
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
-from vitruvian.config import DINO_NUMERICS, IMAGENET_MEAN, IMAGENET_STD, ModelConfig, Preprocess
-from vitruvian.settings import Size
-from vitruvian.weights.families.family import Facts, Family, scaled_crop
-from vitruvian.weights.families.rules import Table, Tensors, pair
-from vitruvian.weights.families.timm import Timm
-from vitruvian.weights.families.timm_rows import BLOCK_ROWS, TOKEN_ROWS
+import torch
+from torch import Tensor
+
+from vitruvian.config import (
+    DINO_NUMERICS,
+    DINOV3_NUMERICS,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    ModelConfig,
+    Preprocess,
+    RopeConfig,
+)
+from vitruvian.errors import CheckpointError
+from vitruvian.weights.families.family import Facts, Family, imagenet_preprocess
+from vitruvian.weights.families.tables import Table, Tensors, pair
+from vitruvian.weights.families.timm import BLOCK_ROWS, TOKEN_ROWS, Timm
 from vitruvian.weights.files import Checkpoint
+
+TRAINING_HEADS = dict.fromkeys(("dino_head.", "ibot_head."), "projection head of the training")
 
 
 class Dino(Family):
-    """Headless backbones; of a full training checkpoint, the teacher."""
+    """Backbones without a head; from a full training checkpoint, the teacher."""
 
     name = "dino"
     numerics = DINO_NUMERICS
     anchor = Timm.anchor
     prefixes = Timm.prefixes
-    ignored: ClassVar[dict[str, str]] = {
-        "head.mlp.": "projection head of the training",
-        "head.last_layer.": "projection head of the training",
-    }
+    ignored: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("head.mlp.", "head.last_layer."), "projection head of the training"
+    )
     refused = Timm.refused
     table = Table(rows=(*TOKEN_ROWS, *BLOCK_ROWS), block=Timm.table.block)
 
     def claims(self, checkpoint: Checkpoint) -> bool:
-        """timm's names without a head: in a `.pth` it is DINO's release, in safetensors a timm model."""
+        """timm's names without a head: DINO's release if in a `.pth`, a timm model if in safetensors."""
         if self.prefix(checkpoint.tensors) is None:
             return False
         names = self.to_table_names(checkpoint.tensors).keys()
         if any(name.startswith(tuple(self.ignored)) for name in names):
             return True
         others = {"head.weight", "fc_norm.weight", "dist_token", "attn_pool.latent", "blocks.0.ls1.gamma"}
-        bare = checkpoint.format == "torch" and not checkpoint.settings  # a folder is from timm's hub
-        return bare and "cls_token" in names and not names & others
+        is_release = checkpoint.format == "torch" and not checkpoint.settings  # a folder is timm's
+        return is_release and "cls_token" in names and not names & others
 
-    def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
-        return imagenet_view(config.image_size)
+    def default_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+        return imagenet_preprocess(config.image_size)
 
 
 class DinoV2(Dino):
-    """LayerScale, optional registers and gated MLPs, a mask token that only training uses."""
+    """DINOv2: LayerScale, optional registers and gated MLPs, and a mask token for training."""
 
     name = "dinov2"
     renames = (
@@ -52,11 +64,7 @@ class DinoV2(Dino):
         (r"^(blocks\.\d+\.mlp)\.w3\.", r"\1.fc2."),
         (r"^register_tokens", "reg_token"),
     )
-    ignored: ClassVar[dict[str, str]] = {
-        "mask_token": "token of masked training",
-        "dino_head.": "projection head of the training",
-        "ibot_head.": "projection head of the training",
-    }
+    ignored: ClassVar[dict[str, str]] = {"mask_token": "token of masked training"} | TRAINING_HEADS
     table = Table(rows=(*TOKEN_ROWS, *BLOCK_ROWS, *pair("head", "head")), block=Timm.table.block)
 
     def claims(self, checkpoint: Checkpoint) -> bool:
@@ -65,23 +73,93 @@ class DinoV2(Dino):
         return prefix is not None and any(prefix + mark in checkpoint.tensors for mark in marks)
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
-        """The release's models with registers give the size, with antialiasing, where the first ones gave a factor."""
+        """Models with registers resample positions to a size, with antialiasing; others by a scale factor."""
         registers = "reg_token" in tensors
         numerics = DINO_NUMERICS.replace(position_resize="bicubic_antialias") if registers else DINO_NUMERICS
         return Facts(numerics=numerics)
 
-    def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
-        """The release trains positions at 518 pixels and evaluates at 224."""
-        return imagenet_view((224, 224) if config.image_size == (518, 518) else config.image_size)
+    def default_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+        """Positions are trained at 518 pixels, but models are evaluated at 224."""
+        return imagenet_preprocess((224, 224) if config.image_size == (518, 518) else config.image_size)
 
 
-def imagenet_view(size: Size) -> Preprocess:
-    """Shorter side 256, center 224, or the same share of another size; bicubic, ImageNet statistics."""
-    return Preprocess(
-        image_size=size,
-        fit="crop",
-        scaled_size=scaled_crop(size, 256, 224),
-        interpolation="bicubic",
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
+PERIODS = "rope_embed.periods"
+ROPE_BASE = 100.0
+"""Base of the periods in all published models."""
+SATELLITE_MEAN, SATELLITE_STD = (0.430, 0.411, 0.296), (0.213, 0.156, 0.143)
+
+
+class DinoV3(Dino):
+    """DINOv3: rotary positions normalized to the image, registers, LayerScale, eps 1e-5.
+
+    The number of heads and the base of the rotary positions come from the array of periods.
+    """
+
+    name = "dinov3"
+    numerics = DINOV3_NUMERICS
+    renames = (
+        (r"^storage_tokens", "reg_token"),
+        (r"^(blocks\.\d+\.mlp)\.w3\.", r"\1.fc2."),
     )
+    ignored: ClassVar[dict[str, str]] = {
+        "mask_token": "token of masked training",
+        "local_cls_norm.": "norm of small crops in training",
+        PERIODS: "wavelengths, which are computed",
+        "projectors.": "projection heads of the training",
+    } | TRAINING_HEADS
+    refused: ClassVar[dict[str, str]] = {}
+
+    def claims(self, checkpoint: Checkpoint) -> bool:
+        prefix = self.prefix(checkpoint.tensors)
+        return prefix is not None and prefix + PERIODS in checkpoint.tensors
+
+    def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
+        """Multiply biases by their mask (which removes those of keys); join gate and value."""
+        state = dict(tensors)
+        try:
+            for name in tensors:
+                if match := re.fullmatch(r"(blocks\.\d+\.attn\.qkv\.bias)_mask", name):
+                    state[match[1]] = apply_mask(state[match[1]], state.pop(name), name)
+                elif match := re.fullmatch(r"(blocks\.\d+\.mlp)\.w1\.(weight|bias)", name):
+                    gate, value = (state.pop(f"{match[1]}.w{part}.{match[2]}") for part in (1, 2))
+                    state[f"{match[1]}.fc1.{match[2]}"] = torch.cat([gate, value])
+        except (KeyError, RuntimeError) as error:
+            raise CheckpointError(f"arrays of query, key, value or MLP do not fit together: {error}") from error
+        return state
+
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
+        if "cls_norm.weight" in tensors:
+            raise CheckpointError("separate norms for class token and patches are not supported")
+        patch, periods = tensors["patch_embed.proj.weight"], tensors[PERIODS]
+        width = patch.shape[0] if patch.dim() else 0
+        if periods.dim() != 1 or not len(periods) or width % (4 * len(periods)):
+            raise CheckpointError(f"{PERIODS!r} of shape {tuple(periods.shape)} does not fit a width of {width}")
+        rope = RopeConfig(kind="normalized", temperature=rope_base(periods), half=True)
+        return Facts(
+            numerics=self.numerics,
+            num_heads=width // (4 * len(periods)),
+            settings={"rope": rope, "pos_embed": "none", "pool": "token"},
+        )
+
+    def default_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+        """Squash with ImageNet's mean and std; a ViT-L with a norm for small crops was trained on satellite images."""
+        has_crop_norm = any(name.endswith("local_cls_norm.weight") for name in checkpoint.tensors)
+        is_satellite = has_crop_norm and getattr(config, "width", 0) == 1024
+        mean, std = (SATELLITE_MEAN, SATELLITE_STD) if is_satellite else (IMAGENET_MEAN, IMAGENET_STD)
+        return Preprocess(image_size=config.image_size, mean=mean, std=std)
+
+
+def apply_mask(bias: Tensor, mask: Tensor, name: str) -> Tensor:
+    if mask.shape != bias.shape or not ((mask == 0) | (mask == 1)).all():
+        raise CheckpointError(f"{name!r} is not a mask of zeros and ones for {len(bias)} biases")
+    return bias * mask
+
+
+def rope_base(periods: Tensor) -> float:
+    """The base b of periods b ** (i / n), i < n: the published one if it is within the precision of the array."""
+    exponents = torch.arange(len(periods)) / len(periods)
+    estimate = float(periods[-1]) ** (1 / float(exponents[-1])) if len(periods) > 1 else ROPE_BASE
+    base = ROPE_BASE if abs(estimate / ROPE_BASE - 1) < 0.05 else estimate
+    if not torch.allclose(periods, base**exponents, rtol=0.01):
+        raise CheckpointError(f"{PERIODS!r} does not contain powers of one base, which is not supported")
+    return base

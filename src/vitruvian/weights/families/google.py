@@ -1,22 +1,23 @@
-"""Google's `.npz`: the paper's own release, with its hybrids, and big_vision, with its poolings and positions."""
+"""Google's `.npz` files: the paper's release with its hybrids, big_vision, and BiT ResNets (the paper's baseline)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from vitruvian.config import GOOGLE_NUMERICS, ModelConfig, Preprocess, ViTConfig
-from vitruvian.weights.families.family import Facts, Family, plain_obstacles, scaled_crop
-from vitruvian.weights.families.positions import FLAT
-from vitruvian.weights.families.rules import (
+from vitruvian.config import GOOGLE_NUMERICS, ModelConfig, Preprocess, ResNetConfig, ViTConfig
+from vitruvian.weights.families.family import Facts, Family, scaled_crop, vit_obstacles
+from vitruvian.weights.families.tables import (
     CONV,
     DENSE,
     HEADS_BIAS,
     HEADS_IN,
     HEADS_OUT,
+    POINTWISE,
+    POSITIONS,
     SAME,
     VECTOR,
-    Kind,
+    ArrayLayout,
     Row,
     Table,
     Tensors,
@@ -28,17 +29,17 @@ BLOCK = "Transformer/encoderblock_{i}"
 UNIT = "block{S}/unit{U}"
 
 
-def layer(native: str, foreign: str, kind: Kind = DENSE) -> tuple[Row, Row]:
+def layer(native: str, foreign: str, layout: ArrayLayout = DENSE) -> tuple[Row, Row]:
     """Rows for a layer whose weight Flax calls `kernel`."""
-    return Row(f"{native}.weight", (f"{foreign}/kernel",), kind), Row(f"{native}.bias", (f"{foreign}/bias",))
+    return Row(f"{native}.weight", (f"{foreign}/kernel",), layout), Row(f"{native}.bias", (f"{foreign}/bias",))
 
 
-def norm(native: str, foreign: str, kind: Kind = SAME) -> tuple[Row, Row]:
-    return Row(f"{native}.weight", (f"{foreign}/scale",), kind), Row(f"{native}.bias", (f"{foreign}/bias",), kind)
+def norm(native: str, foreign: str, layout: ArrayLayout = SAME) -> tuple[Row, Row]:
+    return Row(f"{native}.weight", (f"{foreign}/scale",), layout), Row(f"{native}.bias", (f"{foreign}/bias",), layout)
 
 
 def attention(native: str, foreign: str, parts: tuple[str, ...]) -> tuple[Row, Row]:
-    """Rows for projections into heads, several of which we keep as one."""
+    """Rows for projections into heads; several are stored as one in our model."""
     kernels, biases = [tuple(f"{foreign}/{part}/{name}" for part in parts) for name in ("kernel", "bias")]
     return Row(f"{native}.weight", kernels, HEADS_IN), Row(f"{native}.bias", biases, HEADS_BIAS)
 
@@ -78,7 +79,7 @@ STEM_ROWS = (
     *norm("embed.stem.stages.{s}.{u}.shortcut_norm", f"{UNIT}/gn_proj", VECTOR),
 )
 
-# The release's files number modules in one sequence; later code counts each sort of module by itself.
+# The release numbers modules in one sequence; later code counts each kind of module separately.
 LATER_NAMES = (
     ("/MultiHeadDotProductAttention_0/", "/MultiHeadDotProductAttention_1/"),
     ("/LayerNorm_1/", "/LayerNorm_2/"),
@@ -94,7 +95,7 @@ IGNORED = {
 
 
 class Google(Family):
-    """`.npz` with tanh GELU, eps 1e-6 and positions resampled with aligned corners."""
+    """The paper's release: tanh GELU, eps 1e-6, positions resampled with aligned corners."""
 
     name = "google"
     numerics = GOOGLE_NUMERICS
@@ -105,7 +106,7 @@ class Google(Family):
     table = Table(
         rows=(
             *SHARED_ROWS,
-            Row(FLAT, ("Transformer/posembed_input/pos_embedding",)),
+            Row(POSITIONS, ("Transformer/posembed_input/pos_embedding",)),
             *block_rows("LayerNorm_0", "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3"),
             *STEM_ROWS,
         ),
@@ -127,28 +128,28 @@ class Google(Family):
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
         return Facts(numerics=self.numerics, num_heads=heads_in(tensors))
 
-    def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+    def default_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
         return Preprocess(image_size=config.image_size, antialias=False)
 
     def obstacles(self, config: ModelConfig) -> Iterator[str]:
-        yield from plain_obstacles(config, "google")
+        yield from vit_obstacles(config, "google", paper_only=True)
         if not isinstance(config, ViTConfig):
             return
         if config.pool == "mean" and config.norm_after_pool:
             yield "google normalizes every token before the mean, not the mean"
         if config.pool == "mean" and config.cls_token:
-            yield "google has no class token where the mean of the patches is read"
+            yield "google has no class token with mean pooling"
         if not config.qkv_bias:
             yield "google's query, key and value always have a bias"
 
-    def family_numerics(self, config: ModelConfig) -> ModelConfig:
+    def reader_config(self, config: ModelConfig) -> ModelConfig:
         assert isinstance(config, ViTConfig)
         stem = config.stem and config.stem.replace(style="hybrid")
         return config.replace(numerics=self.numerics, stem=stem)
 
 
 def heads_in(tensors: Tensors) -> int | None:
-    """The number of heads, which Flax keeps as an axis of every query kernel (D, H, d)."""
+    """The number of heads, an axis of Flax's query kernels (D, H, d)."""
     pattern = re.compile(r"Transformer/encoderblock_\d+/MultiHeadDotProductAttention_\d/query/kernel")
     return next((t.shape[1] for name, t in tensors.items() if pattern.fullmatch(name) and t.dim() == 3), None)
 
@@ -157,7 +158,7 @@ POOL_ATTENTION = "MAPHead_0/MultiHeadDotProductAttention_0"
 
 
 class BigVision(Family):
-    """`.npz` with the paper release's numerics; a position row for the class token is added to it."""
+    """big_vision: the numerics of the paper's release; a position for the class token is added to the token."""
 
     name = "big_vision"
     numerics = GOOGLE_NUMERICS
@@ -165,14 +166,14 @@ class BigVision(Family):
     prefixes = ("", "opt/target/", "params/img/", "params/")
     renames = (
         (r"^Transformer/pos_embedding$", r"pos_embedding"),
-        # Attention pooling stood at the top level while ViT-G was developed.
+        # attention pooling was at the top level while ViT-G was developed
         (r"^(probe$|(?:MlpBlock_0|MultiHeadDotProductAttention_0|LayerNorm_0)/)", r"MAPHead_0/\1"),
     )
     ignored = IGNORED
     table = Table(
         rows=(
             *SHARED_ROWS,
-            Row(FLAT, ("pos_embedding",)),
+            Row(POSITIONS, ("pos_embedding",)),
             *block_rows("LayerNorm_0", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0"),
             Row("attn_pool.probe", ("MAPHead_0/probe",)),
             *attention("attn_pool.q", POOL_ATTENTION, ("query",)),
@@ -194,7 +195,7 @@ class BigVision(Family):
         size = TRIMMED_SIGLIP.get(patches) if patches and has_text(checkpoint) else None
         return Facts(numerics=self.numerics, num_heads=heads_in(tensors), fixed_positions=True, image_size=size)
 
-    def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+    def default_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
         size = config.image_size
         if has_text(checkpoint):  # SigLIP: `resize(N)|value_range(-1, 1)`
             return Preprocess(image_size=size, antialias=False)
@@ -202,22 +203,74 @@ class BigVision(Family):
 
 
 TRIMMED_SIGLIP = {(14, 27 * 27): (384, 384)}
-"""By patch size and number of patches: So400m/14 is fed 384 pixels, of which its convolution leaves out the last 6."""
+"""Image size by patch size and number of patches: So400m/14 gets 384 pixels, of which it drops the last 6."""
 
 
 def has_text(checkpoint: Checkpoint) -> bool:
-    """Whether a text tower lies beside the image tower, as in SigLIP."""
+    """Whether the file has a text tower too, as SigLIP's."""
     return any(name.startswith("params/txt/") for name in checkpoint.tensors)
 
 
 def unstack(tensors: Tensors) -> Tensors:
-    """Blocks that `scan` stacked on axis 0 under `encoderblock/`, one by one."""
+    """Split blocks that Flax's `scan` stacked on axis 0 under `encoderblock/`."""
     stacked = "Transformer/encoderblock/"
-    apart: Tensors = {}
+    blocks: Tensors = {}
     for name, tensor in tensors.items():
         if not name.startswith(stacked) or not tensor.dim():
-            apart[name] = tensor
+            blocks[name] = tensor
             continue
         for i, part in enumerate(tensor):
-            apart[f"Transformer/encoderblock_{i}/{name.removeprefix(stacked)}"] = part
-    return apart
+            blocks[f"Transformer/encoderblock_{i}/{name.removeprefix(stacked)}"] = part
+    return blocks
+
+
+BIT_UNIT = "block{S}/unit{U:02d}"
+LETTERS = ((1, "a"), (2, "b"), (3, "c"))
+
+
+def bit_norm(native: str, foreign: str) -> tuple[Row, Row]:
+    return Row(f"{native}.weight", (f"{foreign}/gamma",), VECTOR), Row(f"{native}.bias", (f"{foreign}/beta",), VECTOR)
+
+
+class Bit(Family):
+    """BiT's release: pre-activation ResNets; images are squashed, as in BiT's fine-tuning."""
+
+    name = "bit"
+    numerics = GOOGLE_NUMERICS
+    anchor = "root_block/standardized_conv2d/kernel"
+    prefixes = ("resnet/", "")
+    renames = ((r"standardized_conv2d_\d+/", "standardized_conv2d/"),)  # some files number the convolutions
+    suffixes = (".npz",)
+    table = Table(
+        rows=(
+            Row("root.weight", ("root_block/standardized_conv2d/kernel",), CONV),
+            *(
+                Row(f"stages.{{s}}.{{u}}.conv{n}.weight", (f"{BIT_UNIT}/{letter}/standardized_conv2d/kernel",), CONV)
+                for n, letter in LETTERS
+            ),
+            *(
+                row
+                for n, letter in LETTERS
+                for row in bit_norm(f"stages.{{s}}.{{u}}.norm{n}", f"{BIT_UNIT}/{letter}/group_norm")
+            ),
+            Row("stages.{s}.{u}.shortcut.weight", (f"{BIT_UNIT}/a/proj/standardized_conv2d/kernel",), CONV),
+            *bit_norm("norm", "group_norm"),
+            Row("head.weight", ("head/conv2d/kernel",), POINTWISE),
+            Row("head.bias", ("head/conv2d/bias",)),
+        ),
+        unit=r"block(\d+)/unit(\d+)/",
+        first_unit=1,
+    )
+
+    def prefix(self, tensors: Tensors) -> str | None:
+        return super().prefix(rename(tensors, self.renames))
+
+    def default_preprocess(self, checkpoint: object, config: ModelConfig) -> Preprocess:
+        return Preprocess(image_size=config.image_size, antialias=False)
+
+    def obstacles(self, config: ModelConfig) -> Iterator[str]:
+        if not isinstance(config, ResNetConfig):
+            yield "bit has ResNets only, this is a Vision Transformer"
+
+    def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
+        return {f"resnet/{name}": tensor for name, tensor in tensors.items()}

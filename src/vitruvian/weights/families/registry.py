@@ -1,4 +1,4 @@
-"""All families, and which of them a checkpoint belongs to."""
+"""The table of all families: recognize the family of a checkpoint, and choose the one to write."""
 
 from __future__ import annotations
 
@@ -7,25 +7,21 @@ from pathlib import Path
 from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.errors import CheckpointError, UnknownNameError
 from vitruvian.model.build import Model
-from vitruvian.weights.families.bit import Bit, TimmBit
-from vitruvian.weights.families.dino import Dino, DinoV2
-from vitruvian.weights.families.dinov3 import DinoV3
+from vitruvian.weights.families.dino import Dino, DinoV2, DinoV3
 from vitruvian.weights.families.family import Family
-from vitruvian.weights.families.google import BigVision, Google
+from vitruvian.weights.families.google import BigVision, Bit, Google
 from vitruvian.weights.families.huggingface import HuggingFace
-from vitruvian.weights.families.huggingface_beit import HuggingFaceBeit
-from vitruvian.weights.families.huggingface_dinov2 import HuggingFaceDinoV2
-from vitruvian.weights.families.huggingface_dinov3 import HuggingFaceDinoV3
-from vitruvian.weights.families.huggingface_towers import HuggingFaceTower
-from vitruvian.weights.families.huggingface_vit import HuggingFaceViT
+from vitruvian.weights.families.huggingface_clip import HuggingFaceTower
+from vitruvian.weights.families.huggingface_dino import HuggingFaceDinoV2, HuggingFaceDinoV3
+from vitruvian.weights.families.huggingface_vit import HuggingFaceBeit, HuggingFaceViT
 from vitruvian.weights.families.openclip import OpenClip, OpenClipTimm
-from vitruvian.weights.families.timm import Timm
-from vitruvian.weights.families.timm_folder import TimmArchitecture, TimmBitFolder
+from vitruvian.weights.families.timm import Timm, TimmBit
+from vitruvian.weights.families.timm_writer import TimmArchitecture, TimmBitFolder
 from vitruvian.weights.families.torchvision import Torchvision
 from vitruvian.weights.files import Checkpoint
 
 READERS: dict[str, tuple[Family, ...]] = {
-    # the first that claims a checkpoint has it: a family stands before one whose names include its own
+    # the first that claims a checkpoint reads it, so a family comes before one whose names include its names
     "google": (Google(), Bit()),
     "big_vision": (BigVision(),),
     "torchvision": (Torchvision(),),
@@ -40,28 +36,28 @@ READERS: dict[str, tuple[Family, ...]] = {
     "dino": (DinoV3(), DinoV2(), Dino()),
     "timm": (Timm(), TimmBit()),
 }
-"""Foreign families by the name that `family=` takes; some have more than one sort of file."""
+"""Families by the name for `family=`; some have several kinds of files."""
 
 WRITERS = ("native", "google", "timm", "torchvision", "huggingface")
 
 
 def recognize(checkpoint: Checkpoint, family: str | None = None) -> Family:
-    """The family whose names a checkpoint has; `family` narrows the choice to one."""
+    """The family whose names a checkpoint has, among those of `family` if given."""
     if family is not None and family not in READERS:
         raise UnknownNameError("family", family, READERS, see=f"(known: native, {', '.join(READERS)})")
     candidates = READERS[family] if family else [member for members in READERS.values() for member in members]
     for candidate in candidates:
         if candidate.claims(checkpoint):
             return candidate
-    if family:  # names alone would say another family of the same names, but the caller knows
+    if family:  # two families may share names; the caller knows which one it is
         for candidate in reversed(candidates):
             if candidate.prefix(checkpoint.tensors) is not None:
                 return candidate
-        wanted = " or ".join(dict.fromkeys(repr(candidate.anchor) for candidate in candidates))
-        raise CheckpointError(f"not {family} weights: {wanted} is missing")
+        anchors = " or ".join(dict.fromkeys(repr(candidate.anchor) for candidate in candidates))
+        raise CheckpointError(f"not {family} weights: {anchors} is missing")
     sample = ", ".join(repr(name) for name in list(checkpoint.tensors)[:3])
     raise CheckpointError(
-        f"the {len(checkpoint.tensors)} names inside ({sample}, ...) are those of no known family: {', '.join(READERS)}"
+        f"the {len(checkpoint.tensors)} names inside ({sample}, ...) belong to no known family: {', '.join(READERS)}"
     )
 
 
@@ -71,16 +67,16 @@ def check_writer(family: str) -> None:
 
 
 def suffixes_of(family: str) -> tuple[str, ...]:
-    """File name endings that a family is written with; empty for folders alone."""
+    """File name endings for writing a family; empty if it is always a folder."""
     return () if family == "native" else READERS[family][0].suffixes
 
 
-def takes_folders(family: str) -> bool:
+def writes_folders(family: str) -> bool:
     return not suffixes_of(family) or family == "timm"
 
 
 def writer(family: str, model: Model, path: Path) -> Family:
-    """The member of a foreign family that a model would be written to this path as."""
+    """The class that writes a model to this path."""
     config, members = model.config, READERS[family]
     if family == "timm":
         return timm_writer(model, folder=path.suffix not in suffixes_of(family))
@@ -91,7 +87,7 @@ def writer(family: str, model: Model, path: Path) -> Family:
 
 
 def huggingface_kind(config: ViTConfig) -> type[HuggingFace]:
-    """The models of transformers whose shape this is, or comes near."""
+    """The class for the model types whose shape is this one, or closest."""
     if config.rope is not None:
         return HuggingFaceDinoV3
     if config.pre_norm or config.pool == "map":
@@ -104,12 +100,12 @@ def huggingface_kind(config: ViTConfig) -> type[HuggingFace]:
 
 
 def timm_writer(model: Model, *, folder: bool) -> Family:
-    """A file holds plain ViTs under their names alone; others, and folders, are one of timm's architectures."""
+    """Plain ViTs in files need no `config.json`; other models, and folders, are one of timm's architectures."""
     config, plain = model.config, Timm()
     if isinstance(config, ResNetConfig):
         return TimmBitFolder() if folder else TimmBit()
     if not folder and not any(plain.obstacles(config)):
         return plain
     known_as = model.meta.known_as.removeprefix("timm:")
-    chosen = TimmArchitecture(config, model.state_dict(), known_as)
-    return plain if not folder and chosen.choice is None else chosen
+    architecture = TimmArchitecture(config, model.state_dict(), known_as)
+    return plain if not folder and architecture.choice is None else architecture

@@ -1,4 +1,4 @@
-"""torchvision (`.pth`)."""
+"""torchvision's Vision Transformers (`.pth`)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from vitruvian.config import (
     Preprocess,
     ViTConfig,
 )
-from vitruvian.weights.families.family import Family, plain_obstacles, scaled_crop
-from vitruvian.weights.families.positions import FLAT
-from vitruvian.weights.families.rules import Row, Table, pair
+from vitruvian.weights.families.family import Family, scaled_crop, vit_obstacles
+from vitruvian.weights.families.tables import POSITIONS, Row, Table, pair, pairs
 from vitruvian.weights.files import Checkpoint
 
-BLOCK = "encoder.layers.encoder_layer_{i}"
+BLOCK = "encoder.layers.encoder_layer_{i}."
 
 
 class Torchvision(Family):
@@ -27,48 +26,44 @@ class Torchvision(Family):
     numerics = TORCHVISION_NUMERICS
     anchor = "conv_proj.weight"
     prefixes = ("", "module.", "model.", "_orig_mod.")
-    renames = ((r"\.mlp\.linear_1\.", ".mlp.0."), (r"\.mlp\.linear_2\.", ".mlp.3."))  # of older files
+    renames = ((r"\.mlp\.linear_1\.", ".mlp.0."), (r"\.mlp\.linear_2\.", ".mlp.3."))  # older files
     suffixes = (".pth", ".pt", ".safetensors")
     table = Table(
         rows=(
             *pair("embed.patch", "conv_proj"),
             Row("embed.cls_token", ("class_token",)),
-            Row(FLAT, ("encoder.pos_embedding",)),
-            *pair("blocks.{i}.norm1", f"{BLOCK}.ln_1"),
-            Row("blocks.{i}.attn.qkv.weight", (f"{BLOCK}.self_attention.in_proj_weight",)),
-            Row("blocks.{i}.attn.qkv.bias", (f"{BLOCK}.self_attention.in_proj_bias",)),
-            *pair("blocks.{i}.attn.proj", f"{BLOCK}.self_attention.out_proj"),
-            *pair("blocks.{i}.norm2", f"{BLOCK}.ln_2"),
-            *pair("blocks.{i}.mlp.fc1", f"{BLOCK}.mlp.0"),
-            *pair("blocks.{i}.mlp.fc2", f"{BLOCK}.mlp.3"),
-            *pair("norm", "encoder.ln"),
-            *pair("pre_logits", "heads.pre_logits"),
-            *pair("head", "heads.head"),
+            Row(POSITIONS, ("encoder.pos_embedding",)),
+            *pairs({"norm1": "ln_1", "norm2": "ln_2"}, "blocks.{i}.", BLOCK),
+            Row("blocks.{i}.attn.qkv.weight", (f"{BLOCK}self_attention.in_proj_weight",)),
+            Row("blocks.{i}.attn.qkv.bias", (f"{BLOCK}self_attention.in_proj_bias",)),
+            *pair("blocks.{i}.attn.proj", f"{BLOCK}self_attention.out_proj"),
+            *pairs({"mlp.fc1": "mlp.0", "mlp.fc2": "mlp.3"}, "blocks.{i}.", BLOCK),
+            *pairs({"norm": "encoder.ln", "pre_logits": "heads.pre_logits", "head": "heads.head"}),
         ),
         block=r"encoder\.layers\.encoder_layer_(\d+)\.",
     )
 
-    def usual_view(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
-        """Shorter side 256, center 224, bilinear; L/16 scales to 242, the SWAG models (384 and up) cut nothing."""
+    def default_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+        """Shorter side 256, center crop 224, bilinear; L/16 resizes to 242, SWAG's models (384 and up) do not crop."""
         assert isinstance(config, ViTConfig)
         size = config.image_size
-        swag = min(size) >= 384
+        is_swag = min(size) >= 384
         numerator = 242 if (config.width, config.patch_size) == (1024, 16) else 256
         return Preprocess(
             image_size=size,
             fit="crop",
-            scaled_size=size if swag else scaled_crop(size, numerator, 224),
-            interpolation="bicubic" if swag else "bilinear",
+            scaled_size=size if is_swag else scaled_crop(size, numerator, 224),
+            interpolation="bicubic" if is_swag else "bilinear",
             mean=IMAGENET_MEAN,
             std=IMAGENET_STD,
         )
 
     def obstacles(self, config: ModelConfig) -> Iterator[str]:
-        yield from plain_obstacles(config, "torchvision")
+        yield from vit_obstacles(config, "torchvision", paper_only=True)
         if not isinstance(config, ViTConfig):
             return
         if not config.cls_token or config.pool == "mean":
-            yield "torchvision always reads a class token, not the mean of the patches"
+            yield "torchvision's model always pools the class token"
         if config.image_size[0] != config.image_size[1]:
             yield "torchvision's model takes square images only"
         if config.stem:

@@ -1,0 +1,242 @@
+"""CLIP's and SigLIP's image towers in transformers, alone or next to the text tower."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+
+from vitruvian.config import CLIP_MEAN, CLIP_STD, ModelConfig, Numerics, Preprocess, ViTConfig
+from vitruvian.errors import CheckpointError
+from vitruvian.weights.families.family import Facts, model_type_obstacles
+from vitruvian.weights.families.huggingface import HuggingFace, read_int, read_labels, stated_classes
+from vitruvian.weights.families.tables import POSITIONS, STACKED, TOKEN, Row, Table, Tensors, pair, pairs
+from vitruvian.weights.families.timm_layout import as_kernel, as_matrix
+from vitruvian.weights.files import Checkpoint
+
+LAYER = "encoder.layers.{i}"
+POSITION_ARRAY = "embeddings.position_embedding.weight"
+SIGLIP = ("siglip_vision_model", "siglip2_vision_model")
+UNREAD = "unread."
+"""Prefix for arrays that models for image classification store but do not use."""
+BLOCK_LAYERS = {
+    "norm1": "layer_norm1",
+    "attn.proj": "self_attn.out_proj",
+    "norm2": "layer_norm2",
+    "mlp.fc1": "mlp.fc1",
+    "mlp.fc2": "mlp.fc2",
+}
+POOL_LAYERS = {
+    "q": "attention.query",
+    "kv": "attention.key_value",
+    "proj": "attention.out_proj",
+    "norm": "layernorm",
+    "mlp.fc1": "mlp.fc1",
+    "mlp.fc2": "mlp.fc2",
+}
+
+
+class HuggingFaceTower(HuggingFace):
+    """model_type `clip_vision_model` and `siglip_vision_model`; CLIP's projection is the pre-logits layer."""
+
+    name = "huggingface"
+    model_types = ("clip_vision_model", *SIGLIP)
+    norm_eps = 1e-5
+    anchor = "embeddings.patch_embedding.weight"
+    prefixes = ("vision_model.", "", "vision_model.vision_model.")
+    ignored: ClassVar[dict[str, str]] = {
+        "text_model.": "text tower",
+        "text_projection.": "text tower",
+        "logit_scale": "temperature of the image-text loss",
+        "logit_bias": "bias of the image-text loss",
+        "embeddings.position_ids": "indices of the positions",
+        UNREAD: "not read by its classifier",
+    }
+    table = Table(
+        rows=(
+            *pair("embed.patch", "embeddings.patch_embedding"),
+            Row("embed.cls_token", ("embeddings.class_embedding",), TOKEN),
+            Row(POSITIONS, (POSITION_ARRAY,), TOKEN),
+            *pairs({"embed.norm": "pre_layrnorm", "norm": "post_layernorm", "head": "classifier"}),
+            *pair("blocks.{i}.attn.qkv", *(f"{LAYER}.self_attn.{part}_proj" for part in "qkv"), layout=STACKED),
+            *pairs(BLOCK_LAYERS, "blocks.{i}.", f"{LAYER}."),
+            Row("pre_logits.weight", ("visual_projection.weight",)),
+            Row("attn_pool.probe", ("head.probe",)),
+            *pairs(POOL_LAYERS, "attn_pool.", "head."),
+        ),
+        block=r"encoder\.layers\.(\d+)\.",
+    )
+
+    def join_arrays(self, tensors: Tensors, checkpoint: Checkpoint) -> Tensors:
+        """Split the query from key and value in SigLIP's pooling; reshape SigLIP 2's patch embedding, a matrix.
+
+        A classifier reads the mean of the patches: in SigLIP after the last norm, in CLIP before it.
+        """
+        state = dict(tensors)
+        if "classifier.weight" in state:
+            unread = ("head.",) if self.kind_of(checkpoint) in SIGLIP else ("head.", "post_layernorm.")
+            state = {f"{UNREAD}{name}" if name.startswith(unread) else name: state[name] for name in state}
+        for kind in ("weight", "bias"):
+            joined = state.pop(f"head.attention.in_proj_{kind}", None)
+            if joined is not None:
+                width = len(joined) // 3
+                state[f"head.attention.query.{kind}"] = joined[:width]
+                state[f"head.attention.key_value.{kind}"] = joined[width:]
+        channels = read_int(self.config_of(checkpoint), "num_channels", 3) or 3
+        state[self.anchor] = as_kernel(state[self.anchor], channels)
+        return state
+
+    def config_of(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        settings = super().config_of(checkpoint)
+        tower = settings.get("vision_config")
+        if tower is None:
+            return settings
+        if not isinstance(tower, dict):
+            raise CheckpointError("config.json: vision_config is not an object")
+        kind = settings.get("model_type")
+        return {"model_type": f"{kind}_vision_model"} | tower if isinstance(kind, str) else tower
+
+    def kind_of(self, checkpoint: Checkpoint) -> str:
+        """The model type; if not stated, CLIP has a class token, and SigLIP 2 a matrix as patch embedding."""
+        stated = self.config_of(checkpoint).get("model_type")
+        if isinstance(stated, str):
+            return stated
+        if any(name.endswith("embeddings.class_embedding") for name in checkpoint.tensors):
+            return "clip_vision_model"
+        patch = (tensor for name, tensor in checkpoint.tensors.items() if name.endswith(self.anchor))
+        return SIGLIP[any(tensor.dim() == 2 for tensor in patch)]
+
+    def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
+        facts = super().facts(checkpoint, tensors)
+        kind, has_classifier = self.kind_of(checkpoint), "classifier.weight" in tensors
+        pool = "map" if "head.probe" in tensors else "mean" if has_classifier or kind in SIGLIP else "token"
+        settings = {"pool": pool, "projection": "visual_projection.weight" in tensors}
+        settings["final_norm"] = not has_classifier or kind in SIGLIP
+        shared = super().config_of(checkpoint)  # of both towers
+        stated = facts.stated | stated_classes(shared, tensors)
+        if settings["projection"]:
+            stated = stated | {"representation_size": read_int(shared, "projection_dim")}
+        self.check_patches(checkpoint, tensors)
+        numerics = self.numerics_of({"model_type": kind} | self.config_of(checkpoint))
+        if kind == SIGLIP[1]:
+            numerics = numerics.replace(position_resize="bilinear_antialias")
+        return replace(facts, settings=settings, stated=stated, numerics=numerics, labels=read_labels(shared))
+
+    def check_patches(self, checkpoint: Checkpoint, tensors: Tensors) -> None:
+        """Raise if SigLIP 2's `num_patches` is not the number of positions."""
+        count, positions = read_int(self.config_of(checkpoint), "num_patches"), tensors.get(POSITION_ARRAY)
+        if count is not None and positions is not None and positions.dim() == 2 and len(positions) != count:
+            raise CheckpointError(f"the settings say num_patches={count}, the arrays have {len(positions)}")
+
+    def numerics_of(self, settings: dict[str, Any]) -> Numerics:
+        is_siglip = settings.get("model_type") in SIGLIP
+        defaults = {
+            "hidden_act": "gelu_pytorch_tanh" if is_siglip else "quick_gelu",
+            "layer_norm_eps": 1e-6 if is_siglip else 1e-5,
+        }
+        return super().numerics_of(defaults | settings)
+
+    def stated_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess | None:
+        preprocess = super().stated_preprocess(checkpoint, config)
+        side = preprocess.patch_size if preprocess else None
+        if isinstance(config, ViTConfig) and side not in (None, config.patch_size):
+            raise CheckpointError(
+                f"preprocessor_config.json says patch_size={side}, the arrays have {config.patch_size}"
+            )
+        return preprocess
+
+    def default_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
+        preprocess, kind = Preprocess(image_size=config.image_size), self.kind_of(checkpoint)
+        if kind == SIGLIP[1]:
+            return naflex_preprocess(preprocess, config)
+        if kind == SIGLIP[0]:
+            return preprocess.replace(interpolation="bicubic")
+        return preprocess.replace(fit="crop", interpolation="bicubic", mean=CLIP_MEAN, std=CLIP_STD, floor_crop=True)
+
+    def model_type(self, config: ViTConfig) -> str:
+        """SigLIP 2 with NaFlex resamples positions differently; SigLIP 2 of one size is written as a SigLIP."""
+        if config.pool != "map":
+            return "clip_vision_model"
+        is_naflex = config.numerics.position_resize == "bilinear_antialias" and config.grid[0] == config.grid[1]
+        return SIGLIP[is_naflex]
+
+    def architecture(self, config: ViTConfig) -> str:
+        if config.pool == "map":
+            return {SIGLIP[0]: "SiglipVisionModel", SIGLIP[1]: "Siglip2VisionModel"}[self.model_type(config)]
+        return "CLIPVisionModelWithProjection" if config.representation_size else "CLIPVisionModel"
+
+    def obstacles(self, config: ModelConfig) -> Iterator[str]:
+        if isinstance(config, ViTConfig) and config.grid[0] != config.grid[1]:
+            yield "CLIP and SigLIP of transformers have positions of a square grid only"
+        if isinstance(config, ViTConfig) and config.pool == "map":
+            yield from model_type_obstacles(
+                config, "SigLIP of transformers", pool="map", cls_token=False, num_classes=0
+            )
+            return
+        clip: dict[str, Any] = {"pre_norm": True, "patch_bias": False, "num_classes": 0}
+        if isinstance(config, ViTConfig) and config.representation_size:
+            clip["projection"] = True
+        yield from model_type_obstacles(config, "CLIP of transformers", free=("representation_size",), **clip)
+
+    def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
+        assert isinstance(config, ViTConfig)
+        state = dict(tensors)
+        if self.model_type(config) == SIGLIP[1]:
+            state[self.anchor] = as_matrix(state[self.anchor])
+        for kind in ("weight", "bias"):
+            query = state.pop(f"head.attention.query.{kind}", None)
+            if query is not None:
+                joined = torch.cat([query, state.pop(f"head.attention.key_value.{kind}")])
+                state[f"head.attention.in_proj_{kind}"] = joined
+        return {name if name.startswith("visual_p") else f"vision_model.{name}": t for name, t in state.items()}
+
+    def config_json(self, config: ViTConfig, labels: tuple[str, ...] | None) -> dict[str, Any]:
+        settings = super().config_json(config, labels)
+        if self.model_type(config) == SIGLIP[1]:
+            del settings["image_size"]
+            settings["num_patches"] = config.grid[0] * config.grid[1]
+        return settings | ({"projection_dim": config.representation_size} if config.representation_size else {})
+
+    def reader_config(self, config: ModelConfig) -> ModelConfig:
+        reader = super().reader_config(config)
+        assert isinstance(config, ViTConfig)
+        assert isinstance(reader, ViTConfig)
+        if self.model_type(config) == SIGLIP[1]:
+            reader = reader.replace(numerics=reader.numerics.replace(position_resize="bilinear_antialias"))
+        return reader
+
+    def json_files(self, config: ModelConfig, labels: tuple[str, ...] | None, preprocess: Preprocess) -> dict[str, Any]:
+        """Name the image processor of the model type, if it does the same."""
+        assert isinstance(config, ViTConfig)
+        files = super().json_files(config, labels, self.processor_preprocess(config, preprocess))
+        written = files.get("preprocessor_config.json")
+        general, specific = PROCESSORS.get(self.model_type(config), ("", ""))
+        if written is not None and written["image_processor_type"] == general:
+            written["image_processor_type"] = specific
+        return files
+
+    def reader_preprocess(self, config: ModelConfig, preprocess: Preprocess) -> Preprocess:
+        return super().reader_preprocess(config, self.processor_preprocess(config, preprocess))
+
+    def processor_preprocess(self, config: ModelConfig, preprocess: Preprocess) -> Preprocess:
+        """What the processor of the model type does: SigLIP 2's keeps the aspect ratio of each image."""
+        assert isinstance(config, ViTConfig)
+        if self.model_type(config) != SIGLIP[1] or preprocess.fit == "naflex":
+            return preprocess
+        return naflex_preprocess(preprocess.replace(scaled_size=None), config)
+
+
+def naflex_preprocess(preprocess: Preprocess, config: ModelConfig) -> Preprocess:
+    """Keep the aspect ratio of each image, with as many patches as the model has positions."""
+    assert isinstance(config, ViTConfig)
+    patches = config.grid[0] * config.grid[1]
+    return preprocess.replace(fit="naflex", patch_size=config.patch_size, max_num_patches=patches)
+
+
+PROCESSORS = {
+    "clip_vision_model": ("BitImageProcessor", "CLIPImageProcessor"),
+    SIGLIP[0]: ("ViTImageProcessor", "SiglipImageProcessor"),
+}
+"""By model type: the processor that we write in general, and the equivalent one that is usual for it."""

@@ -1,0 +1,315 @@
+"""Two-way tables between our parameter names and a family's, with the layout of each array, and position arrays.
+
+A name may contain fields: `{i}` for the block, `{s}` and `{u}` for the stage and unit of a convolutional stem, `{S}`
+and `{U}` for stage and unit counted from 1.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from vitruvian.config import ModelConfig, ResNetConfig, ViTConfig
+from vitruvian.errors import CheckpointError
+from vitruvian.model.embed import sincos_positions
+from vitruvian.settings import Size
+
+# D width, H heads, d = D // H
+# N patches in R rows and C columns
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayLayout:
+    """How a family stores an array that we store in PyTorch's layout."""
+
+    rank: int | None
+    """Dimensions of each foreign array; None for any."""
+    read: Callable[[Sequence[Tensor]], Tensor]
+    write: Callable[[Tensor, int, int], Sequence[Tensor]]
+    """From our array, the number of foreign arrays it becomes, and the number of heads."""
+
+
+SAME = ArrayLayout(None, lambda parts: parts[0], lambda x, n, heads: [x])
+VECTOR = ArrayLayout(None, lambda parts: parts[0].flatten(), lambda x, n, heads: [x])
+"""GroupNorm's parameters, stored as (C) or (1, 1, 1, C)."""
+TOKEN = ArrayLayout(
+    None,
+    lambda parts: parts[0].view(1, -1, parts[0].shape[-1]),
+    lambda x, n, heads: [x[0, 0] if x.shape[1] == 1 else x[0]],
+)
+"""A token (D) or positions (N, D), which we store as (1, N, D)."""
+DENSE = ArrayLayout(2, lambda parts: parts[0].T, lambda x, n, heads: [x.T])
+CONV = ArrayLayout(4, lambda parts: parts[0].permute(3, 2, 0, 1), lambda x, n, heads: [x.permute(2, 3, 1, 0)])
+"""Height, width, in, out."""
+POINTWISE = ArrayLayout(4, lambda parts: parts[0][0, 0].T, lambda x, n, heads: [x.T[None, None]])
+"""A dense layer stored as a 1x1 convolution (1, 1, in, out)."""
+STACKED = ArrayLayout(None, lambda parts: torch.cat(list(parts)), lambda x, n, heads: x.chunk(n))
+"""Separate projections that we store as one, such as query, key, value."""
+HEADS_IN = ArrayLayout(
+    3,
+    lambda parts: torch.cat([part.flatten(1).T for part in parts]),  # each (D, H, d)
+    lambda x, n, heads: [part.T.reshape(part.shape[1], heads, -1) for part in x.chunk(n)],
+)
+HEADS_BIAS = ArrayLayout(
+    2,
+    lambda parts: torch.cat([part.flatten() for part in parts]),  # each (H, d)
+    lambda x, n, heads: [part.reshape(heads, -1) for part in x.chunk(n)],
+)
+HEADS_OUT = ArrayLayout(
+    3,
+    lambda parts: parts[0].flatten(0, 1).T,  # (H, d, D)
+    lambda x, n, heads: [x.T.reshape(heads, -1, len(x))],
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One of our names, and the family's name or names for the same array."""
+
+    native: str
+    foreign: tuple[str, ...]
+    layout: ArrayLayout = SAME
+
+    def fill(self, indices: Mapping[str, int]) -> tuple[str, tuple[str, ...]]:
+        return self.native.format(**indices), tuple(name.format(**indices) for name in self.foreign)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A checkpoint's tensors under our names, and the foreign names that were used and left over."""
+
+    native: Tensors = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+    unused: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The rows of one family, and the patterns that find block and unit numbers in its names."""
+
+    rows: tuple[Row, ...]
+    block: str = r"(?!)"
+    unit: str = r"(?!)"
+    first_unit: int = 0
+
+    def read(self, tensors: Tensors) -> Reading:
+        """Convert all `tensors` that a row names to our names and layout."""
+        reading = Reading()
+        for native, foreign, layout in self.entries(self.indices_in(tensors)):
+            if not all(name in tensors for name in foreign):
+                continue
+            reading.used.update(foreign)
+            for name in foreign:
+                if layout.rank is not None and tensors[name].dim() != layout.rank:
+                    raise CheckpointError(
+                        f"{name!r} has shape {tuple(tensors[name].shape)}, expected {layout.rank} dimensions"
+                    )
+            try:
+                reading.native[native] = layout.read([tensors[name] for name in foreign])
+            except (RuntimeError, IndexError) as error:
+                shapes = ", ".join(f"{name!r} {tuple(tensors[name].shape)}" for name in foreign)
+                raise CheckpointError(f"these arrays do not fit together: {shapes}") from error
+        reading.unused.extend(name for name in tensors if name not in reading.used)
+        return reading
+
+    def write(self, state: Tensors, config: ModelConfig) -> Tensors:
+        """Convert `state` to the family's names and layout; each of our names must have a row."""
+        heads = 1 if isinstance(config, ResNetConfig) else config.num_heads
+        written: Tensors = {}
+        left = dict(state)
+        for native, foreign, layout in self.entries(indices_of(config)):
+            if native in left:
+                written.update(zip(foreign, layout.write(left.pop(native), len(foreign), heads)))
+        assert not left, f"no row for {sorted(left)}"
+        return written
+
+    def foreign_names(self, native_names: Iterable[str], config: ModelConfig) -> list[str]:
+        """The family's names for ours; a name without a row stays unchanged."""
+        known = {native: foreign for native, foreign, _ in self.entries(indices_of(config))}
+        return [name for native in native_names for name in known.get(native, (native,))]
+
+    def entries(
+        self, indices: Mapping[str, Sequence[Mapping[str, int]]]
+    ) -> Iterator[tuple[str, tuple[str, ...], ArrayLayout]]:
+        for row in self.rows:
+            for values in indices["i" if "{i}" in row.native else "u" if "{u}" in row.native else ""]:
+                yield *row.fill(values), row.layout
+
+    def indices_in(self, names: Iterable[str]) -> dict[str, list[dict[str, int]]]:
+        """The block and unit numbers that occur in the names."""
+        block, unit = re.compile(self.block), re.compile(self.unit)
+        blocks, units = set[int](), set[tuple[int, int]]()
+        for name in names:
+            if match := block.match(name):
+                blocks.add(int(match[1]))
+            elif match := unit.match(name):
+                units.add((int(match[1]) - self.first_unit, int(match[2]) - self.first_unit))
+        return field_values(sorted(blocks), sorted(units))
+
+
+def indices_of(config: ModelConfig) -> dict[str, list[dict[str, int]]]:
+    """The block and unit numbers that a model of this shape has."""
+    if isinstance(config, ResNetConfig):
+        depth, stages = 0, config.stages
+    else:
+        depth, stages = config.depth, config.stem.stages if config.stem else ()
+    return field_values(range(depth), [(s, u) for s, units in enumerate(stages) for u in range(units)])
+
+
+def field_values(blocks: Iterable[int], units: Iterable[tuple[int, int]]) -> dict[str, list[dict[str, int]]]:
+    return {
+        "": [{}],
+        "i": [{"i": i} for i in blocks],
+        "u": [{"s": s, "u": u, "S": s + 1, "U": u + 1} for s, u in units],
+    }
+
+
+def rename(tensors: Tensors, rules: Iterable[tuple[str, str]]) -> Tensors:
+    """Replace each regular expression in the names, one after the other."""
+    renamed = {}
+    for name, tensor in tensors.items():
+        for pattern, replacement in rules:
+            name = re.sub(pattern, replacement, name)
+        renamed[name] = tensor
+    return renamed
+
+
+def pair(native: str, *foreign: str, layout: ArrayLayout = SAME) -> tuple[Row, Row]:
+    """Rows for the `.weight` and `.bias` of a layer."""
+    return (
+        Row(f"{native}.weight", tuple(f"{name}.weight" for name in foreign), layout),
+        Row(f"{native}.bias", tuple(f"{name}.bias" for name in foreign), layout),
+    )
+
+
+def pairs(names: Mapping[str, str], native: str = "", foreign: str = "") -> tuple[Row, ...]:
+    """Rows for several layers, given as our name -> the family's, each with a prefix."""
+    return tuple(row for ours, theirs in names.items() for row in pair(native + ours, foreign + theirs))
+
+
+POSITIONS = "positions"
+"""Name among ours of a family's single position array (1, tokens + N, D), until it is split.
+
+We store the grid of the patches' positions apart from the positions of the tokens before it (class, distillation).
+"""
+
+
+def split_positions(native: Tensors, config: ViTConfig) -> Tensors:
+    """Split the family's single position array into our parameters.
+
+    The array may have rows for all tokens before the patches, for all but the registers, or for none. A row for a token
+    that has no separate position in our model is added to the token.
+    """
+    state = dict(native)
+    joined = state.pop(POSITIONS, None)
+    if joined is None:
+        return state
+    rows, columns = config.grid
+    fits = joined.dim() == 3 and joined.shape[0] == 1 and joined.shape[2] == config.width
+    extra = joined.shape[1] - rows * columns if fits else -1
+    tokens = config.cls_token + config.distillation
+    if extra not in (0, tokens, tokens + config.reg_tokens):
+        raise CheckpointError(
+            f"positions have shape {tuple(joined.shape)}, which does not fit a grid of {rows}x{columns} patches "
+            f"and {tokens} tokens before them"
+        )
+    prefix, grid = joined[0, :extra], joined[0, extra:].reshape(rows, columns, -1)
+    if config.prefix_pos_embeds:
+        state["embed.prefix_pos_embed"] = prefix[:tokens] if extra else prefix.new_zeros(tokens, config.width)
+    elif extra:
+        names = ["embed.cls_token"] * config.cls_token + ["embed.dist_token"] * config.distillation
+        for name, row in zip(names, prefix):
+            add_rows(state, name, row[None])
+    if extra > tokens:
+        add_rows(state, "embed.reg_tokens", prefix[tokens:])
+    return state | grid_parameters(grid, config)
+
+
+def add_rows(state: Tensors, name: str, rows: Tensor) -> None:
+    """Add positions to tokens; the later check of names and shapes reports tokens that are missing or misshapen."""
+    if name in state and state[name].shape == (1, *rows.shape):
+        state[name] = state[name] + rows
+
+
+def grid_parameters(grid: Tensor, config: ViTConfig) -> Tensors:  # (R, C, D)
+    """Our parameters for the patches' positions; fixed positions have none, but the array must equal them."""
+    if config.pos_embed == "learned":
+        return {"embed.pos_embed": grid}
+    if config.pos_embed == "factorized":
+        rows, columns = grid[:, 0], grid[0] - grid[0, :1]
+        expected = rows[:, None] + columns
+        parameters = {"embed.row_pos_embed": rows, "embed.col_pos_embed": columns}
+    elif config.pos_embed == "learned_2d":
+        half = config.width // 2
+        return {"embed.row_pos_embed": grid[:, 0, :half], "embed.col_pos_embed": grid[0, :, half:]}
+    else:
+        is_sincos = config.pos_embed == "sincos"
+        expected = sincos_positions(config.grid, config.width) if is_sincos else torch.zeros_like(grid)
+        parameters = {}
+    if not torch.allclose(grid, expected, atol=1e-5):
+        raise CheckpointError(
+            f"the file says pos_embed={config.pos_embed!r}, but its position array has other values",
+            hint="pass family= to ignore the description in the file",
+        )
+    return parameters
+
+
+def join_positions(state: Tensors, config: ViTConfig, prefix_rows: int) -> Tensors:
+    """Join positions into one array (1, prefix_rows + N, D); reverses `split_positions`.
+
+    Fixed positions are expanded. With `prefix_rows=0` the class token's position is added to the token; a token without
+    a position gets a row of zeros.
+    """
+    native = dict(state)
+    prefix = native.pop("embed.prefix_pos_embed", torch.zeros(0, config.width))
+    if len(prefix) and not prefix_rows:
+        native["embed.cls_token"] = native["embed.cls_token"] + prefix[0]
+        prefix = prefix[:0]
+    prefix = torch.cat([prefix, torch.zeros(prefix_rows - len(prefix), config.width)])
+    if config.pos_embed == "learned":
+        grid = native.pop("embed.pos_embed")
+    elif config.pos_embed == "learned_2d":
+        rows, columns = native.pop("embed.row_pos_embed"), native.pop("embed.col_pos_embed")
+        halves = [rows[:, None].expand(-1, len(columns), -1), columns[None].expand(len(rows), -1, -1)]
+        grid = torch.cat(halves, dim=-1)
+    elif config.pos_embed == "factorized":
+        grid = native.pop("embed.row_pos_embed")[:, None] + native.pop("embed.col_pos_embed")[None]
+    elif config.pos_embed == "sincos":
+        grid = sincos_positions(config.grid, config.width)
+    else:
+        grid = torch.zeros(*config.grid, config.width)
+    native[POSITIONS] = torch.cat([prefix, grid.flatten(0, 1)])[None]
+    return native
+
+
+def find_grid(total: int, *, tokens: int, reg_tokens: int, grid: Size | None, image_grid: Size | None) -> Size:
+    """Rows and columns of the grid behind `total` position rows.
+
+    Taken from `grid` if given, else a square, else `image_grid`, the grid of the requested image size. The rows may
+    include all tokens before the patches, all but the registers, or none, tried in this order.
+    """
+    counts = [total - tokens, total - tokens - reg_tokens, total]
+    if grid is not None:
+        if grid[0] * grid[1] not in counts:
+            raise CheckpointError(
+                f"a grid of {grid[0]}x{grid[1]} does not fit the {total - tokens} positions in the file"
+            )
+        return grid
+    for count in counts:
+        side = math.isqrt(max(count, 0))
+        if side and side * side == count:
+            return side, side
+        if image_grid is not None and image_grid[0] * image_grid[1] == count:
+            return image_grid
+    grids = [f"{rows}x{counts[0] // rows}" for rows in range(2, counts[0] // 2 + 1) if counts[0] % rows == 0]
+    raise CheckpointError(
+        f"{counts[0]} positions are not a square grid and the file does not state its shape",
+        hint=f"pass grid=(rows, columns), one of {', '.join(grids) or 'none possible'}",
+    )

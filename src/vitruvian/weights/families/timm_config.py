@@ -1,0 +1,418 @@
+"""timm's architectures by name, and the `config.json` of its folders: parsed once per load, and written.
+
+`timm.json` has one row per architecture; `benchmarks/architectures.py table` generates it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+from vitruvian.config import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Fit,
+    Interpolation,
+    ModelConfig,
+    Preprocess,
+    RopeConfig,
+    ViTConfig,
+)
+from vitruvian.errors import CheckpointError
+from vitruvian.settings import Size, as_size
+
+DISTILLED = "VisionTransformerDistilled"
+
+SETTINGS = (
+    "block",
+    "pos_embed",
+    "norm",
+    "final_norm",
+    "norm_after_pool",
+    "pool",
+    "pool_prefix",
+    "pool_num_heads",
+    "mlp_scale",
+    "rope",
+)
+"""Settings of ViTConfig that the arrays of a timm model do not determine, besides its heads."""
+NUMERICS = ("gelu", "norm_eps", "position_resize", "square_positions")
+
+BOOLEANS = {False: False, True: True}
+CHOICES: dict[str, tuple[str, dict[Any, Any]]] = {
+    "global_pool": ("pool", {"token": "token", "avg": "mean", "map": "map"}),
+    "act_layer": ("gelu", {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}),
+    "attn_layer": ("attention", {"": "softmax", "attn": "softmax", "diff": "differential"}),
+    "pos_embed": (
+        "pos_embed",
+        {"learn": "learned", "learned": "learned", "factorized": "factorized", "none": "none", "": "none"},
+    ),
+    "pos_embed_interp_mode": ("position_resize", {mode: f"{mode}_antialias" for mode in ("bicubic", "bilinear")}),
+    "pos_embed_ar_preserving": ("square_positions", BOOLEANS),
+    "pool_include_prefix": ("pool_prefix", BOOLEANS),
+    "final_norm": ("final_norm", BOOLEANS),
+    "use_post_transformer_norm": ("final_norm", BOOLEANS),
+}
+"""Arguments with a fixed set of values: our setting, and its value for each of theirs."""
+
+SHAPE_ARGUMENTS = {
+    "depth": "depth",
+    "embed_dim": "width",
+    "patch_size": "patch_size",
+    "num_classes": "num_classes",
+    "in_chans": "in_channels",
+    "mlp_ratio": "mlp_dim",
+    "class_token": "cls_token",
+    "no_embed_class": "cls_pos_embed",
+    "reg_tokens": "reg_tokens",
+    "num_reg_tokens": "reg_tokens",
+    "qkv_bias": "qkv_bias",
+    "qk_norm": "qk_norm",
+    "scale_attn_norm": "attn_norm",
+    "scale_attn_inner": "attn_norm",
+    "scale_mlp_norm": "mlp_norm",
+    "scale_mlp": "mlp_norm",
+    "proj_bias": "dense_bias",
+    "init_values": "layer_scale",
+    "pre_norm": "pre_norm",
+    "use_pre_transformer_norm": "pre_norm",
+    "fc_norm": "norm_after_pool",
+    "use_fc_norm": "norm_after_pool",
+}
+"""Arguments that the arrays determine too, and our settings; the two must agree."""
+
+HEADS = {"num_heads": "num_heads", "attn_pool_num_heads": "pool_num_heads"}
+ROTARY = {
+    "rope_temperature": "temperature",
+    "rope_grid_offset": "offset",
+    "rope_rotate_half": "half",
+    "ref_feat_shape": "reference_grid",
+}
+"""Arguments for rotary positions, and our settings in RopeConfig."""
+IGNORED_ROTARY = {"axial": (), "mixed": ("temperature", "offset", "reference_grid"), "normalized": ("reference_grid",)}
+"""Settings that timm's code ignores for a kind of rotary positions; the angles of `mixed` are arrays."""
+
+HARMLESS = re.compile(
+    r"img_size|qkv_fused|(\w+_)?drop_rate|drop_path_rate|dynamic_img_\w+|weight_init|fix_init|head_init_scale"
+    r"|pretrained\w*|num_kv_heads|swiglu_align_to|attn_pool_mlp_ratio|pos_embed_grid_size|scriptable|exportable|checkpoint_path|use_naflex"
+)
+"""Arguments that change nothing but arrays, or matter in training only."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Architecture:
+    """One of timm's architectures, as published."""
+
+    name: str
+    maker: str
+    """timm's class."""
+    config: ViTConfig
+    pieces: frozenset[str]
+    """Arrays that it stores in other parts than the table of names (see timm_layout)."""
+    fc_norm: bool | None = None
+    """Where the last norm is at every pooling (True: after it); None if it follows the mean only."""
+
+    @property
+    def branches(self) -> int:
+        """Parallel attentions, and MLPs, in each block; we join them into one with as many times the heads."""
+        return 2 if "branches" in self.pieces else 1
+
+    @property
+    def has_silu(self) -> bool:
+        """Whether `act_layer` is SiLU, which timm then also uses in the MLP of attention pooling."""
+        return self.maker == "VisionTransformer" and self.config.mlp == "swiglu"
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that arrays do not determine, including numerics; heads are those of one branch."""
+        numerics = {name: getattr(self.config.numerics, name) for name in NUMERICS}
+        settings = {name: getattr(self.config, name) for name in SETTINGS}
+        return {"num_heads": self.config.num_heads // self.branches} | settings | numerics
+
+
+@cache
+def rows() -> dict[str, dict[str, Any]]:
+    """The rows of the table by architecture name."""
+    return {row["name"]: row for row in json.loads(Path(__file__).with_name("timm.json").read_text(encoding="utf-8"))}
+
+
+@cache
+def find_architecture(name: str) -> Architecture | None:
+    """The architecture of this name (without a tag), or None."""
+    row = rows().get(name)
+    if row is None or "unsupported" in row:
+        return None
+    return Architecture(
+        name=name,
+        maker=row["class"],
+        config=ViTConfig.from_json(row["settings"]),
+        pieces=frozenset(row["pieces"]),
+        fc_norm=row.get("fc_norm"),
+    )
+
+
+@cache
+def architectures() -> tuple[Architecture, ...]:
+    return tuple(found for name in rows() if (found := find_architecture(name)))
+
+
+PREPROCESS_KEYS = frozenset({"input_size", "interpolation", "crop_pct", "crop_mode", "mean", "std"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimmConfig:
+    """A parsed `config.json`."""
+
+    name: str = ""
+    """Name of the architecture without its tag; empty if not stated."""
+    architecture: Architecture | None = None
+    settings: dict[str, Any] | None = None
+    """Settings that the arrays do not determine; None without a known architecture."""
+    model_args: dict[str, Any] = field(default_factory=dict)
+    """Without nulls."""
+    null_args: frozenset[str] = frozenset()
+    global_pool: Any = None
+    num_classes: Any = None
+    pretrained_cfg: dict[str, Any] = field(default_factory=dict)
+    labels: tuple[str, ...] | None = None
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any]) -> TimmConfig:
+        """Parse the content of `config.json` ({} if there is no file).
+
+        Raises CheckpointError for arguments that we do not support.
+        """
+        stated = data.get("architecture")
+        name = stated.split(".")[0] if isinstance(stated, str) else ""
+        architecture = find_architecture(name)
+        if architecture is None and name in rows():
+            raise CheckpointError(f"{name} has a part that we do not support: {rows()[name]['unsupported']}")
+        arguments = data.get("model_args") or {}
+        if not isinstance(arguments, dict):
+            if architecture:
+                raise CheckpointError("config.json: model_args is not an object")
+            arguments = {}
+        # older versions of timm wrote the keys of pretrained_cfg at the top level
+        flat = data if "architecture" in data and data.keys() & PREPROCESS_KEYS else {}
+        cfg = data.get("pretrained_cfg", flat)
+        cfg = dict(cfg) if isinstance(cfg, Mapping) else {}
+        names = (data.get("label_names"), cfg.get("label_names"), cfg.get("labels"))
+        config = cls(
+            name=name,
+            architecture=architecture,
+            model_args={key: value for key, value in arguments.items() if value is not None},
+            null_args=frozenset(key for key, value in arguments.items() if value is None),
+            global_pool=data.get("global_pool"),
+            num_classes=data.get("num_classes"),
+            pretrained_cfg=cfg,
+            labels=next((tuple(map(str, labels)) for labels in names if isinstance(labels, list)), None),
+        )
+        return replace(config, settings=combine_settings(architecture, config)) if architecture else config
+
+    @property
+    def input_size(self) -> tuple[int, Size] | None:
+        """Channels, and rows and columns, of the input as `pretrained_cfg` states them."""
+        size = self.pretrained_cfg.get("input_size")
+        if size is None:
+            return None
+        if not isinstance(size, list) or len(size) != 3 or not all(type(side) is int and side > 0 for side in size):
+            raise CheckpointError(f"config.json: input_size {size!r} is not [channels, rows, columns]")
+        return size[0], (size[1], size[2])
+
+    @property
+    def image_size(self) -> Size | None:
+        if self.model_args.get("img_size"):
+            return as_size(self.model_args["img_size"])
+        return self.input_size and self.input_size[1]
+
+    @property
+    def in_channels(self) -> int:
+        return self.model_args.get("in_chans") or (self.input_size[0] if self.input_size else 3)
+
+    def preprocess(self, size: Size) -> Preprocess | None:
+        """The evaluation preprocessing, or None if not stated."""
+        return read_preprocess(self.pretrained_cfg, size) if self.pretrained_cfg else None
+
+    def shape_settings(self, width: int) -> dict[str, Any]:
+        """Settings that the arrays determine too, as far as they are stated; `width` is the model's."""
+        arguments = {"num_classes": self.num_classes} | self.model_args
+        stated = {SHAPE_ARGUMENTS[name]: value for name, value in arguments.items() if name in SHAPE_ARGUMENTS}
+        size, ratio = stated.get("patch_size"), stated.pop("mlp_dim", None)
+        if isinstance(size, list) and size[1:] == size[:-1]:
+            stated["patch_size"] = size[0]
+        if isinstance(ratio, int | float):
+            stated["mlp_dim"] = int(width * ratio)
+        if stated.get("cls_pos_embed") is not None:
+            stated["cls_pos_embed"] = not stated["cls_pos_embed"]
+        if "layer_scale" in stated:  # with 0 some models have no LayerScale, others multiply by arrays of zeros
+            stated["layer_scale"] = True if stated["layer_scale"] else None
+        settings = self.settings or {}
+        if stated.get("norm_after_pool") is None and settings.get("final_norm"):
+            stated["norm_after_pool"] = settings["norm_after_pool"]
+        return stated
+
+    def check_null_arguments(self) -> None:
+        """Raise for a null argument unless it is harmless, or the arrays determine the setting."""
+        unknown = sorted(
+            name for name in self.null_args - {"act_layer", *SHAPE_ARGUMENTS} if not HARMLESS.fullmatch(name)
+        )
+        if unknown:
+            raise CheckpointError(f"config.json: model_args {unknown[0]}=None is not supported")
+
+
+def combine_settings(architecture: Architecture, config: TimmConfig) -> dict[str, Any]:
+    """The architecture's settings with the changes of `global_pool` and `model_args`."""
+    config.check_null_arguments()
+    changes = changed_settings(config)
+    known = architecture.settings()
+    check_ambiguous_null(architecture, config)
+    settings = known | changes
+    adds_map_pool = settings["pool"] == "map" != known["pool"]
+    if architecture.has_silu and ("gelu" in changes or adds_map_pool):
+        raise CheckpointError(
+            f"config.json: {'global_pool' if adds_map_pool else 'act_layer'} gives {architecture.name}, whose MLPs are "
+            "gated by SiLU, an MLP with another activation, which is not supported"
+        )
+    if "rope" in changes:
+        if known["rope"] is None:
+            raise CheckpointError(
+                f"config.json: model_args states rotary positions, which {architecture.name} does not have"
+            )
+        settings["rope"] = change_rope(known["rope"], changes["rope"])
+    if settings["pool"] != known["pool"]:  # the norm follows the mean, unless the architecture fixes its place
+        fixed = architecture.fc_norm
+        settings["norm_after_pool"] = settings["pool"] == "mean" if fixed is None else fixed
+    if settings["pool"] != "map":
+        settings["pool_num_heads"] = 0
+    if changes.get("pool_prefix") and settings["pool"] == "mean":
+        raise CheckpointError("config.json: pool_include_prefix with a mean of all tokens is not supported")
+    return settings
+
+
+def changed_settings(config: TimmConfig) -> dict[str, Any]:
+    """Our settings for `global_pool` and the arguments that change an architecture."""
+    changes: dict[str, Any] = {}
+    if config.global_pool is not None:
+        changes["pool"] = our_value("global_pool", config.global_pool)
+    for name, value in config.model_args.items():
+        if name in CHOICES:
+            changes[CHOICES[name][0]] = our_value(name, value)
+        elif name in HEADS and isinstance(value, int):
+            changes[HEADS[name]] = value
+        elif name in ROTARY:
+            changes["rope"] = changes.get("rope", {}) | {ROTARY[name]: value}
+        elif name not in SHAPE_ARGUMENTS and not HARMLESS.fullmatch(name):
+            raise CheckpointError(f"config.json: model_args {name}={value!r} is not supported")
+    return changes
+
+
+def our_value(name: str, value: Any) -> Any:
+    table = CHOICES[name][1]
+    if not isinstance(value, str | bool) or value not in table:
+        raise CheckpointError(f"config.json: {name}={value!r} is not one of {', '.join(map(repr, table))}")
+    return table[value]
+
+
+def change_rope(known: RopeConfig, changes: dict[str, Any]) -> RopeConfig:
+    """Apply the arguments for rotary positions, as far as timm's code uses them."""
+    if changes.get("half", known.half) != known.half:  # timm then rotates halves by angles laid out for pairs
+        raise CheckpointError("config.json: model_args states rope_rotate_half other than the architecture's")
+    if known.kind == "normalized" and changes.get("offset"):
+        raise CheckpointError(
+            f"config.json: model_args rope_grid_offset={changes['offset']!r} is not supported for rotary positions "
+            "normalized to the image (DINOv3)"
+        )
+    used = {name: value for name, value in changes.items() if name not in IGNORED_ROTARY[known.kind]}
+    return RopeConfig.from_json(known.to_json() | used)
+
+
+def check_ambiguous_null(architecture: Architecture, config: TimmConfig) -> None:
+    """Raise for nulls that timm drops when it creates a model, but passes on when it reads the folder again."""
+    ambiguous = {"act_layer"} if architecture.config.numerics.gelu != "erf" else set()
+    ambiguous |= {"fc_norm", "use_fc_norm"} if architecture.fc_norm is not None else set()
+    if names := sorted(config.null_args & ambiguous):
+        raise CheckpointError(
+            f"config.json: model_args {names[0]}=None may mean the architecture's value or timm's default",
+            hint="state a value, or leave it out",
+        )
+
+
+INTERPOLATIONS = {"area": "box"}
+"""Our names for Pillow's filters -> timm's, where they differ."""
+
+
+def read_preprocess(cfg: dict[str, Any], size: Size) -> Preprocess:
+    """The evaluation preprocessing in `pretrained_cfg`."""
+    theirs = cfg.get("interpolation") or "bicubic"
+    interpolation = next((ours for ours, name in INTERPOLATIONS.items() if name == theirs), theirs)
+    if interpolation not in get_args(Interpolation):
+        raise CheckpointError(f"config.json: unknown interpolation {interpolation!r}")
+    mode = cfg.get("crop_mode") or "center"
+    if mode not in ("center", "squash"):
+        raise CheckpointError(f"config.json: crop_mode {mode!r} is not 'center' or 'squash'")
+    try:
+        preprocess = crop_preprocess(size, float(cfg.get("crop_pct") or 0.875), squash=mode == "squash")
+        default = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+        mean, std = (tuple(float(x) for x in cfg.get(key) or default[key]) for key in default)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"config.json: pretrained_cfg cannot be read: {error}") from error
+    scaled = preprocess.scaled_size
+    if preprocess.fit == "crop" and scaled and scaled[0] != scaled[1]:
+        interpolation = "bilinear"  # timm's code uses it here, whatever is stated
+    return preprocess.replace(interpolation=interpolation, mean=mean, std=std)
+
+
+def crop_preprocess(size: Size, crop_pct: float, *, squash: bool = False) -> Preprocess:
+    """Bicubic resize to `size / crop_pct`, then a center crop."""
+    if squash and crop_pct == 1.0:
+        return Preprocess(image_size=size, interpolation="bicubic")
+    scaled = int(size[0] / crop_pct), int(size[1] / crop_pct)
+    fit: Fit = "squash" if squash else "crop"
+    return Preprocess(image_size=size, fit=fit, scaled_size=scaled, interpolation="bicubic")
+
+
+def write_preprocess(preprocess: Preprocess, config: ModelConfig) -> dict[str, Any]:
+    """The keys of `pretrained_cfg` for our preprocessing; settings without a key are left out."""
+    settings: dict[str, Any] = {"input_size": [config.in_channels, *config.image_size]}
+    if not preprocess.stated:
+        return settings
+    return settings | {
+        "interpolation": INTERPOLATIONS.get(preprocess.interpolation, preprocess.interpolation),
+        "crop_pct": crop_pct(preprocess.image_size, preprocess.scaled_size or preprocess.image_size),
+        "crop_mode": "center" if preprocess.fit == "crop" else "squash",
+        "mean": list(preprocess.mean),
+        "std": list(preprocess.std),
+    }
+
+
+def crop_pct(size: Size, scaled: Size) -> float:
+    """The shortest decimal fraction from which timm computes the scaled size."""
+    for digits in range(1, 7):
+        fraction = math.floor(size[0] / scaled[0] * 10**digits) / 10**digits
+        if fraction and all(int(side / fraction) == expected for side, expected in zip(size, scaled)):
+            return fraction
+    return size[0] / (scaled[0] + 0.5)
+
+
+def write_config(
+    name: str,
+    config: ModelConfig,
+    *,
+    labels: tuple[str, ...] | None,
+    preprocess: Preprocess,
+    classifier: str | list[str],
+) -> dict[str, Any]:
+    """`config.json` as timm saves it for the Hub."""
+    settings: dict[str, Any] = {
+        "architecture": name,
+        "num_classes": config.num_classes,
+        "num_features": config.feature_width,
+        "pretrained_cfg": {"custom_load": False, "num_classes": config.num_classes, "classifier": classifier}
+        | write_preprocess(preprocess, config),
+    }
+    return settings | ({"label_names": list(labels)} if labels else {})

@@ -1,0 +1,415 @@
+"""Models written as one of timm's architectures: the choice of the architecture, and its arguments (`model_args`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vitruvian.config import CHANGEABLE, ModelConfig, Numerics, Preprocess, ResNetConfig, ViTConfig
+from vitruvian.errors import ConversionError
+from vitruvian.weights.families.tables import POSITIONS, Tensors, rename
+from vitruvian.weights.families.timm import Timm, TimmBit
+from vitruvian.weights.families.timm_config import (
+    DISTILLED,
+    ROTARY,
+    Architecture,
+    architectures,
+    read_preprocess,
+    write_config,
+    write_preprocess,
+)
+from vitruvian.weights.families.timm_layout import shared_heads, split_parts
+
+POOLS = {"token": "token", "mean": "avg", "map": "map"}
+Argument = Callable[[ViTConfig, Architecture], dict[str, Any] | None]
+"""Arguments for a setting that differs from the architecture's; None if there is none."""
+
+
+def same(argument: str, setting: str) -> Argument:
+    return lambda config, arch: {argument: getattr(config, setting)}
+
+
+def img_size(config: ViTConfig, arch: Architecture) -> dict[str, Any] | None:
+    rows, columns = config.image_size
+    if rows != columns and config.pos_embed == "relative_bias":
+        return None  # timm reads the biases as those of a square
+    return {"img_size": rows if rows == columns else [rows, columns]}
+
+
+def num_heads(config: ViTConfig, arch: Architecture) -> dict[str, Any] | None:
+    return {"num_heads": config.num_heads // arch.branches} if config.num_heads % arch.branches == 0 else None
+
+
+def mlp_ratio(config: ViTConfig, arch: Architecture) -> dict[str, Any]:
+    hidden = config.mlp_dim // arch.branches
+    arguments: dict[str, Any] = {"mlp_ratio": ratio(hidden * (2 if "halved" in arch.pieces else 1), config.width)}
+    if "aligned" in arch.pieces:
+        arguments["swiglu_align_to"] = 1
+    if arch.maker == "Eva" and config.pool == "map":
+        arguments |= pool_mlp_ratio(config, arch) or {}
+    return arguments
+
+
+def pool_mlp_ratio(config: ViTConfig, arch: Architecture) -> dict[str, Any] | None:
+    if arch.maker == "Eva":
+        return {"attn_pool_mlp_ratio": ratio(config.pool_mlp_dim or config.mlp_dim, config.width)}
+    return None
+
+
+def ratio(hidden: int, width: int) -> float:
+    """A number whose product with `width`, rounded down, is `hidden`."""
+    exact = hidden / width
+    return exact if int(width * exact) == hidden else (hidden + 0.5) / width
+
+
+def embed_dim(config: ViTConfig, arch: Architecture) -> dict[str, Any]:
+    return {"embed_dim": config.width} | mlp_ratio(config, arch)
+
+
+def qkv_bias(config: ViTConfig, arch: Architecture) -> dict[str, Any] | None:
+    """None to add one to Eva or Beit, which store it in parts that the table does not have for this architecture."""
+    is_added = config.qkv_bias and arch.maker in ("Eva", "Beit")
+    return None if is_added else {"qkv_bias": config.qkv_bias}
+
+
+def init_values(config: ViTConfig, arch: Architecture) -> dict[str, Any] | None:
+    """LayerScale. Eva multiplies by zeros where others have none; post-norm blocks never have one."""
+    if config.block == "res_post_norm" or (arch.maker == "Eva" and not config.layer_scale):
+        return None
+    return {"init_values": 1e-5 if config.layer_scale else 0.0}
+
+
+def prefix_tokens(config: ViTConfig, arch: Architecture) -> dict[str, Any] | None:
+    """Class token and registers, and whether they have positions."""
+    if config.distillation:
+        return None
+    registers = "num_reg_tokens" if arch.maker == "Eva" else "reg_tokens"
+    tokens = {"class_token": config.cls_token, registers: config.reg_tokens}
+    if arch.maker == "NaFlexVit":
+        return tokens
+    return tokens | {"no_embed_class": not (config.cls_token and config.cls_pos_embed)}
+
+
+def global_pool(config: ViTConfig, arch: Architecture) -> dict[str, Any] | None:
+    """The pooling, and the place of the last norm."""
+    if config.pool not in POOLS or (config.norm_after_pool and (config.pool == "map" or config.distillation)):
+        return None
+    after = config.norm_after_pool and config.pool == "mean"
+    if arch.maker == "Beit":  # the pooling determines the norm
+        return {"global_pool": POOLS[config.pool]} if after == (config.pool == "mean") and config.final_norm else None
+    if arch.maker == "Eva":
+        if config.pool == "map" and config.prefix_tokens and not config.pool_prefix:
+            return None  # its pooling reads all tokens
+        norms = {"use_fc_norm": after and config.final_norm}
+        norms |= {} if config.final_norm else {"use_post_transformer_norm": False}
+        return {"global_pool": POOLS[config.pool]} | norms
+    if config.pool == "map" and arch.has_silu:
+        return None  # its pooling has the SiLU of the blocks
+    if config.pool == "map" and config.pool_mlp_dim != (2 * config.mlp_dim if "halved" in arch.pieces else 0):
+        return None
+    arguments = {"global_pool": POOLS[config.pool], "fc_norm": after, "final_norm": config.final_norm}
+    includes = config.pool == "map" and config.pool_prefix
+    return arguments | ({"pool_include_prefix": includes} if arch.config.pool_prefix or includes else {})
+
+
+def pool_num_heads(config: ViTConfig, arch: Architecture) -> dict[str, Any] | None:
+    if config.pool != "map":
+        return {}
+    if arch.maker == "Eva":
+        return {"attn_pool_num_heads": config.pool_num_heads or config.num_heads}
+    return {} if config.pool_num_heads in (0, config.num_heads) else None
+
+
+def pre_norm(config: ViTConfig, arch: Architecture) -> dict[str, Any] | None:
+    """timm's patch embedding has a bias if and only if no norm follows."""
+    name = "use_pre_transformer_norm" if arch.maker == "Eva" else "pre_norm"
+    return {name: config.pre_norm} if config.patch_bias != config.pre_norm else None
+
+
+def rope(config: ViTConfig, arch: Architecture) -> dict[str, Any] | None:
+    """Rotary positions of the same kind, as far as timm's code uses the arguments."""
+    theirs, ours = arch.config.rope, config.rope
+    if theirs is None or ours is None:
+        return None
+    differing = {
+        name: setting for name, setting in ROTARY.items() if getattr(theirs, setting) != getattr(ours, setting)
+    }
+    usable = {"temperature", "offset", "reference_grid"} if theirs.kind == "axial" else {"temperature"}
+    if theirs.kind != ours.kind or theirs.columns_first != ours.columns_first or {*differing.values()} - usable:
+        return None
+    if theirs.reference_grid and not ours.reference_grid:
+        return None
+    values = {name: getattr(ours, setting) for name, setting in differing.items()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def pos_embed(config: ViTConfig, arch: Architecture) -> dict[str, Any] | None:
+    return {"pos_embed": config.pos_embed} if config.pos_embed in ("learned", "factorized") else None
+
+
+def grid_size(config: ViTConfig, arch: Architecture) -> dict[str, Any] | None:
+    rows, columns = config.grid
+    if rows != columns and config.pos_embed == "factorized" and config.numerics.square_positions:
+        return None  # timm resizes both to the longer side, even at this grid
+    return {"pos_embed_grid_size": list(config.grid)}
+
+
+SHARED: dict[str, Argument] = {
+    "image_size": img_size,
+    "patch_size": same("patch_size", "patch_size"),
+    "in_channels": same("in_chans", "in_channels"),
+    "num_classes": same("num_classes", "num_classes"),
+    "depth": same("depth", "depth"),
+    "width": embed_dim,
+    "mlp_dim": mlp_ratio,
+    "num_heads": num_heads,
+    "qkv_bias": qkv_bias,
+    "layer_scale": init_values,
+    "pool": global_pool,
+    "norm_after_pool": global_pool,
+}
+POOLED_TOKENS: dict[str, Argument] = {
+    **dict.fromkeys(("final_norm", "pool_prefix"), global_pool),
+    "pool_num_heads": pool_num_heads,
+    "pool_mlp_dim": pool_mlp_ratio,
+    **dict.fromkeys(("cls_token", "reg_tokens", "cls_pos_embed"), prefix_tokens),
+    **dict.fromkeys(("pre_norm", "patch_bias"), pre_norm),
+}
+ARGUMENTS: dict[str, dict[str, Argument]] = {
+    "VisionTransformer": SHARED | POOLED_TOKENS | {"qk_norm": same("qk_norm", "qk_norm")},
+    DISTILLED: SHARED,
+    "Eva": SHARED | POOLED_TOKENS | {"rope": rope},
+    "Beit": SHARED,
+    "NaFlexVit": SHARED | POOLED_TOKENS | {"image_size": grid_size, "pos_embed": pos_embed},
+}
+"""Settings that arguments can change, by timm's class."""
+
+INEXACT_COST, NAFLEX_COST = 100, 5
+"""Cost, in arguments, of numerics that differ and no argument states, and of NaFlexVit for a model of one size."""
+STEM_SETTINGS = ("width", "patch_size")
+"""Settings that MobileCLIP's stem determines."""
+NO_MAP_POOL = {"pool_num_heads": 0, "pool_mlp_dim": 0, "pool_prefix": False}
+ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimmChoice:
+    """An architecture, and the arguments with which it is the model."""
+
+    architecture: Architecture
+    arguments: dict[str, Any]
+    numerics: Numerics
+    """Numerics of timm's code with these arguments."""
+    cost: int
+
+
+def choose(config: ViTConfig, name: str = "", *, key_bias: bool = False) -> TimmChoice | list[str]:
+    """The architecture with the fewest arguments, preferring `name`; or the reasons why there is none.
+
+    `key_bias` says whether keys have a bias that changes the output.
+    """
+    choices, reasons = [], dict[str, list[str]]()
+    for arch in architectures():
+        result = fit_arguments(arch, config, key_bias=key_bias)
+        if isinstance(result, list):
+            reasons[arch.name] = result
+        else:
+            choices.append(result)
+    if choices:
+        return min(choices, key=lambda choice: (choice.architecture.name != name, choice.cost))
+    nearest = name if name in reasons else min(reasons, key=lambda name: len(reasons[name]))
+    return [f"timm has no architecture of this shape; nearest is {nearest}, which has {', '.join(reasons[nearest])}"]
+
+
+def fit_arguments(arch: Architecture, config: ViTConfig, *, key_bias: bool) -> TimmChoice | list[str]:
+    """The arguments that turn an architecture into this model; or the settings in which it differs."""
+    theirs, ours = comparable_settings(arch.config, arch), comparable_settings(config, arch)
+    arguments, others, known = dict[str, Any](), list[str](), ARGUMENTS[arch.maker]
+    fixed = STEM_SETTINGS if config.stem and config.stem.style == "mobile_clip" else ()
+    for name in (name for name in theirs if theirs[name] != ours[name]):
+        added = known[name](config, arch) if name in known and name not in fixed else None
+        if added is None:
+            others.append(f"{name}={theirs[name]!r}, this model {ours[name]!r}")
+        else:
+            arguments |= added
+    if key_bias and {"split_bias", "projections"} & arch.pieces and "key_bias" not in arch.pieces:
+        others.append("no bias of keys")
+    if others:
+        return others
+    numerics, differences = fit_numerics(arch, config, arguments)
+    cost = len(arguments) + INEXACT_COST * differences
+    is_flexible = config.numerics.square_positions or config.pos_embed == "factorized"
+    if arch.maker == "NaFlexVit" and not (is_flexible or config.numerics.position_resize == "bilinear_antialias"):
+        cost += NAFLEX_COST
+    return TimmChoice(architecture=arch, arguments=arguments, numerics=numerics, cost=cost)
+
+
+def comparable_settings(config: ViTConfig, arch: Architecture) -> dict[str, Any]:
+    """Settings of a model without those that do not change it, or are written differently."""
+    settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    for name in (*CHANGEABLE, "numerics", "trim"):
+        del settings[name]
+    is_naflex = arch.maker == "NaFlexVit"
+    expanded = config.pos_embed in ("learned_2d", "sincos") or (config.pos_embed == "factorized" and not is_naflex)
+    zeros = config.pos_embed == "none" and config.rope is None and arch.config.pos_embed == "learned"
+    if expanded or zeros:
+        settings["pos_embed"] = "learned"
+    if settings["pos_embed"] != "learned" or not config.cls_token or is_naflex or arch.maker == DISTILLED:
+        settings["cls_pos_embed"] = True
+    settings |= {"pool_num_heads": config.pool_num_heads or config.num_heads} if config.pool == "map" else NO_MAP_POOL
+    if (config.pool == "token" and not config.distillation) or not config.final_norm:
+        settings["norm_after_pool"] = False
+    if not config.layer_scale:
+        settings["mlp_scale"] = True
+    if not config.prefix_tokens:
+        settings["pool_prefix"] = arch.config.pool_prefix and config.pool == "map"
+    if config.stem is not None and config.stem.style == "hybrid":
+        settings["stem"] = config.stem.replace(style="timm")
+    if config.attn_dim == 2 * config.width:
+        settings["attn_dim"] = "two branches"
+    return settings
+
+
+def fit_numerics(arch: Architecture, config: ViTConfig, arguments: dict[str, Any]) -> tuple[Numerics, int]:
+    """The numerics of timm's code, with arguments added for what they can state; and how many still differ."""
+    theirs, ours = arch.config.numerics, config.numerics
+    has_gelu = config.mlp == "gelu"
+    if arch.maker not in ("Eva", "Beit") and ours.gelu != theirs.gelu and has_gelu:
+        arguments["act_layer"], theirs = ACTIVATIONS[ours.gelu], theirs.replace(gelu=ours.gelu)
+    if arch.maker == "NaFlexVit":
+        modes = {"bicubic_antialias": "bicubic", "bilinear_antialias": "bilinear"}
+        if ours.position_resize != theirs.position_resize and ours.position_resize in modes:
+            arguments["pos_embed_interp_mode"] = modes[ours.position_resize]
+            theirs = theirs.replace(position_resize=ours.position_resize)
+        if ours.square_positions != theirs.square_positions:
+            arguments["pos_embed_ar_preserving"] = ours.square_positions
+            theirs = theirs.replace(square_positions=ours.square_positions)
+    uses_gelu = has_gelu or config.pool == "map"
+    differences = (uses_gelu and theirs.gelu != ours.gelu, theirs.norm_eps != ours.norm_eps)
+    resized = theirs.square_positions != ours.square_positions or ours.position_resize == "bilinear_antialias"
+    return theirs, sum(differences) + (resized and arch.maker != "NaFlexVit")
+
+
+class TimmArchitecture(Timm):
+    """A model written as one of timm's architectures, with all its settings in `config.json`."""
+
+    def __init__(self, config: ViTConfig, state: Tensors, known_as: str = "") -> None:
+        # a bias that is the same for all keys does not change the softmax, unless keys are rotated or normalized
+        matters = config.rope is not None or config.qk_norm
+        self.timm_config = projection_as_head(config)
+        result = choose(self.timm_config, known_as, key_bias=matters and has_key_bias(state))
+        self.reasons = result if isinstance(result, list) else []
+        self.choice: TimmChoice | None = None if isinstance(result, list) else result
+        self.kv_heads: list[int] = []
+        if self.choice and "key_bias" in self.choice.architecture.pieces:  # some of its blocks share keys and values
+            groups = (shared_heads(state, f"blocks.{layer}", config.num_heads) for layer in range(config.depth))
+            self.kv_heads = [config.num_heads // group for group in groups]
+
+    def require_choice(self) -> TimmChoice:
+        if self.choice is None:
+            raise ConversionError("; ".join(self.reasons))
+        return self.choice
+
+    @property
+    def architecture(self) -> Architecture:
+        return self.require_choice().architecture
+
+    def obstacles(self, config: ModelConfig) -> Iterator[str]:
+        yield from self.reasons
+
+    def keeps_factors(self, config: ViTConfig) -> bool:
+        return self.architecture.maker == "NaFlexVit" and config.pos_embed == "factorized"
+
+    def write_positions(self, state: Tensors, config: ViTConfig) -> Tensors:
+        if self.keeps_factors(config):
+            return dict(state)
+        joined = super().write_positions(state, config)
+        if self.architecture.config.pos_embed in ("none", "relative_bias"):
+            del joined[POSITIONS]
+        return joined
+
+    def prefix_rows(self, config: ViTConfig) -> int:
+        arch, arguments = self.architecture, self.require_choice().arguments
+        default = arch.config.cls_pos_embed if arch.config.cls_token else "register_rows" in arch.pieces
+        has_rows = arch.maker == DISTILLED or not arguments.get("no_embed_class", not default)
+        return config.prefix_tokens if has_rows and arch.maker != "NaFlexVit" else 0
+
+    def rename_parameters(self, native: Tensors, config: ModelConfig) -> Tensors:
+        if self.timm_config.num_classes == config.num_classes:
+            return native
+        head = rename(native, [(r"^pre_logits\.", "head.")])
+        return head | {"head.bias": torch.zeros(self.timm_config.num_classes)}
+
+    def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:
+        assert isinstance(config, ViTConfig)
+        return split_parts(super().from_table_names(tensors, config), config, self.architecture)
+
+    def reader_config(self, config: ModelConfig) -> ModelConfig:
+        config = super().reader_config(config)
+        return config.replace(numerics=self.require_choice().numerics)
+
+    def expands_positions(self, config: ViTConfig) -> bool:
+        return super().expands_positions(config) and not self.keeps_factors(config)
+
+    def reader_preprocess(self, config: ModelConfig, preprocess: Preprocess) -> Preprocess:
+        read = read_preprocess(write_preprocess(preprocess, config), preprocess.image_size)
+        return read.replace(floor_crop=preprocess.floor_crop, scaled_size=read.scaled_size or preprocess.scaled_size)
+
+    def json_files(self, config: ModelConfig, labels: tuple[str, ...] | None, preprocess: Preprocess) -> dict[str, Any]:
+        assert isinstance(config, ViTConfig)
+        arch, arguments = self.architecture, dict(self.require_choice().arguments)
+        if self.kv_heads:
+            arguments["num_kv_heads"] = self.kv_heads
+        classifier = ["head", "head_dist"] if arch.maker == DISTILLED else "head"
+        is_plain = config.stem is None and arch.maker != "NaFlexVit" and config.in_channels == 3
+        settings = write_config(
+            arch.name, self.timm_config, labels=labels, preprocess=preprocess, classifier=classifier
+        )
+        settings["global_pool"] = POOLS[config.pool]
+        settings["pretrained_cfg"]["fixed_input_size"] = arch.maker != "NaFlexVit"
+        if is_plain:
+            settings["pretrained_cfg"]["first_conv"] = "patch_embed.proj"
+        if arguments:
+            settings["model_args"] = arguments
+        return {"config.json": settings}
+
+
+def projection_as_head(config: ViTConfig) -> ViTConfig:
+    """`config` with CLIP's projection as timm has it: the head, with a bias of zeros."""
+    if not config.projection or config.num_classes or config.unit_features:
+        return config
+    return config.replace(num_classes=config.representation_size, representation_size=0, projection=False)
+
+
+def has_key_bias(state: Tensors) -> bool:
+    biases = (tensor for name, tensor in state.items() if name.endswith(".attn.qkv.bias"))
+    return any(bool(bias.chunk(3)[1].any()) for bias in biases)
+
+
+class TimmBitFolder(TimmBit):
+    """A BiT ResNet as a folder."""
+
+    def obstacles(self, config: ModelConfig) -> Iterator[str]:
+        yield from super().obstacles(config)
+        if isinstance(config, ResNetConfig) and bit_name(config) is None:
+            yield f"timm has no resnetv2_*_bit with stages={config.stages} and width={config.width}"
+
+    def json_files(self, config: ModelConfig, labels: tuple[str, ...] | None, preprocess: Preprocess) -> dict[str, Any]:
+        assert isinstance(config, ResNetConfig)
+        name = bit_name(config)
+        assert name is not None
+        return {"config.json": write_config(name, config, labels=labels, preprocess=preprocess, classifier="head.fc")}
+
+
+BIT_DEPTHS: dict[tuple[int, ...], int] = {(3, 4, 6, 3): 50, (3, 4, 23, 3): 101, (3, 8, 36, 3): 152}
+BIT_SIZES = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")
+
+
+def bit_name(config: ResNetConfig) -> str | None:
+    """timm's name of a BiT ResNet."""
+    size = f"{BIT_DEPTHS.get(config.stages)}x{config.width / 64:g}"
+    return f"resnetv2_{size}_bit" if size in BIT_SIZES else None
