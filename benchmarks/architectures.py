@@ -73,9 +73,8 @@ class OtherPartError(Exception):
 def settings_of(model: nn.Module) -> dict[str, Any]:
     """What the arrays of a timm model do not tell, as our settings."""
     block = model.blocks[0]
-    branches = getattr(block, "attns", ())  # side by side
-    attention = branches[0].attn if branches else getattr(block, "attn", None)
-    mlp = block.ffns[0].mlp if branches else getattr(block, "mlp", None)
+    attention = attention_of(block)
+    mlp = block.ffns[0].mlp if hasattr(block, "ffns") else getattr(block, "mlp", None)
     for part, known in ((block, ORDERS), (attention, ATTENTIONS), (mlp, MLPS)):
         if type(part).__name__ not in known:
             raise OtherPartError(type(part).__name__)
@@ -98,6 +97,11 @@ def settings_of(model: nn.Module) -> dict[str, Any]:
     if getattr(block, "gamma_1", None) is not None and block.gamma_2 is None:
         settings["mlp_scale"] = False
     return settings | flexible_positions(model)
+
+
+def attention_of(block: nn.Module) -> nn.Module | None:
+    """The attention of a block, or of its first branch; None if the block has no module for it."""
+    return block.attns[0].attn if hasattr(block, "attns") else getattr(block, "attn", None)
 
 
 def check_stem(model: nn.Module) -> None:
@@ -236,7 +240,11 @@ def made(name: str, **options: Any) -> nn.Module:
 
 def shared_keys(name: str, options: dict[str, Any]) -> dict[str, Any]:
     """Heads of keys and values in two blocks, the second with half of them, where the architecture has such."""
-    heads = options.get("num_heads") or heads_of(name)
+    import timm
+
+    with torch.device("meta"):
+        block = timm.create_model(name).blocks[0]
+    heads = options.get("num_heads") or (attention_of(block) or block).num_heads
     return {"num_kv_heads": (heads, heads // 2)}
 
 
@@ -258,7 +266,7 @@ def write_table() -> None:
 
     table = []
     for name in names():
-        rows()[name] = row = {"name": name}
+        row = {"name": name}
         try:
             with torch.device("meta"):
                 model = made(name)
