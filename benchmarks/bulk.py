@@ -29,9 +29,10 @@ import torch
 from PIL import Image
 
 import vitruvian as vt
+from vitruvian.bulk.images import ReadImages
 from vitruvian.bulk.run import Work
 from vitruvian.config import ViTConfig
-from vitruvian.predict import Encoder
+from vitruvian.inference import Encoder, load_batches
 
 PIECE = 4096
 MODEL = Path(vt.__file__).parent / "box"
@@ -93,8 +94,9 @@ def rates(folder: Path, rounds: int, seconds: float, batch_size: int) -> dict[st
         workers=0,
     )
     job = work.job()
-    pixels = next(job.images.seen(job.batches_of(0), job.view, workers=0, ahead=batch_size)).pixels
-    assert pixels is not None
+    load = ReadImages(job.images, job.preprocess)
+    loaded = next(load_batches(load, job.batches_of(0), ahead=batch_size))
+    pixels = torch.stack([image for _, image in loaded if isinstance(image, torch.Tensor)])
     identity, part = job.begin(), 0
     for turn in range(rounds + 1):  # the first to warm up
         begun, count = clocks(), 0

@@ -25,8 +25,8 @@ from vitruvian.cost import parameters
 from vitruvian.evaluation.measuring.calibration import fitted_temperature
 from vitruvian.evaluation.measuring.evaluate import space_for
 from vitruvian.evaluation.measuring.inference import answers_of
+from vitruvian.inference import Classifier
 from vitruvian.model.build import Model
-from vitruvian.predict import Classifier
 from vitruvian.training.images import Images, images_for
 from vitruvian.training.recipes import read_recipe
 

@@ -33,7 +33,7 @@ SERVE = ("-m", "vitruvian", "serve", "--batch-size", str(BATCH))
 PLAIN = """
 import sys, torch, uvicorn
 from fastapi import FastAPI, File, UploadFile
-from vitruvian.predict import Classifier
+from vitruvian.inference import Classifier
 classifier, app = Classifier(sys.argv[1]), FastAPI()
 @app.post("/predict")
 def predict(image: UploadFile = File()):
@@ -48,7 +48,7 @@ import sys, torch, litserve
 from fastapi import UploadFile
 from vitruvian.data.decode import decode
 from vitruvian.data.preprocess import apply_preprocess
-from vitruvian.predict import Classifier
+from vitruvian.inference import Classifier
 class Api(litserve.LitAPI):
     def setup(self, device): self.classifier = Classifier(sys.argv[1])
     def decode_request(self, request):

@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,15 @@ import torch
 from numpy.typing import NDArray
 
 import vitruvian as vt
-from vitruvian.bulk.images import Seen
+from vitruvian.bulk.images import RowDetails
 from vitruvian.bulk.job import JOB_FILE, identity_of
 from vitruvian.bulk.parts import Rows, columns_of, encoded, part_name
 from vitruvian.bulk.place import Place
 from vitruvian.bulk.similar import CANDIDATES, LINKS, Search, best, normalized
 from vitruvian.bulk.store import open_store
 from vitruvian.files import json_bytes
-from vitruvian.predict import Encoder
+from vitruvian.inference import Encoder, batched
+from vitruvian.model.build import Model
 
 BLOCK = 4096
 Found = Callable[[NDArray[Any], int], NDArray[Any]]
@@ -90,15 +90,20 @@ def main() -> None:
             print(json.dumps(line), flush=True)
 
 
+def patch_tokens(model: Model) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda pixels: vt.features(model, pixels, grid=False)[0]
+
+
 def make_vectors(out: Path, images: Path, model: Path, count: int) -> None:
     """Patches of the images one after the other, in an order that depends on nothing but their names."""
     encoder = Encoder(model)
     files = sorted(images.rglob("*.jpg"), key=lambda path: hashlib.sha256(path.name.encode()).digest())
-    views = encoder.views(files, ahead=64)
+    loaded = encoder.load(batched(((None, file) for file in files), 32), ahead=64)
     made, stored = 0, None
-    while made < count and (group := list(islice(views, 32))):
-        pixels = torch.stack([seen for _, seen in group if isinstance(seen, torch.Tensor)])
-        tokens = encoder.compute(lambda part: vt.features(encoder.model, part, grid=False)[0], pixels)
+    for batch in encoder.run(partial(encoder.compute, patch_tokens(encoder.model)), loaded):
+        if made >= count:
+            break
+        tokens = batch.values
         flat = tokens[:, encoder.model.config.prefix_tokens :].flatten(0, 1).numpy().astype(np.float16)[: count - made]
         if stored is None:
             stored = np.lib.format.open_memmap(out, "w+", np.float16, (count, flat.shape[1]))
@@ -143,7 +148,7 @@ def write_result(vectors: NDArray[Any], place: Place) -> None:
         chunk = vectors[part * BLOCK : (part + 1) * BLOCK]
         names = [f"images/{part * BLOCK + number:08}.jpg" for number in range(len(chunk))]
         rows = Rows(part * BLOCK)
-        rows.add(Seen(names, ["train"] * len(chunk), [None] * len(chunk), [None] * len(chunk)), list(chunk))
+        rows.add([(RowDetails(name, "train", None), None) for name in names], iter(chunk))
         place.write(part_name(part, parts), encoded(rows.table(columns_of(job), identity_of(job))))
 
 

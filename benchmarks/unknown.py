@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,7 @@ from vitruvian.data.folder import find_images
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.sources import Source
 from vitruvian.evaluation.measuring.energy import shift_energy
-from vitruvian.predict import Classifier
+from vitruvian.inference import Classifier, batched
 from vitruvian.training.images import images_for
 from vitruvian.training.recipes import read_recipe
 
@@ -129,10 +128,8 @@ def known_photos(imagenet: Path | None, pets: Path | None) -> dict[str, list[tup
 
 def logits_of(classifier: Classifier, images: Iterable[ImageInput]) -> Tensor:
     """Logits (B, K) of images that can all be read."""
-    views, parts = classifier.views(images, ahead=200), []
-    while group := list(islice(views, 100)):
-        parts.append(classifier.logits(torch.stack([seen for _, seen in group if isinstance(seen, Tensor)])))
-    return torch.cat(parts)
+    loaded = classifier.load(batched(((None, image) for image in images), 100), ahead=200)
+    return torch.cat([batch.values for batch in classifier.run(classifier.logits, loaded)])
 
 
 def some_of(source: Source, most: int) -> list[Image.Image]:
@@ -143,8 +140,7 @@ def some_of(source: Source, most: int) -> list[Image.Image]:
 
 def features_of(classifier: Classifier, images: Iterable[ImageInput]) -> Tensor:
     """What the head reads (B, F) of images that can all be read."""
-    seen = [pixels for _, pixels in classifier.views(images, ahead=200) if isinstance(pixels, Tensor)]
-    return torch.cat([classifier.features(part) for part in torch.stack(seen).split(100)])
+    return classifier.embed(images, batch_size=100)
 
 
 def shift(classifier: Classifier, training: Source) -> None:

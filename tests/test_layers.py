@@ -17,7 +17,7 @@ ROWS = [
     ["data"],
     ["weights"],
     ["engines"],
-    ["predict"],
+    ["inference"],
     ["evaluation"],
     ["training", "explain", "bulk", "compress"],
     ["study"],

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 import vitruvian.bulk.job
-import vitruvian.predict
+import vitruvian.inference
 from vitruvian.bulk import embed, merge, predict
 from vitruvian.bulk.merge import open_result
 from vitruvian.bulk.similar import Search
 from vitruvian.errors import ConfigError, DataError, FileError
 from vitruvian.evaluation.probes.store import model_keys
-from vitruvian.predict import Classifier, Encoder
+from vitruvian.inference import Classifier, Encoder
 from vitruvian.weights.save import save
 
 pa = pytest.importorskip("pyarrow")
@@ -47,8 +47,7 @@ def test_a_vector_is_what_the_encoder_gives_for_the_image(images, model, whole, 
     assert (found.images, found.parts, len(table)) == (24, 5, 24)
     encoder = Encoder(model)
     for row in (table[0], table[17]):
-        (_, view), *_ = encoder.views([images / row["key"]], ahead=1)
-        wanted = encoder.features(view[None]).numpy()[0]
+        wanted = encoder.embed([images / row["key"]]).numpy()[0]
         np.testing.assert_allclose(row["vector"], wanted.astype("float16"), atol=2e-3)
     assert [row["label"] for row in table] == ["a"] * 12 + ["b"] * 12
     assert [row["index"] for row in table] == list(range(24))
@@ -81,7 +80,7 @@ def test_batches_that_overlap_on_two_cores_give_the_bytes_of_one_after_the_other
     images, model, tmp_path, monkeypatch, two_threads
 ):
     embed(images, model, tmp_path / "two", piece=11, batch_size=5)
-    monkeypatch.setattr(vitruvian.predict, "in_threads", lambda function, items, **_: map(function, items))
+    monkeypatch.setattr(vitruvian.inference, "in_threads", lambda function, items, **_: map(function, items))
     embed(images, model, tmp_path / "one", piece=11, batch_size=5)
     assert content(tmp_path / "two") == content(tmp_path / "one")
 
@@ -206,7 +205,9 @@ def test_a_part_of_which_too_much_cannot_be_read_is_not_written(images, model, t
     folder = shutil.copytree(images, tmp_path / "images")
     for number in (6, 7):
         (folder / "a" / f"0{number}.png").write_bytes(b"")
-    with pytest.raises(DataError, match="3 of the 5 images from number 5 on cannot be read, such as a/05"):
+    with pytest.raises(
+        DataError, match=r"3 of 5 images cannot be read, more than 25%, such as a/05.*; the part from image 5 on is not"
+    ):
         embed(folder, model, tmp_path / "out", piece=5, batch_size=2)
     assert [path.name[:11] for path in (tmp_path / "out").glob("part-*")] == ["part-000000"]
     embed(folder, model, tmp_path / "out", piece=5, batch_size=2, max_unreadable=0.6)

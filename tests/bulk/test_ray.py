@@ -8,7 +8,7 @@ import pytest
 from vitruvian.bulk import embed
 from vitruvian.bulk.ray import Parts, predict
 from vitruvian.errors import ConfigError
-from vitruvian.predict import Classifier
+from vitruvian.inference import Classifier
 from vitruvian.weights.save import save
 
 pq = pytest.importorskip("pyarrow.parquet")

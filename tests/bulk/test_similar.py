@@ -11,8 +11,8 @@ from vitruvian.bulk.parts import IDENTITY
 from vitruvian.bulk.similar import Search, similar
 from vitruvian.cache import cache_folder
 from vitruvian.errors import DataError, ImageError
+from vitruvian.inference import Encoder
 from vitruvian.model.build import build
-from vitruvian.predict import Encoder
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -14,7 +14,7 @@ from vitruvian.data.doctor import diagnose
 from vitruvian.data.doctor.copies import ALIKE
 from vitruvian.errors import DataError
 from vitruvian.evaluation.probes.probe import probe
-from vitruvian.predict import Encoder
+from vitruvian.inference import Encoder
 
 pytest.importorskip("pyarrow")
 

@@ -9,7 +9,7 @@ import vitruvian as vt
 from vitruvian.compress.cascade import fit_cascade, fit_merging
 from vitruvian.config import CascadeConfig
 from vitruvian.errors import ConfigError, DataError
-from vitruvian.predict import first_of, probabilities_of, reduced
+from vitruvian.inference import first_pass_pixels, probabilities_of
 
 TINY = vt.ViTConfig(image_size=32, patch_size=4, depth=2, width=16, mlp_dim=32, num_heads=2, num_classes=5)
 
@@ -50,7 +50,7 @@ def test_at_threshold_1_a_cascade_is_the_whole_model_and_at_0_its_first_pass(mod
     settings = {"image_size": 16, "tome_r": 3}
     torch.testing.assert_close(vt.Classifier(with_cascade(model, threshold=1.0, **settings)).logits(PIXELS), whole)
     cascade = CascadeConfig(threshold=0.0, **settings)
-    first = vt.Classifier(first_of(model, cascade)).logits(reduced(PIXELS, cascade))
+    first = vt.Classifier(vt.with_merging(model, cascade.tome_r)).logits(first_pass_pixels(PIXELS, cascade))
     found = vt.Classifier(with_cascade(model, threshold=0.0, **settings)).logits(PIXELS)
     assert torch.equal(found, first)
     assert not torch.equal(found, whole)

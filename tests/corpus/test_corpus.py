@@ -108,7 +108,7 @@ CASES: dict[str, dict[str, str]] = {
     },
     "data": {
         "empty|empty-classes": "no images in class folders",
-        "all-broken": "(^$|not one image can be read|can be read|(in a row|on) cannot be read)",
+        "all-broken": "(^$|no image can be read|can be read|(in a row|images) cannot be read)",
         "empty.csv|no-columns.csv": "no column path",
         "not-utf-8.csv": "not a table in UTF-8",
         "endless.csv|fifo.csv|fifo.tar|loop.csv": "(no such file or folder|not a regular file|too many levels)",

@@ -190,9 +190,9 @@ def test_a_file_of_transformers_exporter_is_used_with_the_settings_beside_it(exp
     classifier = vt.Classifier(path)
     assert classifier.labels == ("a", "b", "c")
     expected = vt.Preprocess(image_size=24, interpolation="bicubic", mean=(0.2,) * 3, std=(0.3,) * 3)
-    assert classifier.seen_as == expected
+    assert classifier.preprocess == expected
     both = foreign(tmp_path / "b", folder / "any.onnx", processor_config={"image_processor": seen})
-    assert vt.Classifier(both).seen_as == expected
+    assert vt.Classifier(both).preprocess == expected
     image = np.full((9, 9, 3), 77, np.uint8)
     probabilities = (
         exported[0](vt.preprocess_image(image, expected)[None]).softmax(-1)[0].sort(descending=True).values.tolist()
@@ -205,8 +205,8 @@ def test_a_file_of_timms_exporter_is_used_with_its_config(exported, folder, tmp_
     path = foreign(tmp_path / "b", folder / "any.onnx", config={"pretrained_cfg": cfg, "label_names": ["x", "y", "z"]})
     classifier = vt.Classifier(path)
     assert classifier.labels == ("x", "y", "z")
-    assert (classifier.seen_as.image_size, classifier.seen_as.scaled_size) == ((32, 32), (40, 40))
-    assert classifier.seen_as.mean == (0.4,) * 3
+    assert (classifier.preprocess.image_size, classifier.preprocess.scaled_size) == ((32, 32), (40, 40))
+    assert classifier.preprocess.mean == (0.4,) * 3
 
 
 def test_a_file_without_settings_asks_for_them(exported, folder, tmp_path):

@@ -29,7 +29,7 @@ from vitruvian.evaluation.probes.features import features_of
 from vitruvian.evaluation.probes.linear import fit
 from vitruvian.evaluation.probes.store import FeatureStore
 from vitruvian.evaluation.report import write_evaluation
-from vitruvian.predict import Classifier, Encoder
+from vitruvian.inference import Classifier, Encoder
 from vitruvian.training import train
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save
@@ -128,14 +128,14 @@ def test_unreadable_images_are_listed_and_not_counted(photos):
         evaluate(photos, color_model())
     for path in (photos / "test").rglob("*.png"):
         path.write_bytes(b"")
-    with pytest.raises(DataError, match=r"not one image can be read, such as test/blue/000.png: the file is empty"):
+    with pytest.raises(DataError, match=r"no image can be read, such as test/blue/000.png: the file is empty"):
         evaluate(photos, color_model())
 
 
 def test_broken_weights_name_the_image(photos):
     model = color_model()
     torch.nn.init.constant_(model.head.bias, float("nan"))
-    with pytest.raises(VitruvianError, match=r"test/blue/000.png: the model's answer is not a finite number"):
+    with pytest.raises(VitruvianError, match=r"test/blue/000.png: the model produced NaN or infinite outputs"):
         evaluate(photos, Classifier(model))
 
 
@@ -206,7 +206,7 @@ def test_a_fitted_temperature_is_saved_with_the_model_and_used_by_predictions(tm
     )
     assert ran.exit_code == 0, ran.output
     before, after = (load(tmp_path / name) for name in ("sure", "calibrated"))
-    assert after.temperature > 1.5
+    assert after.meta.temperature > 1.5
     found = evaluate(photos, Classifier(after))
     assert found.calibration.now.temperature == after.temperature
     assert found.calibration.now.loss < evaluate(photos, Classifier(before)).calibration.now.loss
@@ -248,11 +248,11 @@ def test_a_torch_dataset_and_a_view_of_ones_own_are_measured_alike(photos):
     model = color_model()
     usual, own = (
         evaluate(photos, model),
-        evaluate(Photos(), model, view=lambda image: preprocess_image(image, model.meta.preprocess)),
+        evaluate(Photos(), model, preprocess=lambda image: preprocess_image(image, model.meta.preprocess)),
     )
     assert own.measures.scalars() == usual.measures.scalars()
     assert own.to_json()["view"].endswith("<lambda>")
-    upside_down = evaluate(photos, model, view=lambda image: -preprocess_image(image, model.meta.preprocess))
+    upside_down = evaluate(photos, model, preprocess=lambda image: -preprocess_image(image, model.meta.preprocess))
     assert upside_down.measures.loss != usual.measures.loss
 
 
@@ -260,7 +260,7 @@ def test_a_view_that_gives_no_tensor_is_named(photos):
     with pytest.raises(
         ConfigError, match=r"the transform returned PngImageFile, expected a float tensor \(channels, rows, columns\)"
     ):
-        evaluate(photos, color_model(), view=lambda image: image)
+        evaluate(photos, color_model(), preprocess=lambda image: image)
 
 
 @pytest.mark.slow
@@ -275,7 +275,7 @@ def test_a_dataset_of_hugging_face_is_measured(photos):
 
 def vtab_kitti(root, model):
     """A task whose own view squashes images, with four classes; two of three labels are the model's answers."""
-    classifier = Classifier(model).with_view(model.meta.preprocess.changed({"fit": "squash"}))
+    classifier = Classifier(model).with_preprocess(model.meta.preprocess.changed({"fit": "squash"}))
     folder = root / "vtab-1k" / "kitti"
     rng = np.random.default_rng(0)
     for name, each in (("train800", 1), ("val200", 12), ("test", 6)):
@@ -303,7 +303,7 @@ def test_a_tasks_view_is_used_and_not_saved_with_the_calibrated_model(tmp_path, 
     saved = load(tmp_path / "out")
     assert saved.meta.preprocess == model.meta.preprocess
     assert saved.meta.temperature > 1
-    other = evaluate("vtab-kitti", model, view=model.meta.preprocess)
+    other = evaluate("vtab-kitti", model, preprocess=model.meta.preprocess)
     assert other.measures.loss != json.loads(ran.stdout)["loss"]
 
 

@@ -17,7 +17,7 @@ from vitruvian.errors import ConfigError, DataError, VitruvianError
 from vitruvian.evaluation.probes import store as store_module
 from vitruvian.evaluation.probes.features import features_of
 from vitruvian.evaluation.probes.store import FeatureStore, image_key, model_key, model_keys, open_store
-from vitruvian.predict import Encoder
+from vitruvian.inference import Encoder
 
 
 @pytest.fixture
@@ -171,11 +171,11 @@ def test_unreadable_images_are_left_out_and_named(photos):
 def test_nothing_readable_and_broken_weights_are_errors(photos):
     model = tiny_model()
     torch.nn.init.constant_(model.norm.bias, float("nan"))
-    with pytest.raises(VitruvianError, match=r"blue/000.png: the model's features are not finite numbers"):
+    with pytest.raises(VitruvianError, match=r"blue/000.png: the model produced NaN or infinite outputs"):
         found(Encoder(model), photos)
     for path in photos.rglob("*.png"):
         path.write_bytes(b"")
-    with pytest.raises(DataError, match=r"not one image can be read, such as train/blue/000.png: the file is empty"):
+    with pytest.raises(DataError, match=r"no image can be read, such as train/blue/000.png: the file is empty"):
         found(Encoder(tiny_model()), photos)
 
 

@@ -125,7 +125,7 @@ def test_the_model_is_measured_without_dropout_and_stays_as_it_was():
 
 
 def test_an_answer_that_is_no_number_names_the_example():
-    with pytest.raises(VitruvianError, match="answer for example 5 is not a finite number"):
+    with pytest.raises(VitruvianError, match="outputs for example 5 are NaN or infinite"):
         measured(torch.tensor([[0.0, 1.0]] * 5 + [[0.0, math.nan]]), [0] * 6, classes=2)
 
 

@@ -17,7 +17,7 @@ from vitruvian.errors import ConfigError, DataError, UnknownNameError, Vitruvian
 from vitruvian.evaluation.probes.features import held_numbers, parts_of
 from vitruvian.evaluation.probes.probe import Wanted, probe
 from vitruvian.evaluation.report import write_probe
-from vitruvian.predict import Encoder
+from vitruvian.inference import Encoder
 from vitruvian.weights.save import save
 
 app = typer.Typer(pretty_exceptions_enable=False)
@@ -147,7 +147,7 @@ def test_a_view_of_ones_own_is_probed_and_its_features_are_not_kept(tmp_path, ca
             model,
             only=["neighbors"],
             neighbors=2,
-            view=lambda image: vitruvian.preprocess_image(image, model.meta.preprocess),
+            preprocess=lambda image: vitruvian.preprocess_image(image, model.meta.preprocess),
         )
         assert own.computed == 33
         assert own.results[0].top1 == usual.results[0].top1

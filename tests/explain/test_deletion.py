@@ -10,7 +10,7 @@ from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.errors import ConfigError
 from vitruvian.explain import Curve, deletion_curves, gradient_attention
 from vitruvian.explain.deletion import by_rank, covered
-from vitruvian.predict import Classifier
+from vitruvian.inference import Classifier
 
 
 def test_the_highest_patch_goes_first_and_equal_ones_in_reading_order():

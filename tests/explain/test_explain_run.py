@@ -135,7 +135,7 @@ def test_an_answer_that_is_not_a_number_is_an_error():
     model = named()
     with torch.no_grad():
         model.head.bias.fill_(float("nan"))
-    assert Explainer(model).explain(make_image()).error == "image: the model's answer is not a finite number"
+    assert Explainer(model).explain(make_image()).error == "image: the model produced NaN or infinite outputs"
 
 
 def test_a_run_writes_overlays_arrays_and_a_page(tmp_path):

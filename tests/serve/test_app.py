@@ -16,8 +16,9 @@ from PIL import Image
 from tiny_service import encoded, photo, tiny_vit
 
 import vitruvian as vt
+from vitruvian.data.preprocess import preprocess_image
 from vitruvian.explain import attention_rollout, gradient_attention
-from vitruvian.predict import Classifier
+from vitruvian.inference import Classifier
 from vitruvian.serve.limits import ServiceLimits
 from vitruvian.serve.middleware import AccessPolicy
 
@@ -126,7 +127,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(client_of, model):
 def test_vectors_are_the_features_the_head_reads(client, model):
     found = client.post("/embed", files=[file(photo(4))]).json()["results"][0]["vector"]
     encoder = Classifier(model)
-    ((_, pixels),) = encoder.views([photo(4)], ahead=1)
+    pixels = preprocess_image(photo(4), model.meta.preprocess)
     assert found == pytest.approx(encoder.features(pixels[None])[0].tolist(), abs=1e-5)
 
 
@@ -136,7 +137,7 @@ def test_explanations_have_arrays_and_overlays(client, model):
     ).json()
     assert [each["map"] for each in found["maps"]] == ["gradient", "rollout"]
     assert found["maps"][0]["class"] == 2
-    ((_, pixels),) = Classifier(model).views([photo(5)], ahead=1)
+    pixels = preprocess_image(photo(5), model.meta.preprocess)
     expected = {
         "rollout": attention_rollout(model, pixels[None])[0],
         "gradient": gradient_attention(model, pixels[None], [2])[0],
@@ -149,7 +150,7 @@ def test_explanations_have_arrays_and_overlays(client, model):
 def test_inside_a_model_every_part_is_what_the_model_computes(client, model):
     parts = "input,layers,rollout,gradient,attention,similarity"
     found = client.post("/inspect", files=[file(photo(6))], data={"parts": parts, "layer": "0"}).json()
-    ((_, pixels),) = Classifier(model).views([photo(6)], ahead=1)
+    pixels = preprocess_image(photo(6), model.meta.preprocess)
     assert found["grid"] == [4, 4]
     attention = unpacked(found["attention"])
     with torch.no_grad():
@@ -177,7 +178,7 @@ def test_erased_patches_change_the_answer_and_all_of_them_leave_the_mean_color(c
     assert part != whole
     every = ",".join(map(str, range(16)))
     blank = client.post("/predict", files=[file(photo(7))], data={"erased": every}).json()["results"][0]
-    ((_, pixels),) = Classifier(model).views([photo(7)], ahead=1)
+    pixels = preprocess_image(photo(7), model.meta.preprocess)
     mean = pixels.mean(dim=(1, 2), keepdim=True).expand_as(pixels)
     expected = Classifier(model).logits(mean[None]).softmax(dim=-1)[0]
     assert blank["predictions"][0]["probability"] == pytest.approx(float(expected.max()), abs=1e-5)

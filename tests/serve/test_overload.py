@@ -15,9 +15,9 @@ from tiny_service import photo
 
 import vitruvian as vt
 from vitruvian.config import Preprocess, ViTConfig
+from vitruvian.inference import Classifier
 from vitruvian.model.build import build
 from vitruvian.model.vit import ViT
-from vitruvian.predict import Classifier
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from processes import Process
 from tiny_service import photo, tiny_vit
 
 import vitruvian as vt
-from vitruvian.predict import Classifier
+from vitruvian.inference import Classifier
 
 pytestmark = pytest.mark.slow
 

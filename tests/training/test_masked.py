@@ -8,9 +8,9 @@ from runs import TINY, changes, identical, lines, weights
 from forked import ranks
 from vitruvian.config import Preprocess, ViTConfig
 from vitruvian.errors import ConfigError
+from vitruvian.inference import Classifier, Encoder
 from vitruvian.model.build import build
 from vitruvian.model.resnet import ResNet
-from vitruvian.predict import Classifier, Encoder
 from vitruvian.training import Interrupted, read_recipe, resume, train
 from vitruvian.training.checkpoint import Checkpoints
 from vitruvian.training.finetune import finetune, protocol_for
@@ -216,7 +216,7 @@ def test_the_model_has_no_head_and_nothing_of_the_pre_training(pretrained):
     assert model.meta.labels is None
     assert not set(MaskedViT.own_names) & set(weights(pretrained.folder))
     assert Encoder(model).features(torch.zeros(1, 1, 8, 8)).shape == (1, 16)
-    with pytest.raises(ConfigError, match="this model has no head, so it gives features but no answers"):
+    with pytest.raises(ConfigError, match="this model has no classification head"):
         Classifier(pretrained.folder)
 
 

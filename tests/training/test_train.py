@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from vitruvian.config import Preprocess, ResNetConfig
 from vitruvian.errors import CheckpointError, ConfigError, DataError, TrainingError, VitruvianError
+from vitruvian.inference import Classifier
 from vitruvian.model.build import build
 from vitruvian.model.vit import ViT
-from vitruvian.predict import Classifier
 from vitruvian.training import Listener, read_recipe, train
 from vitruvian.training.distributed import Processes
 from vitruvian.training.images import TrainingBatches, images_for

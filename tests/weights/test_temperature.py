@@ -9,8 +9,8 @@ import torch
 
 from vitruvian.config import ViTConfig
 from vitruvian.errors import CheckpointError
+from vitruvian.inference import Classifier
 from vitruvian.model.build import build
-from vitruvian.predict import Classifier
 from vitruvian.weights.convert import convert
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save

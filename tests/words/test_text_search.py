@@ -10,8 +10,8 @@ from vitruvian.bulk.similar import Search, similar
 from vitruvian.cli.app import main
 from vitruvian.config import ViTConfig
 from vitruvian.errors import ConfigError, DataError
+from vitruvian.inference import Encoder
 from vitruvian.model.build import build
-from vitruvian.predict import Encoder
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("tokenizers")

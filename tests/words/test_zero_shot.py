@@ -82,15 +82,15 @@ def test_words_and_templates_that_cannot_be_are_named(clip, photos, tmp_path):
     with pytest.raises(ConfigError, match=r"the text 'a \\\\udcff' is not Unicode"):
         vt.embed_texts(clip[0], ["a \udcff"])
     for arguments, line in {
-        (photos, "-m", clip[0]): "this model has no head",
-        (photos, "-m", clip[0], "--template", "a {}"): "--template is for --labels, which are missing",
+        (photos, "-m", clip[0]): "this model has no classification head",
+        (photos, "-m", clip[0], "--template", "a {}"): "--template needs --labels",
         (photos, "-m", clip[0], "--labels", tmp_path / "absent.txt"): "absent.txt",
     }.items():
         result = vit("predict", *arguments)
         assert result.exit_code == 1
         assert line in str(result.exception)
         assert "\n" not in str(result.exception)
-    assert "--labels (words)" in str(vit("predict", photos, "-m", clip[0]).exception)
+    assert "--labels" in str(vit("predict", photos, "-m", clip[0]).exception)
 
 
 def test_labels_for_a_model_without_a_text_tower_are_refused_in_one_line(photos, tmp_path):

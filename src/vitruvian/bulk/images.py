@@ -3,62 +3,34 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, groupby
+from itertools import accumulate
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from vitruvian.config import Preprocess
-from vitruvian.data.decode import RawImage, decode, reason
-from vitruvian.data.preprocess import normalize_levels, resize_and_crop
+from vitruvian.data.decode import reason
+from vitruvian.data.preprocess import preprocess_image
 from vitruvian.data.sources import Source
-from vitruvian.data.workers import in_order, in_threads
 from vitruvian.errors import ImageError
-from vitruvian.predict import DECODERS
+from vitruvian.inference import CHUNK, Loaded
 from vitruvian.text import printable
 
 AHEAD = 512
 """Images by which a slow source learns beforehand what is read."""
-CHUNK = 16
-"""Images that a thread or a process reads and decodes at a time."""
 
 
-@dataclass(slots=True)
-class Seen:
-    """What is known of some images before the model is asked; a value each."""
+class RowDetails(NamedTuple):
+    """The columns of a result that do not depend on the model."""
 
-    keys: list[str] = field(default_factory=list)
-    splits: list[str] = field(default_factory=list)
-    labels: list[str | None] = field(default_factory=list)
-    errors: list[str | None] = field(default_factory=list)
-    """Why an image cannot be read."""
-    pixels: list[Tensor] = field(default_factory=list)
-    """Of those that can, in order: (B, channels, rows, columns) of images of one size that follow each other."""
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def extend(self, more: Seen) -> None:
-        """Add what is known of more images, without their pixels."""
-        self.keys += more.keys
-        self.splits += more.splits
-        self.labels += more.labels
-        self.errors += more.errors
-
-
-def joined(parts: list[Seen]) -> Seen:
-    """One after the other."""
-    whole = Seen()
-    for part in parts:
-        whole.extend(part)
-        whole.pixels += part.pixels
-    return whole
+    key: str
+    split: str
+    label: str | None
 
 
 @dataclass(frozen=True)
@@ -89,65 +61,27 @@ class Images:
     def remote(self) -> bool:
         return any(source.remote for source in self.sources.values())
 
-    def seen(self, batches: Iterable[range], view: Preprocess, *, workers: int, ahead: int) -> Iterator[Seen]:
-        """The images of each batch, read and decoded by processes, or with 0 workers by threads.
 
-        Threads read one image at a time, as a source need not allow more. They are `ahead` images before the model.
-        """
-        look, sizes = Look(self, view), deque[int]()
+class ReadImages:
+    """Reads and preprocesses images by index: the `load` of a job's pipeline, in threads or worker processes."""
 
-        def chunks() -> Iterator[range]:
-            for batch in batches:
-                sizes.append(len(batch))
-                for start in range(0, len(batch), CHUNK):
-                    yield batch[start : start + CHUNK]
-
-        found = (
-            in_order(look, chunks(), workers=workers)
-            if workers
-            else in_threads(look, chunks(), threads=DECODERS, ahead=max(ahead // CHUNK, DECODERS + 1))
-        )
-        batch: list[Seen] = []
-        for part in found:
-            batch.append(part)
-            if sum(map(len, batch)) == sizes[0]:
-                sizes.popleft()
-                yield joined(batch)
-                batch = []
-
-
-class Look:
-    """Calling it with the numbers of images reads and decodes them."""
-
-    def __init__(self, images: Images, view: Preprocess) -> None:
-        self.images, self.view = images, view
-        self._lock = Lock()
+    def __init__(self, images: Images, preprocess: Preprocess) -> None:
+        self.images, self.preprocess = images, preprocess
+        self._lock = Lock()  # a source need not be safe to read from several threads
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Look, (self.images, self.view)
+        return ReadImages, (self.images, self.preprocess)
 
-    def __call__(self, numbers: range) -> Seen:
-        found, levels = Seen(), []
-        self._announce(numbers[0])
-        for number in numbers:
-            error: str | None = None
-            image: RawImage = b""
-            split, source, within = self.images.locate(number)
-            try:
-                with self._lock:
-                    image = source.read(within)
-                levels.append(resize_and_crop(decode(image), self.view))
-            except (ImageError, OSError) as failure:
-                error = failure.reason if isinstance(failure, ImageError) else reason(failure)
-            found.keys.append(printable(source.key(within)))
-            found.splits.append(split)
-            found.labels.append(printable(source.classes[source.label(within)]) or None)
-            found.errors.append(error)
-        for _, same in groupby(levels, key=np.shape):
-            found.pixels.append(normalize_levels(np.stack(list(same)), self.view))
-        return found
-
-    def _announce(self, number: int) -> None:
-        _, source, within = self.images.locate(number)
-        if source.blocks is not None:
+    def __call__(self, position: int, index: int) -> Loaded[RowDetails]:
+        split, source, within = self.images.locate(index)
+        if source.blocks is not None and position % CHUNK == 0:
             source.announce(np.arange(within, min(within + AHEAD, len(source))))
+        pixels: Tensor | ImageError
+        try:
+            with self._lock:
+                image = source.read(within)
+            pixels = preprocess_image(image, self.preprocess)
+        except (ImageError, OSError) as error:
+            pixels = error if isinstance(error, ImageError) else ImageError(reason(error))
+        label = printable(source.classes[source.label(within)]) or None
+        return RowDetails(printable(source.key(within)), split, label), pixels

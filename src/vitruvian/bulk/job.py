@@ -16,16 +16,15 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from vitruvian.bulk.images import Images, Seen
+from vitruvian.bulk.images import Images, ReadImages
 from vitruvian.bulk.parts import DamagedPart, Rows, columns_of, encoded, part_name, read_part
 from vitruvian.bulk.place import Place
 from vitruvian.config import Preprocess
+from vitruvian.data.decode import Unreadable
 from vitruvian.errors import ConfigError, DataError, argument
-from vitruvian.evaluation.measuring.inference import MAX_UNREADABLE
 from vitruvian.evaluation.probes.store import HEADS, model_keys
 from vitruvian.files import json_bytes, parse_object, short_hash
-from vitruvian.model.cores import map_over_shapes
-from vitruvian.predict import Classifier, Encoder
+from vitruvian.inference import MAX_UNREADABLE, Classifier, Encoder, check_readable, load_batches
 from vitruvian.progress import print_status
 from vitruvian.text import printable
 from vitruvian.weights.store import tensors_digest
@@ -59,11 +58,11 @@ class Job:
     """Processes that read and decode; 0 means threads of this one."""
 
     @property
-    def view(self) -> Preprocess:
-        view = self.encoder.seen_as
-        if not isinstance(view, Preprocess):
-            raise ConfigError("a bulk job needs preprocessing that can be written down, not a callable")
-        return view
+    def preprocess(self) -> Preprocess:
+        preprocess = self.encoder.preprocess
+        if not isinstance(preprocess, Preprocess):
+            raise ConfigError("a bulk job needs preprocessing settings, not a callable")
+        return preprocess
 
     @property
     def description(self) -> dict[str, Any]:
@@ -77,7 +76,7 @@ class Job:
             "data": self.data,
             "data_key": short_hash([*names, *self._some_keys()]),
             "images": len(self),
-            "preprocess": self.view.to_json(),
+            "preprocess": self.preprocess.to_json(),
             **self.settings,
         }
         return dict(parse_object(json_bytes(content), JOB_FILE))  # with lists for tuples, as it is read again
@@ -137,7 +136,7 @@ class Job:
         if before.get("model_key") in self._model_keys:
             found["model_key"] = before["model_key"]
         try:
-            if Preprocess.from_json(before["preprocess"]) == self.view:
+            if Preprocess.from_json(before["preprocess"]) == self.preprocess:
                 found["preprocess"] = before["preprocess"]
         except (ConfigError, LookupError, TypeError, AttributeError):
             pass  # not preprocessing: told with the other differences
@@ -159,15 +158,16 @@ class Job:
                 print_status(f"{self.place}/{name}: damaged, made again")
                 wanted.append(part)
         batches = (batch for part in wanted for batch in self.batches_of(part))
-        seen = self.images.seen(batches, self.view, workers=self.workers, ahead=2 * int(self.settings["batch_size"]))
-        computed = self.encoder.overlapped(self._computed, seen)
+        load = ReadImages(self.images, self.preprocess)
+        loaded = load_batches(load, batches, ahead=2 * int(self.settings["batch_size"]), workers=self.workers)
+        computed = self.encoder.run(self._forward, loaded)
         with ThreadPoolExecutor(1, thread_name_prefix="write") as writer:  # the model does not wait for the place
             written: Future[None] | None = None
             for part in wanted:
                 rows = Rows(self.rows_of(part).start)
-                for found, results in islice(computed, len(self.batches_of(part))):
-                    rows.add(found, results)
-                    yield len(found)
+                for batch in islice(computed, len(self.batches_of(part))):
+                    rows.add(batch.images, iter(self.results(batch.values) if batch.readable else ()))
+                    yield len(batch.images)
                 self._check_readable(rows)
                 if written is not None:
                     written.result()
@@ -175,34 +175,34 @@ class Job:
             if written is not None:
                 written.result()
 
-    def _computed(self, found: Seen) -> tuple[Seen, list[Any]]:
-        """A batch with its results."""
-        return found, self.results([image for same in found.pixels for image in same]) if found.pixels else []
-
     def _write(self, part: int, rows: Rows, identity: str) -> None:
         self.place.write(part_name(part, self.parts), encoded(rows.table(self.columns, identity)))
 
     def _check_readable(self, rows: Rows) -> None:
-        seen = rows.seen
-        bad = [place for place, error in enumerate(seen.errors) if error]
-        if len(bad) > self.max_unreadable * len(seen):
-            first = bad[0]
-            raise DataError(
-                f"{len(bad):,} of the {len(seen):,} images from number {rows.first:,} on cannot be read, such as "
-                f"{seen.keys[first]}: {seen.errors[first]}; this exceeds "
-                f"{argument('max_unreadable', self.max_unreadable, 'g')}, "
-                "and the part is not written"
-            )
+        unreadable = [Unreadable(details.key, why) for details, why in zip(rows.details, rows.errors) if why]
+        try:
+            check_readable(self.data, unreadable, len(rows.details), max_unreadable=self.max_unreadable)
+        except DataError as error:
+            raise error.replace(
+                hint=f"the part from image {rows.first:,} on is not written; the limit is "
+                f"{argument('max_unreadable', self.max_unreadable, 'g')}"
+            ) from None
 
-    def results(self, images: list[Tensor]) -> list[Any]:
-        """A result for each image (channels, rows, columns), None where it is not finite."""
+    def _forward(self, pixels: Tensor) -> Tensor:
         if self.task == "predict":
             assert isinstance(self.encoder, Classifier)
-            ranked = self.encoder.rank(map_over_shapes(self.encoder.logits, images), int(self.settings["top"]))
+            return self.encoder.logits(pixels)
+        return self.encoder.features(pixels)
+
+    def results(self, values: Tensor) -> list[Any]:
+        """The predictions or the vector of each image with these logits or features; None if they are not finite."""
+        if self.task == "predict":
+            assert isinstance(self.encoder, Classifier)
+            ranked = self.encoder.rank(values, int(self.settings["top"]))
             return [[prediction.to_json() for prediction in row] or None for row in ranked]
-        vectors = map_over_shapes(self.encoder.features, images).numpy().astype(self.settings["dtype"])
+        vectors = values.numpy().astype(self.settings["dtype"])
         finite = np.isfinite(vectors).all(axis=1)
-        return [vector if good else None for vector, good in zip(vectors, finite.tolist())]
+        return [vector if is_finite else None for vector, is_finite in zip(vectors, finite.tolist())]
 
     @property
     def columns(self) -> Any:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from vitruvian.bulk.images import Seen
+from vitruvian.bulk.images import RowDetails
 from vitruvian.bulk.place import Place
-from vitruvian.errors import DataError, require
+from vitruvian.errors import DataError, ImageError, require
+from vitruvian.inference import NOT_FINITE
 from vitruvian.text import describe_error
 
 WRITING: dict[str, Any] = {
@@ -29,36 +30,29 @@ DIGEST = b"vitruvian_digest"
 
 @dataclass
 class Rows:
-    """The rows of one piece of work."""
+    """The rows of one part."""
 
     first: int
-    """Number of the first image."""
-    seen: Seen = field(default_factory=Seen)
+    """Index of the first image."""
+    details: list[RowDetails] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
-    """A vector or answers for each image; None where there is an error."""
+    """A vector or the predictions of each image; None if there is an error."""
+    errors: list[str | None] = field(default_factory=list)
 
-    def add(self, seen: Seen, results: Sequence[Any]) -> None:
-        """Images, and the results of those that could be read."""
-        found = iter(results)
-        for place, error in enumerate(seen.errors):
-            result = next(found) if error is None else None
-            if error is None and result is None:
-                seen.errors[place] = "the model's answer is not a finite number"
+    def add(self, images: Sequence[tuple[RowDetails, ImageError | None]], results: Iterator[Any]) -> None:
+        """Add the images of a batch and the results of those that could be read, None if not finite."""
+        for details, error in images:
+            result = next(results) if error is None else None
+            self.details.append(details)
             self.results.append(result)
-        self.seen.extend(seen)
+            self.errors.append(error.reason if error is not None else NOT_FINITE if result is None else None)
 
     def table(self, columns: Any, identity: str) -> Any:
         """As a table of pyarrow with these columns."""
         pa = require("pyarrow", "parquet")
-        numbers = np.arange(self.first, self.first + len(self.seen), dtype=np.int64)
-        values: list[Any] = [
-            numbers,
-            self.seen.keys,
-            self.seen.splits,
-            self.seen.labels,
-            self.results,
-            self.seen.errors,
-        ]
+        indices = np.arange(self.first, self.first + len(self.details), dtype=np.int64)
+        keys, splits, labels = zip(*self.details)
+        values: list[Any] = [indices, keys, splits, labels, self.results, self.errors]
         arrays = [
             vectors_array(each, kind) if pa.types.is_fixed_size_list(kind) else pa.array(each, kind)
             for each, kind in zip(values, columns.types)

@@ -12,7 +12,7 @@ import numpy as np
 from vitruvian.bulk.run import Work
 from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.errors import ConfigError, argument, require
-from vitruvian.predict import Classifier
+from vitruvian.inference import Classifier
 
 IMAGE_COLUMNS = ("bytes", "image", "path")
 

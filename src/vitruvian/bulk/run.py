@@ -13,9 +13,8 @@ from vitruvian.bulk.place import Place
 from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.data.formats import open_images
 from vitruvian.errors import ConfigError, argument, require
-from vitruvian.evaluation.measuring.inference import MAX_UNREADABLE
+from vitruvian.inference import MAX_UNREADABLE, Classifier, Encoder
 from vitruvian.model.build import Model
-from vitruvian.predict import Classifier, Encoder
 from vitruvian.progress import print_status
 from vitruvian.settings import BatchSize, Workers, check_range, environment_number, validate
 

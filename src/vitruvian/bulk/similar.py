@@ -16,11 +16,10 @@ from vitruvian.cache import cache_folder, file_lock
 from vitruvian.data.decode import ImageInput, decode
 from vitruvian.data.doctor.doctor_report import thumbnail_of
 from vitruvian.data.formats import open_images
-from vitruvian.errors import CheckpointError, ConfigError, DataError, FileError, ImageError, argument, require
+from vitruvian.errors import CheckpointError, ConfigError, DataError, FileError, argument, require
 from vitruvian.evaluation.probes.store import model_keys
 from vitruvian.files import atomic_path, file_stamp, read_json, write_json, write_text
-from vitruvian.model.cores import map_over_shapes
-from vitruvian.predict import Encoder
+from vitruvian.inference import Encoder
 from vitruvian.progress import print_status
 from vitruvian.report.html import render, thumbnail
 from vitruvian.settings import check_range
@@ -114,7 +113,7 @@ class Search:
         if not images and not texts:
             raise ConfigError(f"nothing to look for: give an image or {argument('text')}")
         encoder = self.encoder(model)
-        found = [vectors_of(images, encoder)] if images else []
+        found = [encoder.embed(images).numpy()] if images else []
         if texts:
             found.append(vectors_of_texts(texts, encoder, self.result.place))
         return np.concatenate(found)
@@ -173,16 +172,6 @@ def best(numbers: NDArray[Any], scores: NDArray[Any], top: int) -> list[tuple[in
         numbers, scores = numbers[kept], scores[kept]
     order = np.lexsort((numbers, -scores))[:top]
     return list(zip(numbers[order].tolist(), scores[order].tolist()))
-
-
-def vectors_of(images: Iterable[ImageInput], encoder: Encoder) -> Vectors:
-    """(Q, D) The first image that cannot be read raises ImageError."""
-    views = []
-    for _, seen in encoder.views(images, ahead=8):
-        if isinstance(seen, ImageError):
-            raise seen
-        views.append(seen)
-    return np.asarray(map_over_shapes(encoder.features, views).numpy())
 
 
 def normalized(vectors: NDArray[Any]) -> Vectors:

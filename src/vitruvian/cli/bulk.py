@@ -55,7 +55,7 @@ def embed(
         raise typer.BadParameter("--on loads the model on each node, without --num-heads, --image-size and --device")
     with quick_imports():
         from vitruvian.bulk.run import embed as run_embed
-        from vitruvian.predict import Encoder
+        from vitruvian.inference import Encoder
 
     run_embed(
         data,

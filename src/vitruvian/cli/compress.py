@@ -69,7 +69,7 @@ def bench(
     with quick_imports():
         from vitruvian.engines.bench import bench as run_bench
         from vitruvian.files import atomic_path
-        from vitruvian.predict import Encoder
+        from vitruvian.inference import Encoder
 
     result = run_bench(
         Encoder(model, num_heads=num_heads, image_size=image_size, tome_r=tome_counts(tome_r)).model,

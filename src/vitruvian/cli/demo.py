@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from vitruvian.explain import Explainer
     from vitruvian.explain.explainer import Explained
-    from vitruvian.predict import Prediction
+    from vitruvian.inference import Prediction
     from vitruvian.training import Run
 
 SHOWN = 6
@@ -88,7 +88,7 @@ def classify_digits(run: Run) -> tuple[list[NDArray[np.uint8]], list[Prediction]
     import numpy as np
 
     from vitruvian.data.formats import open_dataset
-    from vitruvian.predict import Classifier
+    from vitruvian.inference import Classifier
 
     test = open_dataset("digits").splits["test"]
     indices = [int(np.flatnonzero(test.labels() == digit)[0]) for digit in range(SHOWN)]

@@ -75,7 +75,7 @@ def evaluate(
         from vitruvian.evaluation.measuring.evaluate import evaluate as run_evaluation
         from vitruvian.evaluation.measuring.evaluate import save_calibrated
         from vitruvian.evaluation.report import write_evaluation
-        from vitruvian.predict import Encoder
+        from vitruvian.inference import Encoder
 
     evaluation = run_evaluation(
         data,
@@ -169,7 +169,7 @@ def probe(
     with quick_imports():
         from vitruvian.evaluation.probes.probe import probe as run_probe
         from vitruvian.evaluation.report import write_probe
-        from vitruvian.predict import Encoder
+        from vitruvian.inference import Encoder
 
     if vectors is not None:
         from vitruvian.bulk.store import probe_vectors

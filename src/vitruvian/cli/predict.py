@@ -29,7 +29,7 @@ from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.progress import print_status, track, track_amounts
 
 if TYPE_CHECKING:
-    from vitruvian.predict import ImageResult
+    from vitruvian.inference import ImageResult
 
 
 @expand_options
@@ -72,7 +72,7 @@ def predict(
         raise typer.BadParameter("--engine is not for --out, whose parts are the same on every machine")
     with quick_imports():
         from vitruvian.data.folder import find_images
-        from vitruvian.predict import Classifier
+        from vitruvian.inference import Classifier
         from vitruvian.weights.hub import default_source
         from vitruvian.weights.words import read_words
 

@@ -71,7 +71,7 @@ def serve(
     with quick_imports():
         from vitruvian.engines.graph import Graph
         from vitruvian.errors import ConfigError, require
-        from vitruvian.predict import Encoder
+        from vitruvian.inference import Encoder
         from vitruvian.serve.limits import ServiceLimits
         from vitruvian.serve.server import serve as run
         from vitruvian.weights.hub import BUNDLED, default_source

@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 
 from vitruvian.config import DEFAULT_BATCH_SIZE, CascadeConfig, ViTConfig
 from vitruvian.cost import multiply_adds
+from vitruvian.data.decode import Unreadable
 from vitruvian.data.formats import open_images
 from vitruvian.data.sources import Source
 from vitruvian.errors import ConfigError, DataError, argument
 from vitruvian.evaluation.measuring.evaluate import usual_split
-from vitruvian.evaluation.measuring.inference import Unreadable, check_readable, images_of, vectors
+from vitruvian.inference import Classifier, Encoder, first_pass_pixels, probabilities_of
 from vitruvian.model.build import Model
 from vitruvian.model.merge import fit_thresholds
 from vitruvian.model.vit import ViT
-from vitruvian.predict import Classifier, Encoder, first_of, probabilities_of, reduced
 from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import Size, as_size, check_range
 from vitruvian.weights.load import load, with_merging, without_cascade
@@ -83,7 +83,7 @@ def fit_cascade(
     own = whole.meta.preprocess.one_size("a cascade")
     cascade = CascadeConfig(image_size=None if image_size is None else as_size(image_size), tome_r=tome_r)
     size = cascade.image_size or own
-    first = first_of(whole, cascade)
+    first = with_merging(whole, cascade.tome_r)
     assert isinstance(first.config, ViTConfig)
     relative = multiply_adds(first.config, size) / multiply_adds(whole.config, own)
     if relative >= 1:
@@ -130,17 +130,17 @@ def compared(
     whole: Model, cascade: CascadeConfig, data: object, *, split: str | None, batch_size: int, track: Track
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """For each image the first pass's probability of its answer, and what that answer is expected to lose."""
-    full, first = Classifier(without_cascade(whole)), Classifier(first_of(whole, cascade))
+    full, first = Classifier(without_cascade(whole)), Classifier(with_merging(whole, cascade.tome_r))
 
     def both(pixels: torch.Tensor) -> torch.Tensor:
-        found = certainty_and_losses(whole, full.logits(pixels), first.logits(reduced(pixels, cascade)))
+        found = certainty_and_losses(whole, full.logits(pixels), first.logits(first_pass_pixels(pixels, cascade)))
         return torch.from_numpy(np.stack(found, axis=1))
 
     source = images_to_fit(data, split)
-    unreadable: Unreadable = {}
-    images = track(images_of(source, np.arange(len(source)), unreadable), len(source))
-    found = [rows for _, rows in vectors(full, both, images, unreadable=unreadable, batch_size=batch_size)]
-    check_readable(source, unreadable, len(source))
+    unreadable: list[Unreadable] = []
+    indices = np.arange(len(source))
+    batches = full.run_source(both, source, indices, unreadable=unreadable, batch_size=batch_size, track=track)
+    found = [values for _, values in batches]
     if not found:
         raise DataError(f"{source.name}: no image to fit a cascade on")
     certainty, losses = torch.cat(found).T.numpy()
@@ -167,12 +167,12 @@ def fit_merging(
         raise ConfigError(f"{argument('tome_r', 0)} merges nothing: say how many tokens merge in each layer, such as 8")
     merging.meta.preprocess.one_size("a threshold for merging")
     source = images_to_fit(data, split)
-    unreadable: Unreadable = {}
+    unreadable: list[Unreadable] = []
     chosen = np.unique(np.linspace(0, len(source) - 1, min(MOST_IMAGES, len(source))).astype(np.int64))
     encoder = Encoder(merging)
-    images = images_of(source, chosen, unreadable)
-    pixels = [each for _, each in vectors(encoder, lambda views: views, images, unreadable=unreadable, batch_size=16)]
-    check_readable(source, unreadable, len(chosen))
+    pixels = [
+        values for _, values in encoder.run_source(torch.Tensor.contiguous, source, chosen, unreadable=unreadable)
+    ]
     with torch.inference_mode():
         thresholds = fit_thresholds(merging, torch.cat(pixels), merging.config.tome_counts)
     return with_merging(whole, thresholds=thresholds)

@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitruvian.cache import scratch_folder
+from vitruvian.data.decode import Unreadable
 from vitruvian.data.formats import open_dataset, open_images
 from vitruvian.data.sources import Source
 from vitruvian.engines.export import Forward
 from vitruvian.errors import DataError
 from vitruvian.evaluation.measuring.evaluate import chosen_split, space_for
-from vitruvian.evaluation.measuring.inference import Unreadable, check_readable, images_of, vectors
 from vitruvian.evaluation.measuring.label_spaces import LabelSpace
+from vitruvian.inference import Classifier, probabilities_of
 from vitruvian.model.build import Model
-from vitruvian.predict import Classifier, probabilities_of
 from vitruvian.progress import Track, print_status, track
 
 # n images, K outputs
@@ -131,17 +131,14 @@ def read_sample(classifier: Classifier, data: object, *, images: int, training: 
     size = classifier.model.meta.preprocess.one_size("a fast graph")
     shape = (len(order), classifier.model.config.in_channels, *size)
     stored = np.memmap(scratch_folder() / f"pixels{id(order)}.f32", np.float32, "w+", shape=shape)
-    unreadable: Unreadable = {}
+    unreadable: list[Unreadable] = []
     done: list[int] = []
     reading: Track = partial(track, label="images read")
-    found = images_of(source, order, unreadable)
-    views = vectors(
-        classifier, Tensor.contiguous, reading(found, len(order)), unreadable=unreadable, batch_size=BATCH_SIZE
-    )
-    for numbers, pixels in views:
-        stored[len(done) : len(done) + len(numbers)] = pixels.numpy()
-        done += numbers
-    check_readable(source, unreadable, len(order))
+    for indices, pixels in classifier.run_source(
+        Tensor.contiguous, source, order, unreadable=unreadable, track=reading
+    ):
+        stored[len(done) : len(done) + len(indices)] = pixels.numpy()
+        done += indices
     if unreadable:
         print_status(f"note: {len(unreadable):,} images of {source.name} cannot be read and are not used")
     if len(done) < FEWEST:

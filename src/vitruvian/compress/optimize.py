@@ -18,8 +18,8 @@ from vitruvian.engines.graph import CASCADE_FILE
 from vitruvian.engines.runtimes import check_engine
 from vitruvian.errors import ConversionError, require
 from vitruvian.files import atomic_path, check_writable, json_bytes
+from vitruvian.inference import Classifier
 from vitruvian.model.build import Model
-from vitruvian.predict import Classifier
 from vitruvian.progress import print_status
 from vitruvian.report.html import PAGE
 from vitruvian.settings import BatchSize, check_range, validate

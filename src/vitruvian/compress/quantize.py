@@ -34,9 +34,9 @@ from vitruvian.engines.graph import check_runs
 from vitruvian.engines.runtimes import FORMATS, check_engine, open_session
 from vitruvian.errors import ConversionError, UnknownNameError, argument
 from vitruvian.files import atomic_path, check_writable
+from vitruvian.inference import Classifier
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
-from vitruvian.predict import Classifier
 from vitruvian.progress import print_status, track
 from vitruvian.settings import BatchSize, check_range, validate
 from vitruvian.weights.load import without_cascade

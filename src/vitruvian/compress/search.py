@@ -29,9 +29,9 @@ from vitruvian.engines.choose import RunMode, open_forward
 from vitruvian.engines.export import Forward, export
 from vitruvian.engines.runtimes import OpenGraph, installed
 from vitruvian.errors import ConversionError, VitruvianError
+from vitruvian.inference import probabilities_of
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
-from vitruvian.predict import probabilities_of
 from vitruvian.progress import print_status
 from vitruvian.text import format_duration
 

@@ -117,6 +117,14 @@ def name_of(source: ImageInput) -> str:
     return printable(name) if isinstance(name, str) and name else "image"
 
 
+class Unreadable(NamedTuple):
+    """An image that cannot be read."""
+
+    key: str
+    """The name of the image in its dataset."""
+    reason: str
+
+
 def reason(error: Exception) -> str:
     """Why an image could not be decoded, in one line."""
     match error:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitruvian.data.decode import reason
+from vitruvian.data.decode import Unreadable, reason
 from vitruvian.data.order import IndexArray, digest, generator_for
 from vitruvian.data.sampling import Plan, Sampling
 from vitruvian.data.sources import Source
@@ -25,9 +25,6 @@ from vitruvian.errors import ConfigError, DataError, ImageError, VitruvianError,
 from vitruvian.settings import Workers as WorkerCount
 from vitruvian.settings import check_range, validate
 from vitruvian.text import describe_error, printable
-
-Unreadable = tuple[str, str]
-"""A sample's key, and why it cannot be read."""
 
 FEW, FEW_SHARE = 10, 0.25
 """Up to so many unreadable images pass though they exceed `max_unreadable`, where they are at most this share."""
@@ -146,7 +143,7 @@ class Maker:
             try:
                 pixels = self._read(chosen, generator_for(self.plan.seed, epoch, chosen, stream))
             except (ImageError, OSError) as error:
-                rows.unreadable.append((source.key(chosen), reason(error)))
+                rows.unreadable.append(Unreadable(source.key(chosen), reason(error)))
             else:
                 if self.alternate_flip and self._turn(chosen, epoch + stream):
                     pixels = torch.from_numpy(pixels.numpy()[..., ::-1].copy())

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitruvian.errors import ConfigError
-from vitruvian.predict import Classifier, probabilities_of
+from vitruvian.inference import Classifier, probabilities_of
 from vitruvian.settings import Size
 
 # R rows and C columns of patches, P = R * C, S steps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vitruvian.data.decode import ImageInput, decode, name_of
+from vitruvian.data.decode import ImageInput, decode
 from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.engines.runtimes import EngineName
 from vitruvian.errors import ConfigError, ImageError, UnknownNameError, nearest
 from vitruvian.explain.attention import attention_map, attention_rollout, check_head, gradient_attention, require_vit
 from vitruvian.explain.deletion import Curve, deletion_curves
+from vitruvian.inference import NOT_FINITE, Classifier, Encoder, Loaded, Prediction, batched, image_name, load_batches
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
-from vitruvian.predict import Classifier, Encoder, Prediction
 from vitruvian.settings import check_choice, check_range
 from vitruvian.text import brief, printable
 
@@ -127,14 +127,26 @@ class Explainer:
         return int(name)
 
     def explain(self, source: ImageInput) -> Explained:
-        """The maps of one image; one that cannot be read gives its error."""
-        path = os.fspath(source) if isinstance(source, str | os.PathLike) else name_of(source)
-        try:
-            image = decode(source)
-        except ImageError as error:
-            return Explained(path=path, error=str(error))
-        found = self.explain_view(apply_preprocess(image, self.vit.meta.preprocess), path)
-        return found if found.error else replace(found, image=image)
+        """The maps of one image, or its error if it cannot be read."""
+        return next(self.stream([source]))
+
+    def stream(self, images: Iterable[ImageInput]) -> Iterator[Explained]:
+        """Yield the maps of each image, in order; the next image is decoded meanwhile."""
+        preprocess = self.vit.meta.preprocess
+
+        def load(_: int, source: ImageInput) -> Loaded[tuple[str, Image.Image | None]]:
+            try:
+                image = decode(source)
+                return (image_name(source), image), apply_preprocess(image, preprocess)
+            except ImageError as error:
+                return (image_name(source), None), error
+
+        for (((path, image), pixels),) in load_batches(load, batched(images, 1), threads=1, ahead=2):
+            if isinstance(pixels, ImageError):
+                yield Explained(path=path, error=str(pixels))
+            else:
+                explained = self.explain_view(pixels, path)
+                yield explained if explained.error else replace(explained, image=image)
 
     def explain_view(self, pixels: Tensor, path: str = "image") -> Explained:
         """The maps of what the model sees of an image, normalized pixels (channels, rows, columns)."""
@@ -145,7 +157,7 @@ class Explainer:
             logits = self.classifier.logits(pixels[None])
             ranked = self.classifier.rank(logits, len(self.classifier.labels))[0]
             if not ranked:
-                return Explained(path=path, error=f"{printable(path)}: the model's answer is not a finite number")
+                return Explained(path=path, error=f"{printable(path)}: {NOT_FINITE}")
             predictions, rejected = ranked[:ANSWERS], self.classifier.rejects(logits)[0]
             targets = [a for a in ranked if a.index == self.target] if self.target is not None else []
             targets = targets or list(ranked[: self.settings.top])

@@ -15,9 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from vitruvian.config import Preprocess
-from vitruvian.data.decode import ImageInput, decode
+from vitruvian.data.decode import ImageInput
 from vitruvian.data.pixels import DigitsSource
-from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.errors import ImageError
 from vitruvian.explain.attention import require_vit
 from vitruvian.explain.explain_report import MAX_IMAGES, explanation_page, figures_page, image_context
@@ -25,9 +24,9 @@ from vitruvian.explain.explainer import Explained, Explainer
 from vitruvian.explain.figures import Figure, figures
 from vitruvian.explain.overlay import image_with_crop, overlay, seen_box
 from vitruvian.files import atomic_open, write_text
+from vitruvian.inference import Encoder, batched
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
-from vitruvian.predict import Encoder
 from vitruvian.progress import Track, no_tracking
 from vitruvian.report.html import write_image
 
@@ -65,8 +64,7 @@ def explain_images(explainer: Explainer, images: Sequence[ImageInput], out: Path
     """
     parts: list[dict[str, Any]] = []
     unread = 0
-    for number, image in enumerate(images, 1):
-        explained = explainer.explain(image)
+    for number, explained in enumerate(explainer.stream(images), 1):
         unread += bool(explained.error)
         shown = overlays(explainer, explained)
         digits = len(str(len(images)))
@@ -120,13 +118,13 @@ def draw_figures(
     are none. `follow` is handed the images with their number, and passes them on.
     """
     vit = require_vit(model)
-    Encoder(vit, device=device)  # checks channels and device, and moves the model there
+    encoder = Encoder(vit, device=device)
     source = "images" if images else "built-in digits"
     digits = DigitsSource()
     chosen = evenly(images, count) if images else [digits.read(n) for n in range(min(count, len(digits)))]
     done: list[Figure] = []
     unread: list[str] = []
-    for drawn in figures(vit, lambda: batches(vit, chosen, unread=unread, follow=follow), source):
+    for drawn in figures(vit, lambda: pixel_batches(encoder, chosen, unread=unread, follow=follow), source):
         figure = replace(drawn, unread=tuple(unread))
         paths = []
         if figure.image is not None:
@@ -144,25 +142,19 @@ def evenly(images: Sequence[ImageInput], count: int) -> list[ImageInput]:
     return [images[index * len(images) // count] for index in range(count)]
 
 
-def batches(vit: ViT, images: Sequence[ImageInput], *, unread: list[str], follow: Track) -> Iterator[Tensor]:
-    """Views of the images on the model's device, a few of one size at a time.
-
-    Errors of those left out are added to `unread`.
-    """
-    device = next(vit.parameters()).device
-    waiting: list[Tensor] = []
-    for image in follow(images, len(images)):
-        try:
-            seen = apply_preprocess(decode(image), vit.meta.preprocess)
-        except ImageError as error:
-            unread.append(str(error))
-            continue
-        if waiting and (len(waiting) == DISTANCE_BATCH or waiting[0].shape != seen.shape):
-            yield torch.stack(waiting).to(device)
-            waiting.clear()
-        waiting.append(seen)
-    if waiting:
-        yield torch.stack(waiting).to(device)
+def pixel_batches(
+    encoder: Encoder, images: Sequence[ImageInput], *, unread: list[str], follow: Track
+) -> Iterator[Tensor]:
+    """Batches of images of one shape, on the model's device. The errors of unreadable images are added to `unread`."""
+    items = ((None, image) for image in follow(images, len(images)))
+    for batch in encoder.load(batched(items, DISTANCE_BATCH), ahead=2 * DISTANCE_BATCH):
+        unread += [str(image) for _, image in batch if isinstance(image, ImageError)]
+        by_shape: dict[torch.Size, list[Tensor]] = {}
+        for _, image in batch:
+            if isinstance(image, Tensor):
+                by_shape.setdefault(image.shape, []).append(image)
+        for same in by_shape.values():
+            yield torch.stack(same).to(encoder.device)
 
 
 def write_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> Path:

@@ -17,8 +17,8 @@ from vitruvian.errors import ConfigError
 from vitruvian.explain.attention import attention_rollout, gradient_attention, inference, require_vit
 from vitruvian.explain.deletion import covered
 from vitruvian.explain.reconstruct import as_image, light
+from vitruvian.inference import Classifier, Encoder, probabilities_of
 from vitruvian.model.vit import ViT
-from vitruvian.predict import Classifier, Encoder, probabilities_of
 
 # L layers, H heads, N tokens (T before the patches), P patches, K classes
 

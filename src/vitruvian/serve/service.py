@@ -21,11 +21,11 @@ from vitruvian.engines.runtimes import EngineName
 from vitruvian.errors import ConfigError, ImageError, UnknownNameError, VitruvianError
 from vitruvian.explain.explainer import Explainer, MapSettings
 from vitruvian.explain.overlay import FloatBox, displayed, overlay, seen_box
+from vitruvian.inference import DECODERS, NOT_FINITE, Classifier, Encoder
 from vitruvian.machine import trim_memory
 from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_shapes
 from vitruvian.model.vit import ViT
-from vitruvian.predict import DECODERS, Classifier, Encoder
 from vitruvian.serve.batching import Batcher, BatchFunction, Reservation
 from vitruvian.serve.inspection import Json, erase_patches, inspect_image, png_base64
 from vitruvian.serve.limits import ServiceLimits
@@ -213,7 +213,7 @@ class Service:
         def predictions(classifier: Classifier, logits: Tensor) -> Json:
             ranked = classifier.rank(logits[None], options.top)[0]
             if not ranked:
-                return {"error": "the model produced NaN or infinite outputs"}
+                return {"error": NOT_FINITE}
             return {
                 "predictions": [prediction.to_json() for prediction in ranked],
                 "rejected": classifier.rejects(logits[None])[0],

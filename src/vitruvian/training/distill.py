@@ -18,9 +18,9 @@ from vitruvian.config import Preprocess
 from vitruvian.data.loader import Batch
 from vitruvian.data.sources import Source
 from vitruvian.errors import ConfigError, DataError
+from vitruvian.inference import Encoder
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
-from vitruvian.predict import Encoder
 from vitruvian.progress import print_status
 from vitruvian.text import brief
 from vitruvian.training.distributed import Processes

@@ -10,7 +10,7 @@ from vitruvian.cache import scratch_folder
 from vitruvian.data.sources import Source, Subset
 from vitruvian.evaluation.probes.features import FeatureSet, features_of
 from vitruvian.evaluation.probes.store import open_store
-from vitruvian.predict import Encoder
+from vitruvian.inference import Encoder
 from vitruvian.progress import no_tracking, track
 from vitruvian.training.distributed import Processes
 

@@ -19,9 +19,9 @@ from vitruvian.cache import scratch_folder
 from vitruvian.data.sources import Source, Subset
 from vitruvian.evaluation.probes.features import FeatureSet, divided
 from vitruvian.evaluation.probes.linear import L2, chosen_l2, fit
+from vitruvian.inference import Encoder
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
-from vitruvian.predict import Encoder
 from vitruvian.training.distributed import Processes
 from vitruvian.training.features import shared_features
 from vitruvian.training.recipe import Recipe

@@ -24,7 +24,7 @@ from vitruvian.evaluation.measuring.calibration import (
     calibration_error,
     confidences,
 )
-from vitruvian.evaluation.measuring.inference import Answers, answers_of, with_view
+from vitruvian.evaluation.measuring.inference import Answers, answers_of, with_task_preprocess
 from vitruvian.evaluation.measuring.intervals import LEVEL, Interval, bootstrap, class_mean_interval, share_interval
 from vitruvian.evaluation.measuring.label_files import (
     mappings_beside,
@@ -35,8 +35,8 @@ from vitruvian.evaluation.measuring.label_files import (
 )
 from vitruvian.evaluation.measuring.label_spaces import LabelSpace, label_space
 from vitruvian.evaluation.measuring.metrics import SHOWN_MISTAKES, Counts, Measures, Tally, ranks
+from vitruvian.inference import Classifier, Encoder
 from vitruvian.model.build import Model
-from vitruvian.predict import Classifier, Encoder
 from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import Seed, validate
 from vitruvian.tasks import extra_file
@@ -116,7 +116,7 @@ def evaluate(
     template: str | None = None,
     flip: bool = False,
     split: str | None = None,
-    view: Preprocess | Transform | None = None,
+    preprocess: Preprocess | Transform | None = None,
     real: str | Path | None = None,
     wordnet_ids: str | Path | None = None,
     mappings: str | Path | None = None,
@@ -137,7 +137,7 @@ def evaluate(
     validate("seed", Seed, seed)
     opened = open_dataset(data)
     place = fspath(data) if isinstance(data, str | PathLike) else ""
-    classifier = with_view(classifier_of(model, opened.classes, template, flip=flip), data, view)
+    classifier = with_task_preprocess(classifier_of(model, opened.classes, template, flip=flip), data, preprocess)
     name = chosen_split(opened, split)
     mappings = extra_file(place, "mappings") or mappings_beside(place) if mappings is None else Path(mappings)
     space = space_for(opened.classes, classifier.model, ids=wordnet_ids, mappings=mappings)
@@ -187,8 +187,8 @@ def classifier_of(
     classifier = Classifier(
         encoder.model, device=encoder.device, engine=encoder.engine, flip=flip, labels=words, template=template
     )
-    classifier.name, classifier.view = encoder.name, encoder.view
-    return classifier
+    classifier.name = encoder.name
+    return classifier.with_preprocess(encoder.preprocess)
 
 
 def space_for(classes: tuple[str, ...], model: Model, *, ids: str | Path | None, mappings: Path | None) -> LabelSpace:
@@ -204,7 +204,7 @@ def space_for(classes: tuple[str, ...], model: Model, *, ids: str | Path | None,
 
 def view_json(classifier: Classifier) -> Any:
     """The settings of the view, or the name of the callable that makes it."""
-    view = classifier.seen_as
+    view = classifier.preprocess
     return view.to_json() if isinstance(view, Preprocess) else getattr(view, "__qualname__", type(view).__qualname__)
 
 

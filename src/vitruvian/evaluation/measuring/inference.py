@@ -5,8 +5,7 @@ Any number of images can be measured; what cannot be read is listed.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,15 +16,13 @@ from torch import Tensor
 
 from vitruvian.cache import scratch_folder
 from vitruvian.config import DEFAULT_BATCH_SIZE, Preprocess
-from vitruvian.data.decode import RawImage, reason
+from vitruvian.data.decode import Unreadable
 from vitruvian.data.sources import Source
 from vitruvian.data.transform import Transform
-from vitruvian.errors import DataError, ImageError, VitruvianError
+from vitruvian.errors import DataError, VitruvianError
 from vitruvian.evaluation.measuring.label_spaces import LabelSpace
-from vitruvian.model.cores import map_over_shapes
-from vitruvian.predict import Classifier, Encoder
+from vitruvian.inference import NOT_FINITE, Classifier, Encoder
 from vitruvian.progress import Track, no_tracking
-from vitruvian.settings import BatchSize, validate
 from vitruvian.tasks import preprocess_for
 from vitruvian.text import printable
 
@@ -33,91 +30,16 @@ from vitruvian.text import printable
 
 PIECE = 1024
 """Images whose logits are in memory at a time."""
-MAX_UNREADABLE = 0.25
-"""Share of images that may be unreadable before there is no result."""
-LOOK_AHEAD = 256
-"""Images by which a slow source learns beforehand what is read."""
-
-Unreadable = dict[int, str]
-"""Why an image cannot be used, by its number in the source."""
-
 
 Any_Encoder = TypeVar("Any_Encoder", bound=Encoder)
 
 
-def with_view(encoder: Any_Encoder, data: object, view: Preprocess | Transform | None) -> Any_Encoder:
-    """The encoder with the view that was asked for, or else with what belongs to the task that `data` names."""
-    own = encoder.seen_as
-    if view is None and isinstance(data, str) and isinstance(own, Preprocess):
-        view = own.changed(preprocess_for(data))
-    return encoder if view is None else encoder.with_view(view)
-
-
-def reasons(source: Source, unreadable: Unreadable) -> dict[str, str]:
-    """Why images cannot be used, by key, in their order."""
-    return {source.key(number): why for number, why in sorted(unreadable.items())}
-
-
-def check_readable(source: Source, unreadable: Unreadable, wanted: int) -> None:
-    """Refuse a result over what is left where too many of the `wanted` images cannot be read."""
-    count = len(unreadable)
-    if count > MAX_UNREADABLE * wanted:
-        first = min(unreadable)
-        some = f"{count:,} of {wanted:,} images cannot be read, more than {MAX_UNREADABLE:.0%}"
-        found = "not one image can be read" if count == wanted else some
-        raise DataError(f"{source.name}: {found}, such as {source.key(first)}: {unreadable[first]}")
-
-
-def images_of(
-    source: Source, numbers: NDArray[np.int64], unreadable: Unreadable
-) -> Iterator[tuple[int, RawImage | None]]:
-    """Images with these numbers, in order; None, and a line in `unreadable`, where one cannot be read."""
-    for place, number in enumerate(numbers.tolist()):
-        if source.blocks is not None and place % LOOK_AHEAD == 0:
-            source.announce(numbers[place : place + 2 * LOOK_AHEAD])
-        try:
-            yield number, source.read(number)
-        except (ImageError, OSError) as error:
-            unreadable[number] = reason(error)
-            yield number, None
-
-
-def vectors(
-    encoder: Encoder,
-    function: Callable[[Tensor], Tensor],
-    images: Iterable[tuple[int, RawImage | None]],
-    *,
-    unreadable: Unreadable,
-    batch_size: int,
-) -> Iterator[tuple[list[int], Tensor]]:
-    """Numbers of `batch` images and their vectors (B, F), which `function` makes of their views.
-
-    Only images that can be decoded fill a batch, so an interruption after a whole batch does not change the
-    later ones.
-    """
-    waiting: deque[int] = deque()
-
-    def encoded() -> Iterator[RawImage]:
-        for number, image in images:
-            if image is not None:
-                waiting.append(number)
-                yield image
-
-    numbers: list[int] = []
-    views: list[Tensor] = []
-    validate("batch_size", BatchSize, batch_size)
-    for _, seen in encoder.views(encoded(), ahead=2 * batch_size):
-        number = waiting.popleft()
-        if isinstance(seen, ImageError):
-            unreadable[number] = seen.reason
-            continue
-        numbers.append(number)
-        views.append(seen)
-        if len(views) == batch_size:
-            yield numbers, map_over_shapes(function, views)
-            numbers, views = [], []
-    if views:
-        yield numbers, map_over_shapes(function, views)
+def with_task_preprocess(encoder: Any_Encoder, data: object, preprocess: Preprocess | Transform | None) -> Any_Encoder:
+    """The encoder with `preprocess` if given, else with the preprocessing of the task that `data` names, if any."""
+    default = encoder.preprocess
+    if preprocess is None and isinstance(data, str) and isinstance(default, Preprocess):
+        preprocess = default.changed(preprocess_for(data))
+    return encoder if preprocess is None else encoder.with_preprocess(preprocess)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -163,26 +85,27 @@ def answers_of(
     if not len(wanted):
         raise DataError(f"{source.name}: not one image is of a class that the model knows")
     stored = np.memmap(scratch_folder() / "logits.f32", np.float32, "w+", shape=(len(wanted), len(space.classes)))
-    unreadable: Unreadable = {}
-    images = track(images_of(source, wanted, unreadable), len(wanted))
+    unreadable: list[Unreadable] = []
+    run = classifier.run_source(
+        classifier.logits, source, wanted, unreadable=unreadable, batch_size=batch_size, track=track
+    )
     done: list[int] = []
     among_all: list[NDArray[np.bool_]] = []
     imagenet: list[NDArray[np.int64]] = []
-    for numbers, logits in vectors(classifier, classifier.logits, images, unreadable=unreadable, batch_size=batch_size):
-        check_finite(source, numbers, logits)
-        stored[len(done) : len(done) + len(numbers)] = space.project(logits).numpy()
-        among_all.append(space.right_among_all(logits, truth[numbers]))
+    for indices, logits in run:
+        check_finite(source, indices, logits)
+        stored[len(done) : len(done) + len(indices)] = space.project(logits).numpy()
+        among_all.append(space.right_among_all(logits, truth[indices]))
         if space.has_imagenet:
             imagenet.append(space.imagenet_answers(logits))
-        done += numbers
-    check_readable(source, unreadable, len(wanted))
+        done += indices
     return Answers(
         numbers=np.array(done),
         labels=truth[done],
         logits=stored[: len(done)],
         right_among_all=np.concatenate(among_all),
         imagenet=np.concatenate(imagenet) if imagenet else np.empty(0, np.int64),
-        unreadable=reasons(source, unreadable),
+        unreadable=dict(unreadable),
         left_out=len(truth) - len(wanted),
     )
 
@@ -191,4 +114,4 @@ def check_finite(source: Source, numbers: list[int], logits: Tensor) -> None:
     broken = (~logits.isfinite()).any(dim=1).nonzero()
     if len(broken):
         key = printable(source.key(numbers[int(broken[0])]))
-        raise VitruvianError(f"{key}: the model's answer is not a finite number")
+        raise VitruvianError(NOT_FINITE, where=key)

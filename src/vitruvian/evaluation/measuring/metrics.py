@@ -143,7 +143,7 @@ class Tally:
         broken = answers.isnan().any(dim=1) | (answers == torch.inf).any(dim=1)
         if broken.any():
             index = int(indices[int(broken.nonzero()[0])])
-            raise NotFiniteError(f"the model's answer for example {index} is not a finite number")
+            raise NotFiniteError(f"the model's outputs for example {index} are NaN or infinite")
 
     def _remember(self, mistake: Mistake) -> None:
         entry = (mistake.probability, -mistake.index, mistake)

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitruvian.config import DEFAULT_BATCH_SIZE
-from vitruvian.data.decode import RawImage
+from vitruvian.data.decode import RawImage, Unreadable
 from vitruvian.data.sources import Dataset, Source, hold_out
-from vitruvian.errors import DataError, VitruvianError, argument
-from vitruvian.evaluation.measuring.inference import Unreadable, check_readable, images_of, reasons, vectors
+from vitruvian.errors import DataError, ImageError, VitruvianError, argument
 from vitruvian.evaluation.probes.fewshot import shuffled_classes
 from vitruvian.evaluation.probes.store import Features, FeatureStore, image_key
-from vitruvian.predict import Encoder
+from vitruvian.inference import NOT_FINITE, Encoder, batched, check_readable, read_images
 from vitruvian.progress import Track, no_tracking
+from vitruvian.settings import BatchSize, validate
 
 # n images that can be read, F features
 
@@ -59,42 +59,51 @@ def features_of(
     batch_size: int = DEFAULT_BATCH_SIZE,
     track: Track = no_tracking,
 ) -> FeatureSet:
-    """The features of all images of a source; new ones are in the store afterwards, and every so often before."""
-    values = np.zeros((len(source), encoder.model.config.feature_width), np.float32)
-    unreadable: Unreadable = {}
-    waiting: dict[int, bytes] = {}
+    """The features of all images of a source, from the store or computed and added to it.
 
-    def unknown() -> Iterator[tuple[int, RawImage | None]]:
-        for number, image in track(images_of(source, np.arange(len(source)), unreadable), len(source)):
-            if image is not None:
-                key = image_key(image)
-                found = store.find(key)
-                if found is None:
-                    waiting[number] = key
-                    yield number, image
-                else:
-                    values[number] = found
+    A batch has the images of consecutive indices that are neither stored nor unreadable. So batches, and with them the
+    last bits of the features, do not depend on where an earlier call was interrupted.
+    """
+    validate("batch_size", BatchSize, batch_size)
+    values = np.zeros((len(source), encoder.model.config.feature_width), np.float32)
+    unreadable: dict[int, str] = {}
+    keys: dict[int, bytes] = {}
+
+    def unknown() -> Iterator[list[tuple[int, RawImage | ImageError]]]:
+        images = track(read_images(source, np.arange(len(source))), len(source))
+        for batch in batched(images, batch_size):
+            missing: list[tuple[int, RawImage | ImageError]] = []
+            for index, image in batch:
+                if not isinstance(image, ImageError):
+                    keys[index] = image_key(image)
+                    stored = store.find(keys[index])
+                    if stored is not None:
+                        values[index] = stored
+                        continue
+                missing.append((index, image))
+            yield missing
 
     computed = 0
     try:
-        for numbers, found in vectors(
-            encoder, encoder.features, unknown(), unreadable=unreadable, batch_size=batch_size
-        ):
-            for number, row in zip(numbers, found.numpy()):
+        for batch in encoder.run(encoder.features, encoder.load(unknown(), ahead=2 * batch_size)):
+            unreadable |= {index: error.reason for index, error in batch.unreadable}
+            for index, row in zip(batch.readable, batch.values.numpy()):
                 if not np.isfinite(row).all():
-                    raise VitruvianError(f"{source.key(number)}: the model's features are not finite numbers")
-                values[number] = row
-                store.add(waiting.pop(number), row)
-            computed += len(numbers)
+                    raise VitruvianError(NOT_FINITE, where=source.key(index))
+                values[index] = row
+                store.add(keys[index], row)
+            store.flush(full=True)
+            computed += len(batch.readable)
     finally:
         store.flush()
-    used = np.array([number for number in range(len(source)) if number not in unreadable], np.int64)
-    check_readable(source, unreadable, len(source))
+    used = np.array([index for index in range(len(source)) if index not in unreadable], np.int64)
+    missing = [Unreadable(source.key(index), why) for index, why in unreadable.items()]
+    check_readable(source.name, missing, len(source))
     return FeatureSet(
         values=values if len(used) == len(values) else values[used],
         labels=np.asarray(source.labels())[used].astype(np.int64),
         classes=source.classes,
-        unreadable=reasons(source, unreadable),
+        unreadable=dict(missing),
         computed=computed,
     )
 

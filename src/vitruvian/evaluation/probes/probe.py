@@ -14,14 +14,14 @@ from vitruvian.config import DEFAULT_BATCH_SIZE, Preprocess
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.transform import Transform
 from vitruvian.errors import ConfigError, UnknownNameError
-from vitruvian.evaluation.measuring.inference import with_view
+from vitruvian.evaluation.measuring.inference import with_task_preprocess
 from vitruvian.evaluation.probes.features import FeatureSet, Labels, Task, features_of, parts_of
 from vitruvian.evaluation.probes.fewshot import SEEDS, fewshot_predictions, possible_shots
 from vitruvian.evaluation.probes.linear import chosen_l2, fit
 from vitruvian.evaluation.probes.neighbors import chosen_neighbors, neighbor_predictions
 from vitruvian.evaluation.probes.store import open_store
+from vitruvian.inference import Encoder
 from vitruvian.model.build import Model
-from vitruvian.predict import Encoder
 from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import check_range
 from vitruvian.text import plural
@@ -140,7 +140,7 @@ def probe(
     only: Sequence[str] = ("fewshot", "linear", "neighbors"),
     shots: Sequence[int] | None = None,
     neighbors: int | None = None,
-    view: Preprocess | Transform | None = None,
+    preprocess: Preprocess | Transform | None = None,
     batch_size: int = DEFAULT_BATCH_SIZE,
     track: Track = no_tracking,
 ) -> ProbeReport:
@@ -151,7 +151,7 @@ def probe(
     """
     wanted = Wanted(only=tuple(only), shots=None if shots is None else tuple(shots), neighbors=neighbors)
     opened = open_dataset(data)
-    encoder = with_view(model if isinstance(model, Encoder) else Encoder(model), data, view)
+    encoder = with_task_preprocess(model if isinstance(model, Encoder) else Encoder(model), data, preprocess)
     parts = parts_of(opened)
     notes = list(opened.notes)
     if "fewshot" in wanted.only:  # before minutes are spent on features

@@ -25,7 +25,7 @@ from vitruvian.config import REGULARIZERS, Preprocess
 from vitruvian.data.decode import RawImage
 from vitruvian.errors import ConfigError, FileError
 from vitruvian.files import atomic_open, short_hash
-from vitruvian.predict import Encoder
+from vitruvian.inference import Encoder
 from vitruvian.settings import Settings
 from vitruvian.weights.store import tensors_digest
 
@@ -106,10 +106,11 @@ class FeatureStore:
 
     def add(self, key: bytes, features: Features) -> None:
         self._new.append((key, features))
-        if len(self._new) >= ROWS_A_FILE:
-            self.flush()
 
-    def flush(self) -> None:
+    def flush(self, *, full: bool = False) -> None:
+        """Write new features to a file; with `full`, only if there are enough for one."""
+        if full and len(self._new) < ROWS_A_FILE:
+            return
         if self._new and self.folder is not None:
             rows = np.empty(len(self._new), self.row)
             rows["key"] = [np.frombuffer(key, np.uint8) for key, _ in self._new]
@@ -134,7 +135,7 @@ def features_folder() -> Path:
 
 def open_store(encoder: Encoder) -> FeatureStore:
     """The store of this model's features; makes room for it first. Nothing tells one callable view from another."""
-    if not isinstance(encoder.seen_as, Preprocess):
+    if not isinstance(encoder.preprocess, Preprocess):
         return FeatureStore(None, encoder.model.config.feature_width)
     folder = features_folder() / model_key(encoder)
     make_room(folder)
@@ -151,7 +152,7 @@ def model_keys(encoder: Encoder) -> tuple[str, str]:
 
     A setting that has its default value is not in the key, so that a new setting leaves it as it is.
     """
-    model, view = encoder.model, encoder.seen_as
+    model, view = encoder.model, encoder.preprocess
     assert isinstance(view, Preprocess)
     below = tensors_digest({n: tensor for n, tensor in model.state_dict().items() if not n.startswith(HEADS)})
     versions = [torch.__version__, PIL.__version__, torch.device(encoder.device).type]

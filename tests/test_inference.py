@@ -17,9 +17,9 @@ from vitruvian.config import CascadeConfig, Preprocess, ResNetConfig, ViTConfig
 from vitruvian.data.decode import decode
 from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.errors import CheckpointError, ConfigError, ImageError
+from vitruvian.inference import Classifier, ImageResult, features
 from vitruvian.model.build import build
 from vitruvian.model.vit import ViT
-from vitruvian.predict import Classifier, ImageResult, features
 from vitruvian.weights.save import save
 
 TINY = ViTConfig(image_size=(16, 16), patch_size=8, depth=1, width=16, mlp_dim=32, num_heads=2, num_classes=5)
@@ -129,7 +129,7 @@ def test_cores_that_take_whole_images_get_the_next_batch_meanwhile(two_threads):
             assert begun[number + 1].wait(60)
         return 10 * number
 
-    assert list(Classifier(tiny_model().eval()).overlapped(compute, range(5))) == [0, 10, 20, 30, 40]
+    assert list(Classifier(tiny_model().eval())._overlap(compute, range(5))) == [0, 10, 20, 30, 40]
 
 
 @pytest.mark.parametrize("changed", [{"engine": "onnxruntime"}, {"cascade": CascadeConfig(threshold=0.5, tome_r=(1,))}])
@@ -138,7 +138,7 @@ def test_batches_do_not_overlap_where_all_cores_share_one(two_threads, changed):
     model.meta = model.meta.replace(cascade=changed.get("cascade"))
     classifier, threads = Classifier(model), set()
     classifier.engine = changed.get("engine", "torch")
-    assert list(classifier.overlapped(lambda _: threads.add(threading.get_ident()), range(4))) == [None] * 4
+    assert list(classifier._overlap(lambda _: threads.add(threading.get_ident()), range(4))) == [None] * 4
     assert threads == {threading.get_ident()}
 
 
@@ -160,7 +160,7 @@ def test_a_model_with_broken_weights_gives_an_error_and_not_nan():
     model = tiny_model()
     nn.init.constant_(model.head.bias, float("nan"))
     (prediction,) = Classifier(model).stream(make_images(1))
-    assert prediction == ImageResult("image", error="image: the model's answer is not a finite number")
+    assert prediction == ImageResult("image", error="image: the model produced NaN or infinite outputs")
 
 
 def test_a_gray_model_sees_gray_images():
@@ -172,7 +172,7 @@ def test_a_gray_model_sees_gray_images():
 
 
 def test_a_model_without_head_is_refused():
-    with pytest.raises(ConfigError, match=r"no head, so it gives features but no answers; load it with num_classes=N"):
+    with pytest.raises(ConfigError, match=r"no classification head, only features; load it with num_classes=N"):
         Classifier(tiny_model(num_classes=0))
 
 
@@ -199,14 +199,14 @@ def test_wrong_arguments_are_refused():
         classifier.predict("a.jpg")
     with pytest.raises(ConfigError, match="top=0 is not at least 1"):
         classifier.stream([], top=0)
-    with pytest.raises(ConfigError, match="num_heads and image_size are for loading weights"):
+    with pytest.raises(ConfigError, match="num_heads and image_size apply when weights are loaded"):
         Classifier(tiny_model(), image_size=32)
     with pytest.raises(ConfigError, match="device='abacus' cannot be used: "):
         Classifier(tiny_model(), device="abacus")
 
 
 def test_a_device_without_values_is_refused():
-    with pytest.raises(ConfigError, match="device='meta' cannot be used: it computes nothing"):
+    with pytest.raises(ConfigError, match="device='meta' cannot be used: it does not compute"):
         Classifier(tiny_model(), device="meta")
 
 
@@ -233,5 +233,5 @@ def test_features_of_a_resnet_are_the_maps_of_its_stages():
     assert late.shape == (1, 256, 4, 4)
     with pytest.raises(ConfigError, match="stage 2 does not exist: the model has stages 0 to 1"):
         features(model, torch.randn(1, 3, 32, 32), layers=[2])
-    with pytest.raises(ConfigError, match="grid=False has no meaning for a ResNet"):
+    with pytest.raises(ConfigError, match="a ResNet has no tokens: grid=False"):
         features(model, torch.randn(1, 3, 32, 32), grid=False)

@@ -1,0 +1,645 @@
+"""The inference pipeline: from images to features, logits and ranked predictions.
+
+Everything that runs a model over many images composes the same two stages. `load_batches` reads, decodes and
+preprocesses images in threads (or worker processes) ahead of the model. `Encoder.run` computes them, one batch per
+image shape, with batches overlapping on the cores. Results come in the order of the images, including those that cannot
+be read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Generic, Self, TypeVar, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+
+from vitruvian.catalog import title_of
+from vitruvian.config import DEFAULT_BATCH_SIZE, CascadeConfig, Preprocess
+from vitruvian.data.decode import ImageInput, RawImage, Unreadable, name_of, reason
+from vitruvian.data.preprocess import preprocess_image
+from vitruvian.data.sources import Source
+from vitruvian.data.transform import EvalTransform, SeededTransform, Transform
+from vitruvian.data.workers import in_order, in_threads
+from vitruvian.engines.choose import Engine
+from vitruvian.engines.graph import Graph, find_graph, open_graph
+from vitruvian.engines.runtimes import EngineName, check_engine
+from vitruvian.errors import ConfigError, DataError, ImageError, argument
+from vitruvian.model.build import Model
+from vitruvian.model.cores import map_over_cores, map_over_shapes
+from vitruvian.model.resnet import ResNet
+from vitruvian.progress import Track, no_tracking
+from vitruvian.settings import BatchSize, Size, check_range, validate
+from vitruvian.text import printable
+from vitruvian.weights.load import load, with_merging
+
+# B images, K classes, F features
+
+DECODERS = min(4, os.cpu_count() or 1)
+"""Threads that decode ahead of the model."""
+CHUNK = 16
+"""Images that a worker process loads per task."""
+LOOK_AHEAD = 256
+"""Images that a remote source is asked to fetch in advance."""
+MAX_UNREADABLE = 0.25
+"""Default limit for the fraction of images that cannot be read."""
+NOT_FINITE = "the model produced NaN or infinite outputs"
+
+Item = TypeVar("Item")
+Details = TypeVar("Details")
+Result = TypeVar("Result")
+
+Loaded = tuple[Details, Tensor | ImageError]
+"""What the caller wants to know of an image, and its normalized pixels (channels, rows, columns) or the error."""
+Load = Callable[[int, Item], Loaded[Details]]
+"""Loads an item, given its position in the stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs(Generic[Details]):
+    """The outputs of one batch."""
+
+    images: list[tuple[Details, ImageError | None]]
+    """Every image of the batch in order, with the error of those that cannot be read."""
+    values: Tensor
+    """(n, F) One row per readable image."""
+
+    @property
+    def readable(self) -> list[Details]:
+        return [details for details, error in self.images if error is None]
+
+    @property
+    def unreadable(self) -> list[tuple[Details, ImageError]]:
+        return [(details, error) for details, error in self.images if error is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A class and its probability."""
+
+    label: str
+    probability: float
+    index: int
+    """Index of the class among the model's outputs."""
+
+    def to_json(self) -> dict[str, str | int | float]:
+        """The prediction as a JSON object."""
+        return {"label": self.label, "index": self.index, "probability": self.probability}
+
+
+@dataclass(frozen=True, slots=True)
+class ImageResult:
+    """The predictions for one image, most probable first, or the error that prevented them."""
+
+    path: str
+    """The path as given, or a description of an image that has none."""
+    predictions: tuple[Prediction, ...] = ()
+    error: str = ""
+    rejected: bool = False
+    """The score is below the model's threshold: the image shows none of its classes."""
+
+    def to_json(self) -> dict[str, object]:
+        """The path with either the predictions or the error, as a JSON object."""
+        if self.error:
+            return {"path": self.path, "error": self.error}
+        rejected = {"rejected": True} if self.rejected else {}
+        return {"path": self.path, **rejected, "predictions": [prediction.to_json() for prediction in self.predictions]}
+
+
+def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Consecutive lists of `size` items; the last one may be shorter."""
+    remaining = iter(items)
+    return iter(lambda: list(islice(remaining, size)), [])
+
+
+def load_batches(
+    load: Load[Item, Details],
+    batches: Iterable[Sequence[Item]],
+    *,
+    ahead: int,
+    threads: int = DECODERS,
+    workers: int = 0,
+) -> Iterator[list[Loaded[Details]]]:
+    """Load the items of each batch, in order, with at most `ahead` items in progress or waiting.
+
+    Args:
+        load: Called as `load(position, item)` with the position of the item in the whole stream.
+        batches: Items of any kind. Empty batches are left out.
+        ahead: Maximum number of items loaded before they are needed.
+        threads: Number of threads, if there are no worker processes.
+        workers: Number of worker processes; `load` must be picklable then.
+    """
+    sizes: deque[int] = deque()  # of the batches in progress
+
+    def positions() -> Iterator[tuple[int, Item]]:
+        position = 0
+        for batch in batches:
+            if batch:
+                sizes.append(len(batch))
+            for item in batch:
+                yield position, item
+                position += 1
+
+    loaded: Iterator[Loaded[Details]]
+    if workers:
+        packed = in_order(LoadPacked(load), batched(positions(), CHUNK), workers=workers)
+        loaded = (result for chunk in packed for result in unpack(*chunk))
+    else:
+        loaded = in_threads(lambda numbered: load(*numbered), positions(), threads=threads, ahead=ahead)
+    batch: list[Loaded[Details]] = []
+    for result in loaded:
+        batch.append(result)
+        if len(batch) == sizes[0]:
+            sizes.popleft()
+            yield batch
+            batch = []
+
+
+class LoadPacked(Generic[Item, Details]):
+    """`load` for a worker process: images of one shape are sent as one tensor, since each costs a file descriptor."""
+
+    def __init__(self, load: Load[Item, Details]) -> None:
+        self.load = load
+
+    def __call__(self, items: list[tuple[int, Item]]) -> tuple[list[tuple[Details, ImageError | None]], list[Tensor]]:
+        loaded = [self.load(position, item) for position, item in items]
+        pixels = [image for _, image in loaded if isinstance(image, Tensor)]
+        stacks = [torch.stack(list(same)) for _, same in groupby(pixels, key=lambda image: image.shape)]
+        return [(details, None if isinstance(image, Tensor) else image) for details, image in loaded], stacks
+
+
+def unpack(images: list[tuple[Details, ImageError | None]], stacks: list[Tensor]) -> list[Loaded[Details]]:
+    """The results of `LoadPacked`, one per image."""
+    pixels = (image for stack in stacks for image in stack)
+    return [(details, next(pixels) if error is None else error) for details, error in images]
+
+
+def read_images(source: Source, indices: NDArray[np.int64]) -> Iterator[tuple[int, RawImage | ImageError]]:
+    """Indices and encoded images of a source, with the error of those that cannot be read; items for `Encoder.load`."""
+    for position, index in enumerate(indices.tolist()):
+        if source.blocks is not None and position % LOOK_AHEAD == 0:
+            source.announce(indices[position : position + 2 * LOOK_AHEAD])
+        try:
+            yield index, source.read(index)
+        except (ImageError, OSError) as error:
+            yield index, ImageError(reason(error))
+
+
+def image_name(image: ImageInput) -> str:
+    """The path of an image, or a description if it has none."""
+    return os.fspath(image) if isinstance(image, str | os.PathLike) else name_of(image)
+
+
+def check_readable(
+    name: str, unreadable: Sequence[Unreadable], total: int, *, max_unreadable: float = MAX_UNREADABLE
+) -> None:
+    """Raise DataError if more than `max_unreadable` of `total` images cannot be read."""
+    count = len(unreadable)
+    if count > max_unreadable * total:
+        some = f"{count:,} of {total:,} images cannot be read, more than {max_unreadable:.0%}"
+        which = "no image can be read" if count == total else some
+        raise DataError(f"{which}, such as {unreadable[0].key}: {unreadable[0].reason}", where=name)
+
+
+class Encoder:
+    """A model with its preprocessing, ready to turn images into feature vectors. The model needs no head."""
+
+    def __init__(
+        self,
+        model: Model | str | Path,
+        *,
+        num_heads: int | None = None,
+        image_size: int | Size | None = None,
+        device: str = "cpu",
+        engine: EngineName = "torch",
+        tome_r: int | Sequence[int] | None = None,
+    ) -> None:
+        """Load or wrap a model.
+
+        Args:
+            model: A model, or a file, directory or published name to load.
+            num_heads: Number of attention heads, if the file does not store it.
+            image_size: Input size to load the weights for.
+            device: A PyTorch device.
+            engine: What computes the logits: "torch", "onnxruntime", "openvino", or "auto" for the fastest installed.
+            tome_r: Tokens to merge per layer (ToMe). 0 turns merging off; None keeps the model's own setting.
+
+        Raises:
+            CheckpointError: The weights cannot be loaded.
+            ConfigError: The device or the engine cannot be used, or the preprocessing does not fit the model.
+        """
+        self.engine = check_engine(engine, device)
+        self._run: Engine | None = None
+        self.name = str(model) if isinstance(model, str | Path) else title_of(model.config)
+        if isinstance(model, str | Path):
+            graph = find_graph(model)
+            if graph is None:
+                model = load(model, num_heads=num_heads, image_size=image_size)
+            else:
+                if num_heads is not None or device.partition(":")[0] != "cpu":
+                    raise ConfigError(
+                        f"{argument('num_heads')} and {argument('device')} are for weights; "
+                        "an exported graph has a fixed architecture and runs on the CPU"
+                    )
+                model = cast(Model, open_graph(graph, engine=engine, image_size=image_size))
+                self.engine = "torch"
+        elif num_heads is not None or image_size is not None:
+            raise ConfigError("num_heads and image_size apply when weights are loaded; this model is already built")
+        if tome_r is not None:
+            model = with_merging(model, tome_r)
+        if len(model.meta.preprocess.mean) != model.config.in_channels:
+            raise ConfigError(
+                f"the model takes {model.config.in_channels} channels, "
+                f"its preprocessing gives {len(model.meta.preprocess.mean)}: set model.meta"
+            )
+        if self.engine != "torch":
+            model.meta.preprocess.one_size(argument("engine", engine))
+        try:
+            if torch.device(device).type == "meta":
+                raise RuntimeError("it does not compute")
+            self.model: Model = model.to(device)
+        except (RuntimeError, AssertionError) as error:
+            raise ConfigError(f"{argument('device', device)} cannot be used: {str(error).splitlines()[0]}") from None
+        self.device = device
+
+    _preprocess: Preprocess | Transform | None = None
+
+    @property
+    def preprocess(self) -> Preprocess | Transform:
+        """How images become inputs of the model: its own preprocessing unless `with_preprocess` replaced it."""
+        return self.model.meta.preprocess if self._preprocess is None else self._preprocess
+
+    def with_preprocess(self, preprocess: Preprocess | Transform) -> Self:
+        """A copy that shares the model and preprocesses images in another way.
+
+        Args:
+            preprocess: Settings, or any callable from a PIL image to a tensor.
+        """
+        changed = copy(self)
+        changed._preprocess = preprocess.preprocess if isinstance(preprocess, EvalTransform) else preprocess
+        return changed
+
+    def load(
+        self, batches: Iterable[Sequence[tuple[Details, ImageInput | ImageError]]], *, ahead: int
+    ) -> Iterator[list[Loaded[Details]]]:
+        """Decode and preprocess batches of images in threads; `ahead` images are loaded before they are needed.
+
+        Images may be any input that `decode` accepts, or the error that prevented reading them.
+        """
+        preprocess = self.preprocess
+
+        def load(position: int, item: tuple[Details, ImageInput | ImageError]) -> Loaded[Details]:
+            details, image = item
+            if isinstance(image, ImageError):
+                return item[0], image
+            try:
+                if isinstance(preprocess, Preprocess):
+                    return details, preprocess_image(image, preprocess)
+                return details, SeededTransform(preprocess)(image, np.random.default_rng(position))
+            except ImageError as error:
+                return details, error
+
+        # a user's transform may draw from the global generators, which threads share
+        return load_batches(load, batches, threads=DECODERS if isinstance(preprocess, Preprocess) else 1, ahead=ahead)
+
+    def run(
+        self, forward: Callable[[Tensor], Tensor], batches: Iterable[list[Loaded[Details]]]
+    ) -> Iterator[Outputs[Details]]:
+        """Compute `forward`, such as `self.features`, of loaded batches; one call per batch and image shape."""
+
+        def compute(batch: list[Loaded[Details]]) -> Outputs[Details]:
+            pixels = [image for _, image in batch if isinstance(image, Tensor)]
+            images = [(details, image if isinstance(image, ImageError) else None) for details, image in batch]
+            return Outputs(images, map_over_shapes(forward, pixels) if pixels else torch.empty(0, 0))
+
+        return self._overlap(compute, batches)
+
+    def run_source(
+        self,
+        forward: Callable[[Tensor], Tensor],
+        source: Source,
+        indices: NDArray[np.int64],
+        *,
+        unreadable: list[Unreadable],
+        batch_size: int = DEFAULT_BATCH_SIZE,
+        track: Track = no_tracking,
+    ) -> Iterator[tuple[list[int], Tensor]]:
+        """Compute `forward` of the images of a source with these indices.
+
+        Yields:
+            The indices of the readable images of a batch, and their outputs (B, F).
+
+        Raises:
+            DataError: More images than MAX_UNREADABLE cannot be read. `unreadable` lists those that cannot.
+        """
+        validate("batch_size", BatchSize, batch_size)
+        images = track(read_images(source, indices), len(indices))
+        for batch in self.run(forward, self.load(batched(images, batch_size), ahead=2 * batch_size)):
+            unreadable += [Unreadable(source.key(index), error.reason) for index, error in batch.unreadable]
+            if len(batch.values):
+                yield batch.readable, batch.values
+        check_readable(source.name, unreadable, len(indices))
+
+    def _overlap(self, compute: Callable[[Item], Result], batches: Iterable[Item]) -> Iterator[Result]:
+        """`compute(batch)` for each batch in order; two at a time if each core computes whole images.
+
+        Cores that compute whole images do not finish a batch at the same time, so they start on the next one. This
+        does not change the results. The first batch runs alone, as it may decide which engine is used.
+        """
+        remaining, cores = iter(batches), torch.get_num_threads()
+
+        def compute_on_all_cores(batch: Item) -> Result:
+            if torch.get_num_threads() != cores:  # a new thread does not always inherit the setting
+                torch.set_num_threads(cores)
+            return compute(batch)
+
+        yield from map(compute, islice(remaining, 1))
+        if cores > 1 and self._maps_whole_images():
+            yield from in_threads(compute_on_all_cores, remaining, threads=2, ahead=3)
+        else:
+            yield from map(compute, remaining)
+
+    def _maps_whole_images(self) -> bool:
+        """Whether each core computes whole images, so that calls may overlap."""
+        plain = isinstance(self.model, Model) and not self.model.training and self.model.meta.cascade is None
+        return plain and self.engine == "torch" and torch.device(self.device).type == "cpu"
+
+    def embed(self, images: Iterable[ImageInput], *, batch_size: int = DEFAULT_BATCH_SIZE) -> Tensor:
+        """Features (n, F) of images. An unreadable image raises ImageError."""
+        items = ((image_name(image), image) for image in images)
+        parts = []
+        for batch in self.run(self.features, self.load(batched(items, batch_size), ahead=2 * batch_size)):
+            for _, error in batch.unreadable:
+                raise error
+            parts.append(batch.values)
+        return torch.cat(parts) if parts else torch.zeros(0, self.model.config.feature_width)
+
+    def features(self, pixels: Tensor) -> Tensor:
+        """The inputs of the head (B, F) for normalized pixels (B, channels, rows, columns), without dropout."""
+        return self.compute(self.model.features, pixels)
+
+    def compute(self, function: Callable[[Tensor], Tensor], pixels: Tensor) -> Tensor:
+        """A part of the model on all cores, in evaluation mode; the model's mode is restored."""
+        if isinstance(function, Engine | Graph):  # they distribute images over the cores themselves
+            return function(pixels)
+        training = self.model.training
+        if training:
+            self.model.eval()
+        try:
+            return map_over_cores(function, pixels.to(self.device)).float().cpu()
+        finally:
+            if training:
+                self.model.train()
+
+
+class Classifier(Encoder):
+    """A model with its preprocessing and labels, ready to classify images."""
+
+    def __init__(
+        self,
+        model: Model | str | Path,
+        *,
+        num_heads: int | None = None,
+        image_size: int | Size | None = None,
+        device: str = "cpu",
+        engine: EngineName = "torch",
+        tome_r: int | Sequence[int] | None = None,
+        flip: bool = False,
+        labels: Iterable[str] | None = None,
+        template: str | None = None,
+    ) -> None:
+        """Load or wrap a model with a classification head, or a CLIP or SigLIP used zero-shot with `labels`.
+
+        Args:
+            model: A model, or a file, directory or published name to load.
+            num_heads: Number of attention heads, if the file does not store it.
+            image_size: Input size to load the weights for.
+            device: A PyTorch device.
+            engine: What computes the logits: "torch", "onnxruntime", "openvino", or "auto" for the fastest installed.
+            tome_r: Tokens to merge per layer (ToMe). 0 turns merging off; None keeps the model's own setting.
+            flip: Average the logits of each image and its mirror image.
+            labels: Class names for zero-shot classification.
+            template: Prompt template: text with {}, or the name of a published set (`imagenet`, `imagenet-7`).
+
+        Raises:
+            CheckpointError: The weights cannot be loaded.
+            ConfigError: The model has no head and no `labels` are given, or a setting cannot be used.
+        """
+        super().__init__(model, num_heads=num_heads, image_size=image_size, device=device, engine=engine, tome_r=tome_r)
+        self.flip = flip
+        self._first: Classifier | None = None
+        if labels is not None:
+            from vitruvian.weights.words import with_words  # most models have their own labels
+
+            self.model = with_words(self.model, labels, template).to(device)
+        elif template is not None:
+            raise ConfigError(f"{argument('template')} needs {argument('labels')}")
+        self.labels = labels_of(self.model)
+
+    def predict(
+        self, images: Iterable[ImageInput], *, top: int = 5, batch_size: int = DEFAULT_BATCH_SIZE
+    ) -> list[list[Prediction]]:
+        """Classify images.
+
+        Args:
+            images: Paths, bytes, open files, Pillow images or 8-bit arrays.
+            top: Number of predictions per image.
+            batch_size: Number of images per batch; changes speed and memory, not the predictions.
+
+        Returns:
+            For each image its most probable classes, best first.
+
+        Raises:
+            ImageError: An image cannot be read, or its outputs are not finite.
+        """
+        predictions = []
+        for result in self.stream(images, top=top, batch_size=batch_size):
+            if result.error:
+                raise ImageError(result.error)
+            predictions.append(list(result.predictions))
+        return predictions
+
+    def stream(
+        self, images: Iterable[ImageInput], *, top: int = 5, batch_size: int = DEFAULT_BATCH_SIZE
+    ) -> Iterator[ImageResult]:
+        """Yield the result for each image, in order; an unreadable image has an error instead of predictions.
+
+        Images are decoded at most two batches ahead of the model, so memory does not grow with their number.
+        """
+        if isinstance(images, str | bytes | os.PathLike | Image.Image):
+            raise ConfigError("expected a list of images, not one: predict(['a.jpg'])")
+        check_range("top", top, 1)
+        validate("batch_size", BatchSize, batch_size)
+        items = ((image_name(image), image) for image in images)
+        batches = self.run(self.logits, self.load(batched(items, batch_size), ahead=2 * batch_size))
+        return (result for batch in batches for result in self._results(batch, top))
+
+    def _results(self, batch: Outputs[str], top: int) -> Iterator[ImageResult]:
+        logits = batch.values
+        readable = zip(self.rank(logits, top), self.rejects(logits)) if len(logits) else iter(())
+        for path, error in batch.images:
+            if error is not None:
+                yield ImageResult(path, error=str(error))
+                continue
+            predictions, rejected = next(readable)
+            if predictions:
+                yield ImageResult(path, predictions, rejected=rejected)
+            else:
+                yield ImageResult(path, error=f"{printable(path)}: {NOT_FINITE}")
+
+    def logits(self, pixels: Tensor) -> Tensor:
+        """Logits (B, K) for normalized pixels (B, channels, rows, columns), without dropout."""
+        logits = self._logits(pixels)
+        return (logits + self._logits(pixels.flip(-1))) / 2 if self.flip else logits
+
+    def prepare(self, pixels: Tensor) -> None:
+        """Get the engine ready for batches of this size: the first call may export a graph or measure engines."""
+        run = self._engine()
+        if isinstance(run, Engine):
+            run.prepare(pixels)
+            if self.model.meta.cascade is not None:
+                self._first_pass().prepare(first_pass_pixels(pixels, self.model.meta.cascade))
+
+    def _logits(self, pixels: Tensor) -> Tensor:
+        cascade = self.model.meta.cascade
+        if cascade is None:
+            return self.compute(self._engine(), pixels)
+        logits = self._first_pass().logits(first_pass_pixels(pixels, cascade)).clone()
+        unsure = ~(probabilities_of(self.model, logits).amax(dim=-1) > cascade.threshold)  # also NaN
+        if unsure.any():
+            logits[unsure] = self.compute(self._engine(), pixels[unsure])
+        return logits
+
+    def _first_pass(self) -> Classifier:
+        """The cheaper model that a cascade runs first, with the same weights."""
+        if self._first is None:
+            assert self.model.meta.cascade is not None
+            model: nn.Module = self.model
+            cascade = self.model.meta.cascade
+            first = model.first_pass() if isinstance(model, Graph) else with_merging(self.model, cascade.tome_r)
+            self._first = Classifier(cast(Model, first), device=self.device, engine=self.engine)
+        return self._first
+
+    def _maps_whole_images(self) -> bool:
+        if self._run is None or self.model.meta.cascade is not None:
+            return super()._maps_whole_images()
+        return self._run.whole_images
+
+    def _engine(self) -> Model | Engine:
+        if self.engine == "torch":
+            return self.model
+        if self._run is None:
+            self._run = Engine(self.model, self.engine)
+        return self._run
+
+    def rejects(self, logits: Tensor) -> list[bool]:
+        """Whether each image with these logits (B, K) is rejected: its score is below the model's threshold."""
+        if self.model.meta.threshold_on == "energy":  # which the softmax removes
+            score = logits.logsumexp(dim=-1)
+        else:
+            score = probabilities_of(self.model, logits).amax(dim=-1)
+        return (score < self.model.meta.threshold).tolist()
+
+    def rank(self, logits: Tensor, top: int) -> list[tuple[Prediction, ...]]:
+        """The `top` predictions for each row, ties in the order of classes; empty if a logit is not finite."""
+        probabilities, order = probabilities_of(self.model, logits).sort(dim=-1, descending=True, stable=True)
+        finite = logits.isfinite().all(dim=-1).tolist()
+        return [
+            tuple(Prediction(self.labels[i], p, i) for p, i in zip(row, indices)) if good else ()
+            for row, indices, good in zip(probabilities[:, :top].tolist(), order[:, :top].tolist(), finite)
+        ]
+
+
+def probabilities_of(model: Model, logits: Tensor) -> Tensor:
+    """Probabilities of logits (..., K): softmax over the classes, or a sigmoid per class."""
+    scaled = logits / model.meta.temperature
+    return scaled.sigmoid() if model.meta.score_function == "sigmoid" else scaled.softmax(dim=-1)
+
+
+def first_pass_pixels(pixels: Tensor, cascade: CascadeConfig) -> Tensor:
+    """Normalized pixels (B, channels, rows, columns) at the size of a cascade's first pass."""
+    if cascade.image_size is None:
+        return pixels
+    return torch.nn.functional.interpolate(pixels, cascade.image_size, mode="bicubic", antialias=True)
+
+
+def labels_of(model: Model) -> tuple[str, ...]:
+    """The model's labels, or class indices as text if it has none. Raises ConfigError for a model without a head."""
+    classes = model.config.num_classes
+    if classes == 0:
+        raise ConfigError(
+            "this model has no classification head, only features",
+            hint=f"load it with num_classes=N and train a head, or give {argument('labels')} to a CLIP or SigLIP",
+        )
+    if model.meta.labels is None:
+        return tuple(map(str, range(classes)))
+    if len(model.meta.labels) != classes:
+        raise ConfigError(f"the model has {classes} classes but {len(model.meta.labels)} labels")
+    return model.meta.labels
+
+
+def embed_images(
+    model: Model | str | Path, images: Iterable[ImageInput], *, batch_size: int = DEFAULT_BATCH_SIZE
+) -> Tensor:
+    """Unit-length features of images; those of CLIP and SigLIP can be compared with `embed_texts`.
+
+    Args:
+        model: A model, or a file, directory or published name to load.
+        images: Paths, bytes, open files, Pillow images or 8-bit arrays.
+        batch_size: Number of images per batch.
+
+    Returns:
+        Features (n, F).
+
+    Raises:
+        ImageError: An image cannot be read.
+    """
+    return torch.nn.functional.normalize(Encoder(model).embed(images, batch_size=batch_size), dim=-1)
+
+
+def features(
+    model: Model, images: Tensor | Iterable[ImageInput], *, layers: Iterable[int] | None = None, grid: bool = True
+) -> list[Tensor]:
+    """Intermediate features, for detection, segmentation and retrieval. The final norm is not applied.
+
+    Args:
+        model: A model; the layers of a ResNet are its stages.
+        images: Normalized pixels (B, channels, height, width), or images to preprocess as the model needs.
+        layers: Layer indices from 0; negative ones count from the end. The last layer by default.
+        grid: Return the patch tokens as a grid instead of all tokens as a sequence.
+
+    Returns:
+        One tensor per layer, in the order of `layers`: (B, D, rows, columns), or (B, N, D) without `grid`.
+
+    Raises:
+        ConfigError: A layer does not exist, or preprocessed images differ in size (NaFlex).
+    """
+    if not isinstance(images, Tensor):
+        inputs = [preprocess_image(image, model.meta.preprocess) for image in images]
+        if len({image.shape for image in inputs}) > 1:
+            raise ConfigError(
+                "these images differ in size (NaFlex)", hint="compute the features of one image at a time"
+            )
+        images = torch.stack(inputs)
+    pixels = images.to(next(model.parameters()).device)
+    chosen = [-1] if layers is None else list(layers)
+    with torch.no_grad():
+        if isinstance(model, ResNet):
+            if not grid:
+                raise ConfigError("a ResNet has no tokens: grid=False cannot be used")
+            return model.stage_maps(pixels, chosen)
+        names = [f"block_{model.layer(layer)}" for layer in chosen]
+        tokens = model.forward_intermediates(pixels, names)
+    if not grid:
+        return [tokens[name] for name in names]
+    T, (rows, columns) = model.config.prefix_tokens, model.grid_of(pixels)
+    return [tokens[name][:, T:].transpose(1, 2).reshape(len(pixels), -1, rows, columns) for name in names]
