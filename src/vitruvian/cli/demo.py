@@ -131,11 +131,6 @@ def write_page(
 
     last = run.evaluation
     curve = Line("test digits", [(line["step"], line["top1"]) for line in run.metrics("val")])
-    contexts = []
-    for photo in photos:
-        titles = {"image": "the image"} | {map.name: map.title for map in photo.maps}
-        images = {titles[name]: image for name, image in overlays(explainer, photo).items()}
-        contexts.append(image_context(photo, images))
     page = render(
         "demo.html",
         title="vit demo",
@@ -146,7 +141,7 @@ def write_page(
             {"image": thumbnail(Image.fromarray(digit), text), "caption": text} for digit, text in zip(digits, captions)
         ],
         classes=explainer.vit.meta.labels or (),
-        photos=contexts,
+        photos=[image_context(photo, overlays(explainer, photo)) for photo in photos],
     )
     return write_text(run.folder / PAGE, page)
 

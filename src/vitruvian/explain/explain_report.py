@@ -35,14 +35,15 @@ def explanation_page(about: str, images: Sequence[dict[str, Any]], *, count: int
 
 
 def image_context(explained: Explained, overlays: Mapping[str, Image.Image]) -> dict[str, Any]:
-    """Values for the template of one image, with its overlays by caption."""
+    """Values for the template of one image, with its overlays by the name of their map."""
+    captions = {"image": "the image"} | {map.name: map.title for map in explained.maps}
     return {
         "path": explained.path,
         "error": explained.error,
         "rejected": explained.rejected,
         "overlays": [
-            {"image": thumbnail(image, caption, side=PAGE_SIDE, kind="whole"), "caption": caption}
-            for caption, image in overlays.items()
+            {"image": thumbnail(image, captions[name], side=PAGE_SIDE, kind="whole"), "caption": captions[name]}
+            for name, image in overlays.items()
         ],
         "predictions": [(each.label, percent_bar(100 * each.probability)) for each in explained.predictions],
         "deletion": deletion_chart(explained.curves) if explained.curves else None,

@@ -71,8 +71,7 @@ def explain_images(explainer: Explainer, images: Sequence[ImageInput], out: Path
         start = out / f"{number:0{digits}d}-{file_name(Path(explained.path).stem)}"
         written = write_explained(explained, shown, start=start, preprocess=explainer.vit.meta.preprocess)
         if len(parts) < MAX_IMAGES:
-            titles = {"image": "the image"} | {each.name: each.title for each in explained.maps}
-            parts.append(image_context(explained, {titles[name]: image for name, image in shown.items()}))
+            parts.append(image_context(explained, shown))
         yield written
     if unread < len(images):
         write_text(out / PAGE, explanation_page(about(explainer.vit), parts, count=len(images), unreadable=unread))

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -94,7 +94,7 @@ class ServedModel:
         self.call: BatchFunction[Callable[[], Any], Any] = BatchFunction(lambda calls: [call() for call in calls], 1)
         self.accepts_labels = False
         """Whether the model has a text tower for zero-shot classification."""
-        self._zero_shot: dict[tuple[tuple[str, ...], str | None], Classifier] = {}
+        self.zero_shot = lru_cache(MAX_LABEL_SETS)(self._zero_shot)
         self.warm = self.batcher.reserve(1).put(self.call, [lambda: self._warm_up(limits.batch_size)])[0]
 
     def _logits(self, pixels: list[Tensor]) -> tuple[Tensor, ...]:
@@ -120,16 +120,10 @@ class ServedModel:
             except VitruvianError as error:
                 log.info("%s does not accept labels: %s", self.name, error)
 
-    def zero_shot(self, labels: tuple[str, ...], template: str | None) -> Classifier:
-        """A classifier for these labels, cached. Only the batcher's threads may call it."""
+    def _zero_shot(self, labels: tuple[str, ...], template: str | None) -> Classifier:
         if not self.accepts_labels:
             raise ImageError(f"the model {self.name!r} has no text tower, so it does not accept labels")
-        classifier = self._zero_shot.pop((labels, template), None)
-        classifier = classifier or Classifier(self.model, labels=labels, template=template)
-        self._zero_shot[labels, template] = classifier
-        if len(self._zero_shot) > MAX_LABEL_SETS:
-            del self._zero_shot[next(iter(self._zero_shot))]
-        return classifier
+        return Classifier(self.model, labels=labels, template=template)
 
     @property
     def classifier(self) -> Classifier:
