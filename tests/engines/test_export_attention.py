@@ -20,9 +20,9 @@ def test_few_queries_get_the_output_of_full_attention(changes, first):
     x = torch.randn(2, 17, 24, generator=generator)
     sizes = torch.randint(1, 5, (2, 1, 1, 17), generator=generator).float()
     with torch.no_grad():
-        expected = [attention(x, first), attention.few(x, first, sizes.log())]
+        expected = [attention(x, first), attention.attend_first(x, first, sizes.log())]
         with exported_attention(model):
             assert type(attention) is ExportedAttention
-            result = [attention(x, first), attention.few(x, first, sizes.log())]
+            result = [attention(x, first), attention.attend_first(x, first, sizes.log())]
     for mine, theirs in zip(result, expected):
         torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-5)  # float32 sums in another order

@@ -47,12 +47,14 @@ def test_blocks_and_pools_in_the_open_give_the_forward_passes_numbers(changes):
     with torch.no_grad():
         x = model.embed(random_pixels(model))
         for block in model.blocks:
-            y, weights = block.explicit(x)
+            y, weights = block.forward_with_weights(x)
             torch.testing.assert_close(weights, block.attn.weights(block.norm1(x)))
             x = block(x)
             torch.testing.assert_close(y, x, atol=1e-5, rtol=1e-5)  # float32 sums in another order
         if model.attn_pool is not None:
-            torch.testing.assert_close(model.attn_pool.explicit(x)[0], model.attn_pool(x), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(
+                model.attn_pool.forward_with_weights(x)[0], model.attn_pool(x), atol=1e-5, rtol=1e-5
+            )
 
 
 def test_without_classes_it_explains_each_images_own_answer():

@@ -6,7 +6,8 @@ import scipy.ndimage
 import torch
 import torch.nn.functional as F
 
-from vitruvian.model.embed import interpolate_positions, resize_patch_kernel, sincos_positions
+from vitruvian.model.embed import resize_patch_kernel
+from vitruvian.model.positions import interpolate_positions, sincos_positions
 
 
 def random_positions(rows, columns, width=6):

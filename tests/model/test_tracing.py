@@ -8,7 +8,7 @@ from torch.export import Dim, export
 
 from vitruvian.config import Numerics, RopeConfig, ViTConfig
 from vitruvian.model.build import build
-from vitruvian.model.positions import axial_tables, kept
+from vitruvian.model.positions import axial_tables, cached
 
 TINY = ViTConfig(image_size=16, patch_size=8, depth=1, width=16, mlp_dim=16, num_heads=2, num_classes=3)
 KINDS = {
@@ -64,10 +64,10 @@ def test_an_exported_program_resizes_positions_for_every_size():
 
 
 @pytest.mark.slow
-def test_tracing_leaves_no_symbols_in_the_tables_that_are_kept():
+def test_tracing_leaves_no_symbols_in_the_tables_that_are_cached():
     model = random_model(pos_embed="none", rope=RopeConfig(temperature=77.0))
     program = export(model, (torch.randn(2, 3, 16, 16),), dynamic_shapes=({0: Dim("batch")},)).module()
     torch.testing.assert_close(program(torch.ones(3, 3, 16, 16)), model(torch.ones(3, 3, 16, 16)))
-    first = kept(axial_tables, model.config.rope, (2, 2), 8)
+    first = cached(axial_tables, model.config.rope, (2, 2), 8)
     assert type(first[0]) is torch.Tensor
-    assert kept(axial_tables, model.config.rope, (2, 2), 8) is first
+    assert cached(axial_tables, model.config.rope, (2, 2), 8) is first

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch import nn
 
 from vitruvian.config import Numerics, RopeConfig, StemConfig, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError
@@ -124,13 +125,13 @@ def test_attention_maps_are_the_attention_that_was_paid(changes):
         x = model.embed(pixels(model))
         for layer, weights in model.attention_maps(pixels(model)):
             block = model.blocks[layer]
-            normed = block.attention_input(x)
+            normed = block.attn_input(x)
             shared = 1 - getattr(
                 block.attn, "subtracted", torch.zeros(())
             )  # one, or what differential attention leaves
             torch.testing.assert_close(weights.sum(-1), shared.expand(weights.shape[:-1]))
             _, _, v = block.attn.project(normed)
-            mixed = block.attn.joined(weights @ v)
+            mixed = block.attn.output(weights @ v)
             torch.testing.assert_close(mixed, block.attn(normed), atol=1e-5, rtol=1e-5)
             x = block(x)
 
@@ -234,3 +235,32 @@ def test_pieces_keep_every_core_busy_and_lose_no_image():
         sizes = [len(piece) for piece in even_pieces(torch.zeros(batch, 1), 2)]
         assert sum(sizes) == batch
         assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("block", ["pre_norm", "res_post_norm", "parallel"])
+def test_forward_hooks_see_what_each_module_returned(block):
+    """Inference adds and activates in place, but never in a tensor that a hook may have stored."""
+    model = random_model(block=block)
+    modules = {
+        name: module
+        for name, module in model.named_modules()
+        if name.startswith("blocks.") and not isinstance(module, nn.Identity | nn.Dropout)
+    }
+    at_call, stored = {}, {}
+
+    def remember(name):
+        def hook(module, inputs, output):
+            at_call[name], stored[name] = output.clone(), output
+
+        return hook
+
+    for name, module in modules.items():
+        module.register_forward_hook(remember(name))
+    with torch.no_grad():
+        logits = model(pixels(model))
+    assert {"blocks.0.attn", "blocks.0.mlp", "blocks.0.mlp.fc1"} <= stored.keys()
+    for name in stored:
+        torch.testing.assert_close(stored[name], at_call[name], rtol=0, atol=0, msg=f"{name} was changed afterwards")
+    plain = random_model(block=block)
+    with torch.no_grad():
+        torch.testing.assert_close(plain(pixels(plain)), logits, rtol=0, atol=0)

@@ -24,7 +24,7 @@ from vitruvian.errors import ConfigError, DataError, argument
 from vitruvian.evaluation.measuring.evaluate import usual_split
 from vitruvian.inference import Classifier, Encoder, first_pass_pixels, probabilities_of
 from vitruvian.model.build import Model
-from vitruvian.model.merge import fit_thresholds
+from vitruvian.model.token_merging import fit_thresholds
 from vitruvian.model.vit import ViT
 from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import Size, as_size, check_range
@@ -174,5 +174,7 @@ def fit_merging(
         values for _, values in encoder.run_source(torch.Tensor.contiguous, source, chosen, unreadable=unreadable)
     ]
     with torch.inference_mode():
-        thresholds = fit_thresholds(merging, torch.cat(pixels), merging.config.tome_counts)
+        thresholds = fit_thresholds(
+            merging.blocks, merging.config, merging.embed(torch.cat(pixels)), merging.config.tome_counts
+        )
     return with_merging(whole, thresholds=thresholds)

@@ -27,9 +27,9 @@ class ExportedAttention(Attention):
     def forward(self, x: Tensor, first: int | None = None, grid: Size | None = None) -> Tensor:
         if first is None or self.position is not None:
             return super().forward(x, first, grid)
-        return self.few(x, first, None)
+        return self.attend_first(x, first, None)
 
-    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+    def split_heads(self, x: Tensor) -> tuple[Tensor, ...]:
         B, N, _ = x.shape
         assert isinstance(self.qkv, nn.ModuleList)
         return tuple(layer(x).view(B, N, self.num_heads, -1).transpose(1, 2) for layer in self.qkv)
@@ -39,7 +39,7 @@ class ExportedAttention(Attention):
         logits = scaled @ k.transpose(-2, -1)
         return (logits if bias is None else logits + bias).softmax(dim=-1) @ v
 
-    def few(self, x: Tensor, first: int, bias: Tensor | None) -> Tensor:
+    def attend_first(self, x: Tensor, first: int, bias: Tensor | None) -> Tensor:
         """Attention of the first F tokens without keys and values of all N.
 
         With key weights W_k and value weights W_v, q (x W_k)^T = (q W_k^T) x^T and softmax(..) (x W_v) =
@@ -47,7 +47,7 @@ class ExportedAttention(Attention):
         to all logits of a query, which softmax ignores.
         """
         if not folds_scale(self):
-            return super().few(x, first, bias)
+            return super().attend_first(x, first, bias)
         assert isinstance(self.qkv, nn.ModuleList)
         query, key, value = self.qkv
         assert isinstance(key, nn.Linear)
@@ -62,7 +62,7 @@ class ExportedAttention(Attention):
         weights = (logits if bias is None else logits + bias[:, 0]).softmax(dim=-1)
         sums = (weights @ x).view(B, H, first, D)
         y = sums @ value.weight.view(H, K, D).transpose(1, 2)  # (B, H, F, K)
-        return self.joined(y if value.bias is None else y + value.bias.view(H, 1, K))
+        return self.output(y if value.bias is None else y + value.bias.view(H, 1, K))
 
 
 def folds_scale(attention: Attention) -> bool:

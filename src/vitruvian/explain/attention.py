@@ -29,8 +29,8 @@ from torch import Tensor
 from vitruvian.errors import ConfigError
 from vitruvian.model.build import Model
 from vitruvian.model.encoder import Block
-from vitruvian.model.merge import token_groups
 from vitruvian.model.resnet import ResNet
+from vitruvian.model.token_merging import token_groups
 from vitruvian.model.vit import ViT
 from vitruvian.settings import Size
 
@@ -76,7 +76,7 @@ def attention_rollout(model: Model, pixels: Tensor) -> Tensor:
     vit = require_shares(model, "attention rollout")
     rolled: Tensor | None = None
     with inference(vit):
-        groups = iter(token_groups(vit, vit.embed(pixels)))
+        groups = iter(token_groups(vit.blocks, vit.config, vit.embed(pixels)))
         for name, value in vit.iter_intermediates(pixels, range(vit.config.depth)):
             if name.endswith("/attention"):
                 rolled, means = roll(value, rolled), next(groups)
@@ -188,7 +188,7 @@ def gradient_attention(model: Model, pixels: Tensor, classes: Sequence[int] | Te
         inputs = [value for _, value in steps]  # what enters each block, and what leaves the last one: (B, N, D)
         with torch.enable_grad():
             row, gradient = answer_gradient(vit, inputs.pop(), classes)
-            groups = token_groups(vit, inputs[0])
+            groups = token_groups(vit.blocks, vit.config, inputs[0])
             for block, means in zip(reversed(vit.blocks), reversed(groups)):
                 assert isinstance(block, Block)
                 row, gradient = through_block(block, inputs.pop(), vit.grid_of(pixels), (row, gradient), means)
@@ -204,7 +204,7 @@ def answer_gradient(vit: ViT, tokens: Tensor, classes: Sequence[int] | Tensor | 
         (gradient,) = torch.autograd.grad(chosen.sum(), tokens)
         return token_shares(vit, tokens.shape[1]).to(tokens).expand(len(tokens), -1), gradient
     assert vit.head is not None
-    pooled, weights = vit.attn_pool.explicit(encoded)
+    pooled, weights = vit.attn_pool.forward_with_weights(encoded)
     pooled = vit.norm(pooled) if vit.config.norm_after_pool else pooled
     chosen = chosen_logits(vit, vit.head(vit.pre_logits(pooled)), classes)
     gradient, slope = torch.autograd.grad(chosen.sum(), [tokens, weights])
@@ -233,7 +233,7 @@ def through_block(
     """The row, and the gradient, before a block from those after it; `means` (B, N, N) are of the tokens that merge."""
     x = x.detach().requires_grad_()
     row, gradient = after
-    y, weights = block.explicit(x, grid, None if means is None else means.matmul)
+    y, weights = block.forward_with_weights(x, grid, None if means is None else means.matmul)
     row = row if means is None else (row[:, None] @ means)[:, 0]
     before, slope = torch.autograd.grad(y, [x, weights], gradient)
     return row + (row[:, None] @ speaking(weights, slope))[:, 0], before

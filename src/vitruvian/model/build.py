@@ -12,11 +12,9 @@ from torch import Tensor, nn
 from vitruvian.catalog import resolve
 from vitruvian.config import GraphConfig, ModelConfig, ModelMeta, ResNetConfig
 from vitruvian.errors import UnknownNameError
-from vitruvian.model.conv import BatchNorm
-from vitruvian.model.encoder import Block, DifferentialAttention, differential_share
-from vitruvian.model.mlp import Mlp
-from vitruvian.model.pool import AttentionPool
+from vitruvian.model.encoder import AttentionPool, Block, DifferentialAttention, Mlp, initial_lambda
 from vitruvian.model.resnet import PostActivationUnit, PreActivationUnit, ResNet, StdConv
+from vitruvian.model.stems import BatchNorm
 from vitruvian.model.vit import ViT
 
 Model = ViT | ResNet
@@ -116,7 +114,7 @@ def initialize_vit(model: ViT, generator: torch.Generator) -> None:
         for parameter in block.attn.position.parameters() if block.attn.position is not None else ():
             nn.init.normal_(parameter, std=0.02, generator=generator)
         if isinstance(block.attn, DifferentialAttention):
-            share = differential_share(layer)
+            share = initial_lambda(layer)
             nn.init.constant_(block.attn.subtracted, share)
             nn.init.constant_(block.attn.head_norm.weight, 1 - share)
         for scale in (block.ls1, getattr(block, "ls2", None)):

@@ -1,4 +1,4 @@
-"""Pixels to tokens: patches, the tokens before them, positions and how positions follow another grid."""
+"""Pixels to tokens: patch embedding, class and register tokens, position embeddings."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitruvian.config import PositionResize, ViTConfig
-from vitruvian.model.batch_stems import MobileClipStem, ResNetDStem
-from vitruvian.model.conv import ConvStem
-from vitruvian.model.mlp import norm_layer
-from vitruvian.model.resample import is_open, matrix, resampled
+from vitruvian.model.encoder import norm_layer
+from vitruvian.model.positions import interpolate_factors, interpolate_positions, matrix, sincos_positions
 from vitruvian.model.resnet import Stem
+from vitruvian.model.stems import ConvStem, MobileClipStem, ResNetDStem
 from vitruvian.settings import Size
 
 # B images, R rows and C columns of patches, N = R * C, T tokens before the patches, D width
@@ -25,7 +24,7 @@ STEMS: dict[str, type[Stem] | type[ConvStem] | type[ResNetDStem] | type[MobileCl
     "resnet_d": ResNetDStem,
     "mobile_clip": MobileClipStem,
 }
-"""By the style that a StemConfig has."""
+"""By `StemConfig.style`."""
 
 
 class Embedding(nn.Module):
@@ -59,10 +58,10 @@ class Embedding(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         grid = self.config.grid_of((pixels.shape[-2], pixels.shape[-1]))
-        return self.placed(self.patches(pixels), grid)
+        return self.with_positions(self.patches(pixels), grid)
 
-    def placed(self, patches: Tensor, grid: Size) -> Tensor:
-        """Patch tokens (B, N, D) of this grid with their positions, behind the tokens before them."""
+    def with_positions(self, patches: Tensor, grid: Size) -> Tensor:
+        """Add position embeddings to patch tokens (B, N, D) and prepend the other tokens: (B, T + N, D)."""
         positions = self.grid_positions(grid)
         if positions is not None:
             patches = patches + positions.flatten(0, 1)
@@ -72,35 +71,36 @@ class Embedding(nn.Module):
         return self.norm(self.dropout(patches))
 
     def patches(self, pixels: Tensor) -> Tensor:
-        """The patch tokens (B, N, D) alone, without positions."""
+        """The patch tokens (B, N, D), without position embeddings."""
         features = self.stem(pixels) if self.stem else pixels
         B, C, height, width = features.shape
         P = self.config.patch_size
         if self.config.trim:
             features = features[..., : height // P * P, : width // P * P]
-        # One product of matrices: the convolution's sums, sooner, and with tokens side by side in memory.
+        # One matrix product instead of a convolution: the same sums, faster, and tokens are contiguous in memory.
         cut = features.reshape(B, C, height // P, P, width // P, P)
         cut = cut.permute(0, 2, 4, 1, 3, 5)  # (B, rows, columns, C, P, P)
         patches = F.linear(cut.reshape(B, -1, C * P * P), self.patch.weight.flatten(1), self.patch.bias)
         return self.patch_norm(patches)
 
     def prefix(self) -> Tensor | None:
-        """The tokens before the patches with their positions, (1, T, D)."""
+        """Class, distillation and register tokens with their position embeddings, (1, T, D)."""
         config = self.config
-        placed: list[Tensor] = [self.cls_token] if config.cls_token else []
+        tokens: list[Tensor] = [self.cls_token] if config.cls_token else []
         if config.distillation:
-            placed.append(self.dist_token)
+            tokens.append(self.dist_token)
         if config.prefix_pos_embeds:
-            placed = [torch.cat(placed, dim=1) + self.prefix_pos_embed]
-        tokens = [*placed, self.reg_tokens] if config.reg_tokens else placed
+            tokens = [torch.cat(tokens, dim=1) + self.prefix_pos_embed]
+        if config.reg_tokens:
+            tokens.append(self.reg_tokens)
         if not tokens:
             return None
         return torch.cat(tokens, dim=1) if len(tokens) > 1 else tokens[0]
 
     def grid_positions(self, grid: Size) -> Tensor | None:
-        """What is added to the patch tokens of this grid, (R, C, D); None where positions act elsewhere."""
-        place = GRID_POSITIONS.get(self.config.pos_embed)
-        return place(self, grid) if place else None
+        """Position embeddings (R, C, D) of the patches, or None if positions are encoded inside attention."""
+        positions = GRID_POSITIONS.get(self.config.pos_embed)
+        return positions(self, grid) if positions else None
 
 
 def learned_positions(embed: Embedding, grid: Size) -> Tensor:
@@ -128,53 +128,17 @@ GRID_POSITIONS: dict[str, Callable[[Embedding, Size], Tensor]] = {
 }
 
 
-def sincos_positions(grid: Size, width: int) -> Tensor:
-    """Fixed 2-D positions (R, C, width): [sin x, cos x, sin y, cos y], wavelengths up to 10000."""
-    quarter = width // 4
-    omega = 10_000.0 ** -(torch.arange(quarter, dtype=torch.float64) / (quarter - 1))
-    y = torch.arange(grid[0], dtype=torch.float64)[:, None, None] * omega  # (R, 1, D/4)
-    x = torch.arange(grid[1], dtype=torch.float64)[None, :, None] * omega  # (1, C, D/4)
-    parts = [x.sin(), x.cos(), y.sin(), y.cos()]
-    return torch.cat([part.expand(grid[0], grid[1], quarter) for part in parts], dim=-1).float()
-
-
-def interpolate_positions(positions: Tensor, grid: Size, method: PositionResize, *, square: bool = False) -> Tensor:
-    """Position interpolation: (R, C, D) resampled to another grid, in the way of one family of weights.
-
-    With `square`, to the square around the grid, of which the grid has its part.
-    """
-    old = positions.shape[0], positions.shape[1]
-    if not is_open(grid) and old == tuple(grid):
-        return positions
-    found = resampled(positions.float(), square_around(grid) if square else grid, method).to(positions.dtype)
-    return found[: grid[0], : grid[1]] if square else found
-
-
-def interpolate_factors(tables: tuple[Tensor, Tensor], grid: Size, *, square: bool = False) -> tuple[Tensor, Tensor]:
-    """Positions by row (R, D) and by column (C, D) for another grid, linear as in timm's NaFlex."""
-    if not is_open(grid) and (len(tables[0]), len(tables[1])) == tuple(grid):
-        return tables
-    sides = zip(tables, square_around(grid) if square else grid)
-    rows, columns = (matrix(len(table), side, "bilinear", table) @ table for table, side in sides)
-    return rows[: grid[0]], columns[: grid[1]]
-
-
-def square_around(grid: Size) -> Size:
-    side: int = torch.sym_max(grid[0], grid[1])  # type: ignore[no-untyped-call]
-    return side, side
-
-
 def resize_patch_kernel(weight: Tensor, patch_size: int, method: PositionResize) -> Tensor:
-    """A patch embedding (D, channels, P, P) for another patch size.
+    """Resize a patch embedding (D, channels, P, P) to another patch size by pseudo-inverse (FlexiViT).
 
-    Pseudo-inverse resize: the new kernel gives, on a patch enlarged or reduced with the family's own
-    interpolation, the closest answer to the old kernel on the original patch.
+    The new kernel, applied to a patch resized with the family's own interpolation, gives the closest possible output
+    to that of the old kernel on the original patch.
     """
     old = weight.shape[-1]
     if old == patch_size:
         return weight
-    way = "bicubic" if method in ("dino", "bilinear_antialias") else method
-    enlarge = matrix(old, patch_size, way, torch.empty(0, dtype=torch.float64))  # (new, old)
+    interpolation = "bicubic" if method in ("dino", "bilinear_antialias") else method
+    enlarge = matrix(old, patch_size, interpolation, torch.empty(0, dtype=torch.float64))  # (new, old)
     enlarged = torch.kron(enlarge, enlarge).T  # (old^2, new^2)
     inverse = torch.linalg.pinv(enlarged)  # (new^2, old^2)
     flat = weight.double().flatten(2) @ inverse.T

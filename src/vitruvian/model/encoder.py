@@ -1,4 +1,4 @@
-"""The Transformer encoder's parts: attention and the orders of a block around it, chosen by the settings."""
+"""The parts of the Transformer encoder: norms, MLP, attention, kinds of blocks, and the layers before the head."""
 
 from __future__ import annotations
 
@@ -8,20 +8,71 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
-from vitruvian.config import ViTConfig
-from vitruvian.model.mlp import Mlp, norm_layer
+from vitruvian.config import Numerics, ViTConfig
 from vitruvian.model.positions import attention_position
 from vitruvian.settings import Size
 
-# B images, N tokens, D width, H heads of K channels (H K = D, but for `attention_width`), M MLP width
+# B images, N tokens, D width, H heads of K channels (H K = D unless the config has `attn_dim`)
 
 Merge = Callable[[Tensor], Tensor]
 """Token merging: (B, N, D) -> (B, fewer, D)."""
 
 
+def norm_layer(config: ViTConfig, width: int) -> nn.Module:
+    kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
+    return kind(width, eps=config.numerics.norm_eps)
+
+
+def may_overwrite(*producers: nn.Module) -> bool:
+    """Whether the tensor that these modules just returned can be changed in place.
+
+    That saves a buffer in inference. It is not allowed under autograd, nor where a forward hook may have stored the
+    tensor: hooks must keep seeing what the module returned.
+    """
+    if torch.is_grad_enabled() or torch_module._global_forward_hooks:
+        return False
+    return not any(producer._forward_hooks for producer in producers)
+
+
+def gelu(x: Tensor, approximate: str, in_place: bool) -> Tensor:
+    if in_place:  # a second buffer of this size costs more time than the activation itself
+        return torch.ops.aten.gelu_(x, approximate=approximate)
+    return F.gelu(x, approximate=approximate)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor, bool], Tensor]] = {
+    "erf": lambda x, in_place: gelu(x, "none", in_place),
+    "tanh": lambda x, in_place: gelu(x, "tanh", in_place),
+    "quick": lambda x, in_place: x * torch.sigmoid(1.702 * x),
+}
+
+
+class Mlp(nn.Module):
+    """Two dense layers with GELU between them, or a gated SiLU (`swiglu`); optionally a norm before the second."""
+
+    def __init__(self, config: ViTConfig, mlp_dim: int, *, plain: bool = False) -> None:
+        super().__init__()
+        D, self.gated = config.width, config.mlp == "swiglu" and not plain
+        self.numerics: Numerics = config.numerics
+        self.fc1 = nn.Linear(D, 2 * mlp_dim if self.gated else mlp_dim, bias=config.dense_bias)
+        self.norm = norm_layer(config, mlp_dim) if config.mlp_norm and not plain else nn.Identity()
+        self.fc2 = nn.Linear(mlp_dim, D, bias=config.dense_bias)
+        self.dropout = nn.Dropout(0.0 if plain else config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:  # (..., D) -> (..., D)
+        hidden = self.fc1(x)
+        if self.gated:
+            gate, value = hidden.chunk(2, dim=-1)
+            hidden = F.silu(gate) * value
+        else:
+            hidden = ACTIVATIONS[self.numerics.gelu](hidden, may_overwrite(self.fc1))
+        return self.fc2(self.norm(self.dropout(hidden)))
+
+
 class Attention(nn.Module):
-    """Multi-head self-attention; positions may turn queries and keys, or add to their products."""
+    """Multi-head self-attention; position encodings may rotate queries and keys or add a bias to the logits."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -38,59 +89,65 @@ class Attention(nn.Module):
         self.proj = nn.Linear(A, D, bias=config.dense_bias)
 
     def forward(self, x: Tensor, first: int | None = None, grid: Size | None = None) -> Tensor:
-        """(B, N, D) -> (B, N or first, D); `grid` is that of the patches, where it is not the trained one."""
+        """(B, N, D) -> (B, N or first, D).
+
+        Args:
+            x: Tokens.
+            first: Compute the output of only that many leading tokens; they attend to all.
+            grid: Rows and columns of patches, if they are not those of the config.
+        """
         q, k, v = self.project(x, grid)
         bias = None if self.position is None else self.position.bias(q, grid or self.grid)
-        if first is not None:  # a slice of everything would still cost a copy in the backward pass
+        if first is not None:  # slicing everything would still cost a copy in the backward pass
             q, bias = q[:, :, :first], None if bias is None else bias[:, :, :first]
-        return self.joined(self.attend(q, k, v, bias))
+        return self.output(self.attend(q, k, v, bias))
 
-    def few(self, x: Tensor, first: int, bias: Tensor | None) -> Tensor:  # (B, N, D) -> (B, first, D)
+    def attend_first(self, x: Tensor, first: int, bias: Tensor | None) -> Tensor:  # (B, N, D) -> (B, first, D)
         q, k, v = self.project(x)
-        return self.joined(self.attend(q[:, :, :first], k, v, bias))
+        return self.output(self.attend(q[:, :, :first], k, v, bias))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
 
-    def joined(self, y: Tensor) -> Tensor:  # (B, H, N, K) -> (B, N, D)
+    def output(self, y: Tensor) -> Tensor:  # (B, H, N, K) -> (B, N, D)
         return self.proj(self.norm(y.transpose(1, 2).flatten(2)))
 
     def weights(self, x: Tensor, grid: Size | None = None) -> Tensor:
-        """The attention each query pays to each key, (B, H, N, N); rows sum to one."""
+        """Attention weights (B, H, N, N); each row, that of one query, sums to one."""
         q, k, _ = self.project(x, grid)
-        return self.shares(q, k, grid)
+        return self.softmax(q, k, grid)
 
-    def shares(self, q: Tensor, k: Tensor, grid: Size | None) -> Tensor:
+    def softmax(self, q: Tensor, k: Tensor, grid: Size | None) -> Tensor:
         logits = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
         bias = None if self.position is None else self.position.bias(q, grid or self.grid)
         return (logits if bias is None else logits + bias).softmax(dim=-1)
 
-    def explicit(self, x: Tensor, grid: Size | None = None) -> tuple[Tensor, Tensor]:
-        """The output computed from weights that are there to be differentiated, and those weights."""
+    def forward_with_weights(self, x: Tensor, grid: Size | None = None) -> tuple[Tensor, Tensor]:
+        """The output and the weights (B, H, N, N) it was computed from, so that gradients can flow between them."""
         q, k, v = self.project(x, grid)
-        weights = self.shares(q, k, grid)
-        return self.joined(weights @ v), weights
+        weights = self.softmax(q, k, grid)
+        return self.output(weights @ v), weights
 
     def project(self, x: Tensor, grid: Size | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self.split(x)
+        """Queries, keys and values, each (B, H, N, K), normalized and rotated where the config says so."""
+        q, k, v = self.split_heads(x)
         q, k = self.q_norm(q), self.k_norm(k)
         if self.position is not None:
             q, k = self.position.rotate(q, k, grid or self.grid)
         return q, k, v
 
-    def split(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values, each (B, H, N, K)."""
+    def split_heads(self, x: Tensor) -> tuple[Tensor, ...]:
         B, N, _ = x.shape
-        qkv = self.qkv(x).view(B, N, 3, self.num_heads, -1)
-        return qkv.permute(2, 0, 3, 1, 4).unbind()
+        return self.qkv(x).view(B, N, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind()
 
 
 class DifferentialAttention(Attention):
     """Two attentions with half the channels each, one subtracted from the other (Differential Transformer).
 
-    `subtracted`, how much of the second is taken away, is the sum that others compute from a constant of the layer and
-    vectors of its own; the constant factor after the norm of each head is in that norm's scale.
+    `subtracted` is lambda, the share of the second that is subtracted. The published models compute it from a constant
+    of the layer and four learned vectors; here it is one number. The constant factor after the norm of each head is
+    part of that norm's scale.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -102,7 +159,7 @@ class DifferentialAttention(Attention):
         self.head_norm = nn.RMSNorm(K, eps=1e-5)
 
     def project(self, x: Tensor, grid: Size | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys (B, 2 H, N, K / 2), those of a head side by side; values (B, H, N, K)."""
+        """Queries and keys (B, 2 H, N, K / 2), the two of a head next to each other; values (B, H, N, K)."""
         B, N, _ = x.shape
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         q, k = (part.view(B, N, 2 * self.num_heads, -1).transpose(1, 2) for part in (q, k))
@@ -112,17 +169,17 @@ class DifferentialAttention(Attention):
         first, second = (super(DifferentialAttention, self).attend(q[:, i::2], k[:, i::2], v, bias) for i in (0, 1))
         return first - self.subtracted * second
 
-    def shares(self, q: Tensor, k: Tensor, grid: Size | None) -> Tensor:
-        """The difference of both; it may be negative."""
-        both = super().shares(q, k, grid)
+    def softmax(self, q: Tensor, k: Tensor, grid: Size | None) -> Tensor:
+        """The difference of the two softmaxes; it may be negative."""
+        both = super().softmax(q, k, grid)
         return both[:, ::2] - self.subtracted * both[:, 1::2]
 
-    def joined(self, y: Tensor) -> Tensor:
-        return super().joined(self.head_norm(y))
+    def output(self, y: Tensor) -> Tensor:
+        return super().output(self.head_norm(y))
 
 
-def differential_share(layer: int) -> float:
-    """What a differential attention of this layer subtracts before it has learned anything."""
+def initial_lambda(layer: int) -> float:
+    """The initial value of `subtracted` in a differential attention of this layer."""
     return 0.8 - 0.6 * math.exp(-0.3 * layer)
 
 
@@ -136,7 +193,7 @@ class Block(nn.Module):
         super().__init__()
         D = config.width
         self.drop_path = drop_path
-        """Stochastic depth: chance that a branch is skipped, for one image, while training."""
+        """Stochastic depth: the probability that a branch is skipped for one image in training."""
         self.norm1 = norm_layer(config, D)
         self.attn = ATTENTIONS[config.attention](config)
         self.norm2 = norm_layer(config, D)
@@ -148,50 +205,53 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, first: int | None = None, grid: Size | None = None, merge: Merge | None = None
     ) -> Tensor:
-        """(B, N, D) -> (B, N, D), or (B, first, D) where only the first tokens are read afterwards."""
-        branch = self.attn(self.attention_input(x), first, grid)
+        """(B, N, D) -> (B, N, D), or (B, first, D) if only the first tokens are used afterwards."""
+        branch = self.attn(self.attn_input(x), first, grid)
         return self.finish(x if first is None else x[:, :first], branch, merge)
 
-    def explicit(self, x: Tensor, grid: Size | None = None, merge: Merge | None = None) -> tuple[Tensor, Tensor]:
-        """The output and the attention weights (B, H, N, N) that it depends on, for gradients between them."""
-        branch, weights = self.attn.explicit(self.attention_input(x), grid)
+    def forward_with_weights(
+        self, x: Tensor, grid: Size | None = None, merge: Merge | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The output and the attention weights (B, H, N, N), connected for gradients."""
+        branch, weights = self.attn.forward_with_weights(self.attn_input(x), grid)
         return self.finish(x, branch, merge), weights
 
-    def attention_input(self, x: Tensor) -> Tensor:
+    def attn_input(self, x: Tensor) -> Tensor:
         return self.norm1(x)
 
     def finish(self, x: Tensor, branch: Tensor, merge: Merge | None = None) -> Tensor:
-        """The block's output from its input and what attention gave; `merge` acts on the tokens between the two."""
-        x = self.add(x, branch, self.ls1)
+        """The block's output, given its input and the output of attention; `merge` acts between attention and MLP."""
+        x = self.add(x, branch, self.ls1, self.attn, self.attn.proj)
         x = x if merge is None else merge(x)
-        return self.add(x, self.mlp(self.norm2(x)), self.ls2)
+        return self.add(x, self.mlp(self.norm2(x)), self.ls2, self.mlp, self.mlp.fc2)
 
-    def add(self, x: Tensor, branch: Tensor, scale: Tensor | None) -> Tensor:
+    def add(self, x: Tensor, branch: Tensor, scale: Tensor | None, *producers: nn.Module) -> Tensor:
+        """x + branch, with LayerScale, dropout and stochastic depth; `producers` are the modules that made `branch`."""
         if scale is not None:
             branch = branch * scale
         if self.training:
             branch = self.dropout(branch)
             if self.drop_path:
                 branch = branch * drop_path_mask(branch, self.drop_path)
-        if torch.is_grad_enabled() or branch.dtype != x.dtype:
-            return x + branch
-        return branch.add_(x)  # nobody else holds the branch; x may be an intermediate somebody keeps
+        if branch.dtype == x.dtype and may_overwrite(*producers):
+            return branch.add_(x)  # not x: it may have been returned to the caller as an intermediate
+        return x + branch
 
 
 class ResPostNormBlock(Block):
-    """z' = LN(MSA(z)) + z; z = LN(MLP(z')) + z': the norms stand after the branches (EVA-CLIP, Swin v2)."""
+    """z' = LN(MSA(z)) + z; z = LN(MLP(z')) + z': norms after the branches (EVA-CLIP, Swin v2)."""
 
-    def attention_input(self, x: Tensor) -> Tensor:
+    def attn_input(self, x: Tensor) -> Tensor:
         return x
 
     def finish(self, x: Tensor, branch: Tensor, merge: Merge | None = None) -> Tensor:
-        x = self.add(x, self.norm1(branch), self.ls1)
+        x = self.add(x, self.norm1(branch), self.ls1, self.norm1)
         x = x if merge is None else merge(x)
-        return self.add(x, self.norm2(self.mlp(x)), self.ls2)
+        return self.add(x, self.norm2(self.mlp(x)), self.ls2, self.norm2)
 
 
 class ParallelBlock(Block):
-    """z' = MSA(LN(z)) + MLP(LN(z)) + z, with one norm for both (ViT-22B)."""
+    """z' = MSA(LN(z)) + MLP(LN(z)) + z, with one norm for both branches (ViT-22B)."""
 
     def __init__(self, config: ViTConfig, *, drop_path: float = 0.0) -> None:
         super().__init__(config, drop_path=drop_path)
@@ -206,6 +266,62 @@ BLOCKS = {"pre_norm": Block, "res_post_norm": ResPostNormBlock, "parallel": Para
 
 
 def drop_path_mask(x: Tensor, drop_path: float) -> Tensor:
-    """Stochastic depth, one factor an image: 0 with chance `drop_path`, else 1 / (1 - drop_path)."""
+    """One factor per image for stochastic depth: 0 with probability `drop_path`, else 1 / (1 - drop_path)."""
     mask = torch.empty(x.shape[0], *[1] * (x.dim() - 1), dtype=x.dtype, device=x.device)
     return mask.bernoulli_(1 - drop_path).div_(1 - drop_path)
+
+
+class PreLogits(nn.Linear):
+    """The layer between pooling and head: linear and tanh as in the paper's pre-training, or CLIP's bare projection."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__(config.pooled_width, config.representation_size, bias=not config.projection)
+        self.has_tanh = not config.projection
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        return x.tanh() if self.has_tanh else x
+
+
+class AttentionPool(nn.Module):
+    """MAP head (multi-head attention pooling): a learned probe attends to the tokens; LayerNorm and residual MLP."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        D = config.width
+        self.num_heads = config.pool_num_heads or config.num_heads
+        self.skipped = 0 if config.pool_prefix else config.prefix_tokens
+        self.probe = nn.Parameter(torch.empty(1, 1, D))
+        self.q = nn.Linear(D, D)
+        self.kv = nn.Linear(D, 2 * D)
+        self.proj = nn.Linear(D, D)
+        self.norm = norm_layer(config, D)
+        self.mlp = Mlp(config.replace(dense_bias=True), config.pool_mlp_dim or config.mlp_dim, plain=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:  # (B, N, D) -> (B, D)
+        q, k, v = self.project(tokens[:, self.skipped :])
+        return self.finish(F.scaled_dot_product_attention(q, k, v))  # (B, H, 1, D // H)
+
+    def finish(self, x: Tensor) -> Tensor:
+        x = self.proj(x.transpose(1, 2).flatten(2))  # (B, 1, D)
+        return (x + self.mlp(self.norm(x)))[:, 0]
+
+    def forward_with_weights(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The pooled vector and the probe's weights (B, H, 1, N), connected for gradients."""
+        weights = self.weights(tokens)
+        _, _, v = self.project(tokens)
+        return self.finish(weights @ v), weights
+
+    def weights(self, tokens: Tensor) -> Tensor:
+        """The probe's attention to each token, (B, H, 1, N); 0 for tokens that it skips."""
+        q, k, _ = self.project(tokens)
+        logits = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+        skipped = torch.arange(logits.shape[-1], device=logits.device) < self.skipped
+        return logits.masked_fill(skipped, -torch.inf).softmax(dim=-1)
+
+    def project(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        B, N, D = tokens.shape
+        q = self.q(self.probe).expand(B, -1, -1).view(B, 1, self.num_heads, D // self.num_heads).transpose(1, 2)
+        kv = self.kv(tokens).view(B, N, 2, self.num_heads, D // self.num_heads)
+        k, v = kv.permute(2, 0, 3, 1, 4).unbind()
+        return q, k, v

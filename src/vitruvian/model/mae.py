@@ -1,4 +1,4 @@
-"""MAE whole: an encoder that sees some of the patches, and a decoder that fills in the others."""
+"""Masked autoencoder (MAE): the encoder sees some patches, the decoder reconstructs the others."""
 
 from __future__ import annotations
 
@@ -10,14 +10,20 @@ from vitruvian.errors import ConfigError
 from vitruvian.model.encoder import Block
 from vitruvian.model.vit import ViT
 
-# B images, N patches of P x P pixels in C channels, S of them seen, D width of the encoder, E of the decoder
+# B images, N patches of P x P pixels in C channels, S visible patches, D width of the encoder, E of the decoder
 
 
 class MaskedAutoencoder(nn.Module):
-    """Normalized pixels, some patches of which are hidden -> the pixels of every patch."""
+    """Normalized pixels with masked patches -> predicted pixels of every patch."""
 
     def __init__(self, encoder: ViT, blocks: ViTConfig, *, normalized_patches: bool = False) -> None:
-        """`blocks` are the decoder's settings; with `normalized_patches` each patch is told in its own mean and std."""
+        """Combine an encoder with a new decoder.
+
+        Args:
+            encoder: A ViT with a class token and learned position embeddings.
+            blocks: Settings of the decoder's blocks.
+            normalized_patches: Predict each patch relative to its own mean and standard deviation.
+        """
         super().__init__()
         if encoder.config.rope or encoder.config.prefix_tokens != 1 or encoder.config.pos_embed != "learned":
             raise ConfigError("a masked autoencoder needs a class token, no other token and learned positions")
@@ -31,40 +37,41 @@ class MaskedAutoencoder(nn.Module):
         self.norm = nn.LayerNorm(E, eps=eps)
         self.pixels = nn.Linear(E, encoder.config.in_channels * encoder.config.patch_size**2)
 
-    def forward(self, pixels: Tensor, noise: Tensor, share: float = 0.75) -> tuple[Tensor, Tensor]:
-        """What each patch is told to be (B, N, P P C), and which are hidden (B, N): those of the largest noise."""
+    def forward(self, pixels: Tensor, noise: Tensor, mask_ratio: float = 0.75) -> tuple[Tensor, Tensor]:
+        """Predicted pixels (B, N, P*P*C) and the mask (B, N); the patches with the largest noise are masked."""
         order = noise.argsort(dim=1)
-        place = order.argsort(dim=1)  # of each patch, in the order of the noise
-        seen = int(noise.shape[1] * (1 - share))
-        self.check(pixels, noise, seen)
+        rank = order.argsort(dim=1)  # of each patch by its noise
+        visible = int(noise.shape[1] * (1 - mask_ratio))
+        self.check(pixels, noise, visible)
         tokens = self.encoder.embed(pixels)
-        kept = order[:, :seen, None].expand(-1, -1, tokens.shape[2])
-        tokens = torch.cat([tokens[:, :1], tokens[:, 1:].gather(1, kept)], dim=1)  # (B, 1 + S, D)
+        index = order[:, :visible, None].expand(-1, -1, tokens.shape[2])
+        tokens = torch.cat([tokens[:, :1], tokens[:, 1:].gather(1, index)], dim=1)  # (B, 1 + S, D)
         x = self.embed(self.encoder.forward_blocks(tokens))
-        filled = torch.cat([x[:, 1:], self.mask_token.expand(len(x), noise.shape[1] - seen, -1)], dim=1)
-        filled = filled.gather(1, place[:, :, None].expand(-1, -1, x.shape[2]))
+        filled = torch.cat([x[:, 1:], self.mask_token.expand(len(x), noise.shape[1] - visible, -1)], dim=1)
+        filled = filled.gather(1, rank[:, :, None].expand(-1, -1, x.shape[2]))
         x = torch.cat([x[:, :1], filled], dim=1) + self.pos_embed  # (B, 1 + N, E)
         for block in self.blocks:
             x = block(x)
-        return self.pixels(self.norm(x))[:, 1:], place >= seen
+        return self.pixels(self.norm(x))[:, 1:], rank >= visible
 
-    def check(self, pixels: Tensor, noise: Tensor, seen: int) -> None:
+    def check(self, pixels: Tensor, noise: Tensor, visible: int) -> None:
         self.encoder.check(pixels)
-        size, wanted = (pixels.shape[-2], pixels.shape[-1]), self.encoder.config.image_size
-        if size != wanted:
+        size, expected = (pixels.shape[-2], pixels.shape[-1]), self.encoder.config.image_size
+        if size != expected:
             raise ConfigError(
-                f"the decoder's positions are those of {wanted[0]}x{wanted[1]} pixels, not {size[0]}x{size[1]}"
+                f"the decoder's positions are those of {expected[0]}x{expected[1]} pixels, not {size[0]}x{size[1]}"
             )
-        if not 0 < seen <= noise.shape[1]:
-            raise ConfigError(f"{seen} of {noise.shape[1]} patches would be seen: hide a smaller share")
+        if not 0 < visible <= noise.shape[1]:
+            raise ConfigError(f"{visible} of {noise.shape[1]} patches would be visible", hint="mask a smaller share")
 
-    def fill_in(self, pixels: Tensor, noise: Tensor, share: float = 0.75) -> tuple[Tensor, Tensor]:
-        """The images with their hidden patches filled in, and which those were (B, rows, columns)."""
-        told, hidden = self(pixels, noise, share)
+    def fill_in(self, pixels: Tensor, noise: Tensor, mask_ratio: float = 0.75) -> tuple[Tensor, Tensor]:
+        """The images with their masked patches filled in, and the mask (B, rows, columns)."""
+        predicted, masked = self(pixels, noise, mask_ratio)
         config = self.encoder.config
         (R, K), P, C = config.grid, config.patch_size, config.in_channels
-        own = pixels.view(-1, C, R, P, K, P).permute(0, 2, 4, 3, 5, 1).reshape(len(pixels), R * K, -1)
+        original = pixels.view(-1, C, R, P, K, P).permute(0, 2, 4, 3, 5, 1).reshape(len(pixels), R * K, -1)
         if self.normalized_patches:
-            told = told * (own.var(dim=-1, keepdim=True) + 1e-6).sqrt() + own.mean(dim=-1, keepdim=True)
-        mixed = torch.where(hidden[:, :, None], told, own).view(-1, R, K, P, P, C)
-        return mixed.permute(0, 5, 1, 3, 2, 4).reshape(pixels.shape), hidden.view(-1, R, K)
+            std = (original.var(dim=-1, keepdim=True) + 1e-6).sqrt()
+            predicted = predicted * std + original.mean(dim=-1, keepdim=True)
+        mixed = torch.where(masked[:, :, None], predicted, original).view(-1, R, K, P, P, C)
+        return mixed.permute(0, 5, 1, 3, 2, 4).reshape(pixels.shape), masked.view(-1, R, K)

@@ -1,4 +1,8 @@
-"""Positions that act inside attention: offsets of tokens, relative biases, rotations of queries and keys."""
+"""Position encodings: added to the tokens or inside attention, and how they follow another grid of patches.
+
+Position embeddings are resampled with one matrix per axis. That gives the numbers of `F.interpolate`, and it also works
+while a graph with open sizes is being traced.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +15,53 @@ import torch
 from torch import Tensor, nn
 
 from vitruvian.config import PositionResize, RopeConfig, ViTConfig
-from vitruvian.model.resample import geometric_matrix, is_open, matrix
 from vitruvian.settings import Size
+
+# B images, N tokens (T before the patches), H heads of K channels, D width, R rows and C columns of patches
 
 Table = TypeVar("Table")
 TIMM_RESIZE: PositionResize = "bicubic_antialias"
-"""How learned positions follow another grid in timm, which has a way of its own for relative biases."""
+"""The resize method of timm's models. timm also resizes relative biases differently from transformers."""
 
-# B images, N tokens (T before the patches), H heads, K = D // H, R rows and C columns of patches
+
+def sincos_positions(grid: Size, width: int) -> Tensor:
+    """Fixed 2-D sin-cos embeddings (R, C, width): [sin x, cos x, sin y, cos y], wavelengths up to 10000."""
+    quarter = width // 4
+    omega = 10_000.0 ** -(torch.arange(quarter, dtype=torch.float64) / (quarter - 1))
+    y = torch.arange(grid[0], dtype=torch.float64)[:, None, None] * omega  # (R, 1, D/4)
+    x = torch.arange(grid[1], dtype=torch.float64)[None, :, None] * omega  # (1, C, D/4)
+    parts = [x.sin(), x.cos(), y.sin(), y.cos()]
+    return torch.cat([part.expand(grid[0], grid[1], quarter) for part in parts], dim=-1).float()
+
+
+def interpolate_positions(positions: Tensor, grid: Size, method: PositionResize, *, square: bool = False) -> Tensor:
+    """Resample position embeddings (R, C, D) to another grid, with the method of one family of weights.
+
+    With `square`, they are resampled to the smallest square that contains the grid, and then cropped (NaFlex).
+    """
+    old = positions.shape[0], positions.shape[1]
+    if not is_open(grid) and old == tuple(grid):
+        return positions
+    resized = resample(positions.float(), square_around(grid) if square else grid, method).to(positions.dtype)
+    return resized[: grid[0], : grid[1]] if square else resized
+
+
+def interpolate_factors(tables: tuple[Tensor, Tensor], grid: Size, *, square: bool = False) -> tuple[Tensor, Tensor]:
+    """Resample embeddings of rows (R, D) and columns (C, D) to another grid, linearly as timm's NaFlex does."""
+    if not is_open(grid) and (len(tables[0]), len(tables[1])) == tuple(grid):
+        return tables
+    sides = zip(tables, square_around(grid) if square else grid)
+    rows, columns = (matrix(len(table), side, "bilinear", table) @ table for table, side in sides)
+    return rows[: grid[0]], columns[: grid[1]]
+
+
+def square_around(grid: Size) -> Size:
+    side: int = torch.sym_max(grid[0], grid[1])  # type: ignore[no-untyped-call]
+    return side, side
 
 
 class AttentionPosition(nn.Module):
-    """What an attention layer knows of places: it may turn queries and keys, and add to their products."""
+    """Position encoding inside attention: rotates queries and keys, or adds a bias to the attention logits."""
 
     def rotate(self, q: Tensor, k: Tensor, grid: Size) -> tuple[Tensor, Tensor]:  # each (B, H, N, K)
         return q, k
@@ -32,9 +71,9 @@ class AttentionPosition(nn.Module):
 
 
 class Offsets(AttentionPosition):
-    """The paper's relative positions: each query also attends to the embedding of its key's offset.
+    """The paper's relative positions: each query also attends to the embedding of the offset to its key.
 
-    Offsets are one-dimensional, along the sequence of tokens; another number of tokens interpolates the table.
+    Offsets are one-dimensional, along the token sequence; the table is interpolated for other sequence lengths.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -47,14 +86,14 @@ class Offsets(AttentionPosition):
         table: Tensor = self.offsets
         if is_open(grid) or len(table) != 2 * N - 1:
             table = matrix(len(table), 2 * N - 1, "bilinear_aligned", table) @ table
-        place = torch.arange(N, device=q.device)
-        index = place[:, None] - place[None] + N - 1  # (N, N)
+        token = torch.arange(N, device=q.device)
+        index = token[:, None] - token[None] + N - 1  # (N, N)
         products = q @ table.T * q.shape[-1] ** -0.5  # (B, H, N, 2 N - 1)
         return products.gather(-1, index.expand(*q.shape[:2], -1, -1))
 
 
 class RelativeBias(AttentionPosition):
-    """BEiT's relative position bias: a number a head for each two-dimensional offset, and three for the class token."""
+    """BEiT's relative position bias: one number per head and 2-D offset, and three for the class token."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -65,47 +104,47 @@ class RelativeBias(AttentionPosition):
 
     def bias(self, q: Tensor, grid: Size) -> Tensor:
         table = resize_bias_table(self.table, self.grid, grid, self.method)
-        index = kept(relative_index, grid).to(q.device)
+        index = cached(relative_index, grid).to(q.device)
         return table[index].permute(2, 0, 1)[None].to(q.dtype)  # (1, H, N, N)
 
 
 @lru_cache(maxsize=24)
-def _kept(make: Callable[..., Table], *settings: Hashable) -> Table:
-    with torch.inference_mode(False):  # a table first made for a prediction is used in training, too
+def _cached(make: Callable[..., Table], *settings: Hashable) -> Table:
+    with torch.inference_mode(False):  # a table that inference made first must also be usable in training
         return make(*settings)
 
 
-def kept(make: Callable[..., Table], *settings: Hashable) -> Table:
-    """The table of these settings, made once; a graph that is being traced makes its own, of symbols."""
-    return make(*settings) if torch.compiler.is_compiling() else _kept(make, *settings)
+def cached(make: Callable[..., Table], *settings: Hashable) -> Table:
+    """`make(*settings)`, computed once. A graph that is being traced computes its own, from symbolic sizes."""
+    return make(*settings) if torch.compiler.is_compiling() else _cached(make, *settings)
 
 
 def geometric_biases(config: ViTConfig) -> bool:
-    """Whether relative biases follow another grid as timm resizes them, which needs to know its size."""
+    """Whether relative biases are resized geometrically, as in timm, which needs a known grid size."""
     return config.pos_embed == "relative_bias" and config.numerics.position_resize == TIMM_RESIZE
 
 
 def resize_bias_table(table: Tensor, old: Size, new: Size, method: PositionResize) -> Tensor:
-    """The biases (offsets + 3, H) for another grid, as timm does it, or bilinear as in transformers.
+    """Resize a bias table (offsets + 3, H) to another grid: geometrically as timm, or bilinearly as transformers.
 
-    `method` is that of learned positions, which tells the two apart. Biases of the class token stay.
+    The `method` for position embeddings decides which. The class token's biases stay.
     """
     if not is_open(new) and tuple(old) == tuple(new):
         return table
-    offsets = [(2 * was - 1, 2 * side - 1) for was, side in zip(old, new)]
+    offsets = [(2 * before - 1, 2 * after - 1) for before, after in zip(old, new)]
     if method == TIMM_RESIZE:
-        down, across = (geometric_matrix(was, side, table) for was, side in offsets)
+        down, across = (geometric_matrix(before, after, table) for before, after in offsets)
     else:
-        down, across = (matrix(was, side, "bilinear", table) for was, side in offsets)
+        down, across = (matrix(before, after, "bilinear", table) for before, after in offsets)
     image = table[:-3].reshape(2 * old[0] - 1, 2 * old[1] - 1, -1)
     return torch.cat([torch.einsum("rp,pqh,cq->rch", down, image, across).flatten(0, 1), table[-3:]])
 
 
 def relative_index(grid: Size) -> Tensor:
-    """Row of the bias table for each two tokens, the class token first, (N, N)."""
+    """The row of the bias table for each pair of tokens, class token first, (N, N)."""
     rows, columns = grid
-    place = torch.stack(torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")).flatten(1)
-    down, across = place[:, :, None] - place[:, None]
+    patch = torch.stack(torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")).flatten(1)
+    down, across = patch[:, :, None] - patch[:, None]
     index = (down + rows - 1) * (2 * columns - 1) + across + columns - 1
     offsets = torch.full((1, rows * columns + 1), (2 * rows - 1) * (2 * columns - 1))
     index = torch.cat([offsets[:, 1:].T + 1, index], dim=1)  # every token to the class token
@@ -113,7 +152,7 @@ def relative_index(grid: Size) -> Tensor:
 
 
 class Rotary(AttentionPosition):
-    """RoPE: patches' queries and keys are turned by angles that grow with row and column; other tokens stay."""
+    """RoPE: rotates the queries and keys of patches by angles proportional to row and column; other tokens stay."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -125,9 +164,9 @@ class Rotary(AttentionPosition):
 
     def rotate(self, q: Tensor, k: Tensor, grid: Size) -> tuple[Tensor, Tensor]:
         sin, cos = (table.to(q) for table in self.tables(grid))
-        return self.turned(q, sin, cos), self.turned(k, sin, cos)
+        return self.turn(q, sin, cos), self.turn(k, sin, cos)
 
-    def turned(self, x: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
+    def turn(self, x: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
         T = self.prefix
         patches = x[:, :, T:]
         patches = patches * cos + (turn_halves if self.rope.half else turn_pairs)(patches) * sin
@@ -135,34 +174,34 @@ class Rotary(AttentionPosition):
 
     def tables(self, grid: Size) -> tuple[Tensor, Tensor]:
         if self.frequencies is None:
-            return kept(axial_tables, self.rope, grid, self.size)
-        place = rope_places(self.rope, grid).to(self.frequencies)
-        angles = torch.einsum("na,ahk->hnk", place, self.frequencies)  # (H, R C, K / 2)
-        return laid_out(angles, half=self.rope.half)
+            return cached(axial_tables, self.rope, grid, self.size)
+        coordinates = rope_coordinates(self.rope, grid).to(self.frequencies)
+        angles = torch.einsum("na,ahk->hnk", coordinates, self.frequencies)  # (H, R C, K / 2)
+        return sin_cos(angles, half=self.rope.half)
 
 
 def axial_tables(rope: RopeConfig, grid: Size, size: int) -> tuple[Tensor, Tensor]:
-    """Sine and cosine (R C, K) of angles with frequencies of their own for the rows and for the columns."""
+    """Sine and cosine (R C, K) of the angles, with separate frequencies for rows and columns."""
     bands = 1 / rope.temperature ** (torch.arange(size // 4, dtype=torch.float32) / (size // 4))
-    angles = (rope_places(rope, grid)[:, :, None] * bands).flatten(1)
-    return laid_out(angles, half=rope.half)
+    angles = (rope_coordinates(rope, grid)[:, :, None] * bands).flatten(1)
+    return sin_cos(angles, half=rope.half)
 
 
-def rope_places(rope: RopeConfig, grid: Size) -> Tensor:
-    """Row and column (or column and row) of each patch, in the unit of the model's angles, (R C, 2)."""
+def rope_coordinates(rope: RopeConfig, grid: Size) -> Tensor:
+    """Row and column (or column and row) of each patch, in the units of the model's angles, (R C, 2)."""
     axes = [torch.arange(side, dtype=torch.float32) for side in grid]
     if rope.kind == "normalized":
         axes = [2 * math.pi * (2 * (axis + 0.5) / side - 1) for axis, side in zip(axes, grid)]
     else:
         axes = [axis + rope.offset for axis in axes]
         if rope.reference_grid is not None:
-            axes = [axis / side * was for axis, side, was in zip(axes, grid, rope.reference_grid)]
-    place = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 1)
-    return place.flip(-1) if rope.columns_first else place
+            axes = [axis / side * reference for axis, side, reference in zip(axes, grid, rope.reference_grid)]
+    coordinates = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 1)
+    return coordinates.flip(-1) if rope.columns_first else coordinates
 
 
-def laid_out(angles: Tensor, *, half: bool) -> tuple[Tensor, Tensor]:
-    """Sine and cosine of angles (..., K / 2) for every channel: halves side by side, or pairs of neighbors."""
+def sin_cos(angles: Tensor, *, half: bool) -> tuple[Tensor, Tensor]:
+    """Sine and cosine of angles (..., K / 2) for every channel, laid out in two halves or in adjacent pairs."""
     angles = torch.cat([angles, angles], dim=-1) if half else angles.repeat_interleave(2, dim=-1)
     return angles.sin(), angles.cos()
 
@@ -177,8 +216,87 @@ def turn_pairs(x: Tensor) -> Tensor:
 
 
 def attention_position(config: ViTConfig) -> AttentionPosition | None:
-    """The part that a model's attention needs for its positions, if any."""
+    """The position encoding inside attention that the config asks for, if any."""
     if config.rope is not None:
         return Rotary(config)
     kinds = {"relative": Offsets, "relative_bias": RelativeBias}
     return kinds[config.pos_embed](config) if config.pos_embed in kinds else None
+
+
+def is_open(grid: Size) -> bool:
+    """Whether the sizes are symbolic, in a graph being traced; comparing them would fix their values."""
+    return any(isinstance(side, torch.SymInt) for side in grid)
+
+
+def resample(image: Tensor, grid: Size, method: PositionResize) -> Tensor:
+    """Resample (R, C, D) to another grid, as `F.interpolate` does with one family's options."""
+    sizes = list(zip(image.shape[:2], grid))
+    if method == "dino":  # DINO passes a scale factor computed from size + 0.1, which shifts the sampling points
+        moved = torch.stack([_count(new, image) != old for old, new in sizes]).any()
+        down, across = (matrix(old, new, "bicubic", image, excess=0.1 * moved) for old, new in sizes)
+    else:
+        down, across = (matrix(old, new, method, image) for old, new in sizes)
+    return torch.einsum("rp,pqd,cq->rcd", down, image, across)
+
+
+def matrix(old: int, new: int, method: str, like: Tensor, *, excess: Tensor | float = 0.0) -> Tensor:
+    """The resampling matrix (new, old) along one axis.
+
+    Methods are `bilinear`, `bicubic`, either with `_antialias` or `_aligned` (align_corners), and `zoom`, which is
+    `bilinear_aligned`. `excess` is added to the new length when the step is computed.
+    """
+    method = "bilinear_aligned" if method == "zoom" else method
+    index = torch.arange(new, dtype=torch.float64, device=like.device)
+    sources = torch.arange(old, dtype=torch.float64, device=like.device)
+    count = _count(new, like)
+    if method.endswith("_antialias"):
+        step = old / count
+        distance = ((index[:, None] + 0.5) * step - sources - 0.5) / step.clamp(min=1)
+        weights = cubic(distance, -0.5) if method.startswith("bicubic") else (1 - distance.abs()).clamp(min=0)
+        return (weights / weights.sum(dim=1, keepdim=True)).to(like)
+    if method.endswith("_aligned"):
+        center = index * ((old - 1) / (count - 1).clamp(min=1))
+    else:
+        center = (index + 0.5) * (old / (count + excess)) - 0.5
+    below = center.floor()
+    weights = torch.zeros_like(center)[:, None] * sources
+    for tap in (-1, 0, 1, 2) if method.startswith("bicubic") else (0, 1):
+        distance = center - below - tap
+        share = cubic(distance, -0.75) if method.startswith("bicubic") else 1 - distance.abs()
+        weights = weights + share[:, None] * ((below + tap).clamp(0, old - 1)[:, None] == sources)
+    return weights.to(like)
+
+
+def geometric_matrix(old: int, new: int, like: Tensor) -> Tensor:
+    """The matrix (new, old) that resamples offsets around zero, with the old ones at geometrically growing distances.
+
+    Near offsets then keep their biases when a grid grows (BEiT's release; timm interpolates linearly). Both lengths
+    are odd. Beyond the outermost old offset its bias is repeated. The ratio of the geometric series is found by
+    bisection so that the old offsets span the new ones.
+    """
+    steps = old // 2
+    if not steps:
+        return like.new_ones(new, 1)
+    low, high, ratio = 1.01, 1.5, 1.01
+    while high - low > 1e-6:
+        ratio = (low + high) / 2
+        low, high = (low, ratio) if (ratio**steps - 1) / (ratio - 1) > new // 2 else (ratio, high)
+    side = (ratio ** torch.arange(steps, dtype=torch.float64)).cumsum(0)
+    knots = torch.cat([-side.flip(0), side.new_zeros(1), side])
+    offset = torch.arange(-(new // 2), new // 2 + 1, dtype=torch.float64).clamp(knots[0], knots[-1])
+    right = torch.bucketize(offset, knots).clamp(1, old - 1)[:, None]
+    share = (offset[:, None] - knots[right - 1]) / (knots[right] - knots[right - 1])
+    weights = torch.zeros(new, old, dtype=torch.float64).scatter(1, right, share).scatter(1, right - 1, 1 - share)
+    return weights.to(like)
+
+
+def cubic(distance: Tensor, a: float) -> Tensor:
+    """Keys' cubic convolution kernel."""
+    x = distance.abs()
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = a * (((x - 5) * x + 8) * x - 4)
+    return torch.where(x <= 1, near, torch.where(x < 2, far, 0.0))
+
+
+def _count(length: int, like: Tensor) -> Tensor:
+    return torch.scalar_tensor(length, dtype=torch.float64, device=like.device)

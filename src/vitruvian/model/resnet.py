@@ -20,15 +20,15 @@ from vitruvian.errors import ConfigError
 
 GROUPS = 32
 ALMOST_ZERO = torch.finfo(torch.float32).tiny
-"""Pads like 0; but of zeros in a graph, ONNX Runtime's Pad_Fusion makes the minus infinity of max pooling."""
+"""Padding value in place of 0, which ONNX Runtime's Pad_Fusion would turn into the -inf padding of max pooling."""
 
 
 class StdConv(nn.Conv2d):
     """Convolution whose kernel is standardized over all but the output axis, without bias.
 
-    Styles differ in numbers: `hybrid` divides by std + 1e-5 and pads like TensorFlow's SAME, `timm`
-    divides by sqrt(var + 1e-8) and pads the same, `bit` divides by sqrt(var + 1e-10) and pads evenly, `timm_bit`
-    divides as `timm` and pads as `bit`.
+    The styles differ in numerics: `hybrid` divides by std + 1e-5 and pads like TensorFlow's SAME; `timm` divides by
+    sqrt(var + 1e-8) with the same padding; `bit` divides by sqrt(var + 1e-10) and pads symmetrically; `timm_bit`
+    divides like `timm` and pads like `bit`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class StdConv(nn.Conv2d):
 
 
 def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
-    """TensorFlow's SAME padding: what is odd goes to the bottom and right."""
+    """TensorFlow's SAME padding: an odd pixel is added at the bottom and right."""
     pads: list[int] = []
     for size in (x.shape[-1], x.shape[-2]):
         total = max(0, (-(-size // stride) - 1) * stride + kernel - size)
@@ -64,7 +64,7 @@ def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
 
 
 class PostActivationUnit(nn.Module):
-    """Bottleneck with the norm after each convolution (ResNet v1), as hybrids use it."""
+    """Bottleneck with the norm after each convolution (ResNet v1), used by hybrids."""
 
     def __init__(self, inputs: int, width: int, stride: int, style: ConvStyle) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class PostActivationUnit(nn.Module):
 
 
 class PreActivationUnit(nn.Module):
-    """Bottleneck with the norm before each convolution (ResNet v2), as BiT uses it."""
+    """Bottleneck with the norm before each convolution (ResNet v2), used by BiT."""
 
     def __init__(self, inputs: int, width: int, stride: int, style: ResNetStyle) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ def group_eps(style: ConvStyle | ResNetStyle) -> float:
 
 
 class Stem(nn.Module):
-    """Pixels -> the feature map a hybrid cuts into patches."""
+    """Pixels -> the feature map that a hybrid cuts into patches."""
 
     def __init__(self, config: StemConfig, channels: int) -> None:
         super().__init__()
@@ -144,12 +144,12 @@ class Stem(nn.Module):
         return x
 
     def pixel_filters(self) -> Tensor:
-        """The kernels of the first convolution, as it uses them."""
+        """The standardized kernels of the first convolution."""
         return self.root.standardized()
 
 
 class ResNet(nn.Module):
-    """The BiT ResNet: pixels (B, channels, height, width), normalized -> logits (B, classes)."""
+    """The BiT ResNet: normalized pixels (B, channels, height, width) -> logits (B, num_classes)."""
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
@@ -179,26 +179,26 @@ class ResNet(nn.Module):
         return F.relu(self.norm(x))
 
     def forward_root(self, pixels: Tensor) -> Tensor:
-        """The map that the first stage reads."""
+        """The feature map that enters the first stage."""
         return F.max_pool2d(F.pad(self.root(pixels), (1, 1, 1, 1), value=ALMOST_ZERO), 3, 2)
 
     def stage_maps(self, pixels: Tensor, stages: Iterable[int]) -> list[Tensor]:
-        """The maps after these stages, each (B, channels, height, width); negative numbers count from the end."""
+        """Feature maps (B, channels, height, width) after the given stages; negative indices count from the end."""
         x, maps = self.forward_root(pixels), []
         for stage in self.stages:
             x = stage(x)
             maps.append(x)
-        chosen = list(stages)
-        for stage_number in chosen:
-            if not -len(maps) <= stage_number < len(maps):
-                raise ConfigError(f"stage {stage_number} does not exist: the model has stages 0 to {len(maps) - 1}")
-        return [maps[stage_number] for stage_number in chosen]
+        indices = list(stages)
+        for index in indices:
+            if not -len(maps) <= index < len(maps):
+                raise ConfigError(f"stage {index} does not exist: the model has stages 0 to {len(maps) - 1}")
+        return [maps[index] for index in indices]
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Logits of the map of `forward_features`; with `pre_logits`, or without a head, what the head reads."""
+        """Logits from the map of `forward_features`; features with `pre_logits` or without a head."""
         pooled = x.mean(dim=(2, 3))
         return pooled if self.head is None or pre_logits else self.head(pooled)
 
     def features(self, pixels: Tensor) -> Tensor:
-        """What the head reads, (B, feature_width)."""
+        """The features (B, feature_width) that the head reads."""
         return self.forward_head(self.forward_features(pixels), pre_logits=True)

@@ -1,4 +1,4 @@
-"""The Vision Transformer whole: embedding, blocks, pooling and head, naming its intermediates on request."""
+"""The Vision Transformer: embedding, blocks, pooling and head, with named intermediates."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from vitruvian.config import INNER_POSITIONS, ModelMeta, Preprocess, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.embed import Embedding
-from vitruvian.model.encoder import BLOCKS, Block
-from vitruvian.model.merge import forward_merged, merges_of
-from vitruvian.model.mlp import norm_layer
-from vitruvian.model.pool import AttentionPool, PreLogits
+from vitruvian.model.encoder import BLOCKS, AttentionPool, Block, PreLogits, norm_layer
+from vitruvian.model.token_merging import forward_merged, group_means
 from vitruvian.settings import Size
 
 # B images, N tokens (T before the patches), D width, F features the head reads, K classes
@@ -24,9 +22,12 @@ from vitruvian.settings import Size
 class ViT(nn.Module):
     """Normalized pixels (B, channels, height, width) -> logits (B, K), or features (B, F) without a head.
 
-    Where only the class token is read, `forward` lets the last block compute that token alone, so a forward hook on
-    `model.blocks[-1]` sees (B, 1, D). `model.shorten_last_block = False` gives hooks all tokens; the logits are the
-    same. `forward_features` and `forward_intermediates` always give all tokens.
+    If the head reads only the class token, the last block of `forward` computes only that token, and a forward hook on
+    `model.blocks[-1]` sees (B, 1, D). Set `model.shorten_last_block = False` to give hooks all tokens; the logits are
+    the same. `forward_features` and `forward_intermediates` always return all tokens.
+
+    Args:
+        config: Architecture and numerics. Parameters are not initialized; see `vitruvian.build`.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -34,11 +35,11 @@ class ViT(nn.Module):
         self.config = config
         self.meta = ModelMeta(preprocess=Preprocess(image_size=config.image_size))
         self.patch_drop = 0.0
-        """Patch dropout: share of an image's patch tokens that are left out while training, drawn anew each time."""
+        """Patch dropout: fraction of patch tokens dropped at random in training."""
         self.grad_checkpointing = False
-        """While training, keep only the input of each block and compute the rest again for its gradients."""
+        """In training, store only the input of each block and recompute the rest in the backward pass."""
         self.shorten_last_block = True
-        """Let the last block compute only the tokens that the head reads."""
+        """Compute only the tokens that the head reads in the last block."""
         self.embed = Embedding(config)
         last = max(1, config.depth - 1)
         self.blocks = nn.ModuleList(
@@ -56,7 +57,7 @@ class ViT(nn.Module):
         return self.forward_head(self.forward_features(pixels, self.tokens_read))
 
     def check(self, pixels: Tensor) -> None:
-        """Refuse pixels that are not a batch of images with the model's channels."""
+        """Raise ConfigError unless `pixels` is a batch of images with the model's number of channels."""
         if pixels.dim() != 4 or pixels.shape[1] != self.config.in_channels:
             raise ConfigError(
                 f"pixels have shape {tuple(pixels.shape)}, expected (B, {self.config.in_channels}, height, width)"
@@ -64,16 +65,16 @@ class ViT(nn.Module):
 
     @property
     def tokens_read(self) -> int | None:
-        """How many of the first tokens the last block computes for the head; None is all of them.
+        """Number of leading tokens that the last block computes for the head; None for all.
 
-        Leaving out the others saves a sixteenth of ViT-B/16's arithmetic.
+        Skipping the others saves a sixteenth of ViT-B/16's arithmetic.
         """
         return self.config.tokens_read if self.shorten_last_block else None
 
     def forward_features(self, pixels: Tensor, first: int | None = None) -> Tensor:
-        """Tokens after the last block and, unless it waits for the pooled vector, the final norm: (B, N, D).
+        """Tokens (B, N, D) after the last block and, unless it acts on the pooled vector, the final norm.
 
-        With `first`, only that many tokens; the numbers are the same.
+        With `first`, only that many leading tokens are returned.
         """
         return self.forward_blocks(self.embed(pixels), first, self.grid_of(pixels))
 
@@ -82,37 +83,38 @@ class ViT(nn.Module):
         return self.config.grid_of((pixels.shape[-2], pixels.shape[-1]))
 
     def forward_blocks(self, tokens: Tensor, first: int | None = None, grid: Size | None = None) -> Tensor:
-        """Embedded tokens (B, N, D) through all blocks and the final norm; the rest of `forward_features`."""
+        """Run embedded tokens (B, N, D) through all blocks and the final norm."""
         x = self.drop_patches(tokens) if self.training and self.patch_drop else tokens
         if self.config.merges_tokens:
-            x = forward_merged(self, x, first)
+            checkpointing = self.training and self.grad_checkpointing
+            x = forward_merged(self.blocks, self.config, x, first, checkpointing=checkpointing)
             return x if self.config.norm_after_pool else self.norm(x)
         last = len(self.blocks) - 1
         for layer, block in enumerate(self.blocks):
-            kept = first if layer == last else None
+            computed = first if layer == last else None
             if self.training and self.grad_checkpointing:
-                x = checkpoint(block, x, kept, grid, use_reentrant=False)
+                x = checkpoint(block, x, computed, grid, use_reentrant=False)
             else:
-                x = block(x, kept, grid)
+                x = block(x, computed, grid)
         return x if self.config.norm_after_pool else self.norm(x)
 
     def drop_patches(self, tokens: Tensor) -> Tensor:
-        """Patch dropout: the tokens before the patches, and of each image's patches a random share 1 - `patch_drop`."""
+        """Patch dropout: keep a random fraction 1 - `patch_drop` of each image's patches, and all other tokens."""
         if self.config.rope or self.config.pos_embed in INNER_POSITIONS:
             raise ConfigError("patch_drop has no meaning with positions inside attention, which need every patch")
         B, N, D = tokens.shape
         T = self.config.prefix_tokens
-        kept = max(1, round((N - T) * (1 - self.patch_drop)))
-        chosen = torch.rand(B, N - T, device=tokens.device).argsort(dim=1)[:, :kept, None].expand(-1, -1, D)
-        return torch.cat([tokens[:, :T], tokens[:, T:].gather(1, chosen)], dim=1)  # (B, T + kept, D)
+        count = max(1, round((N - T) * (1 - self.patch_drop)))
+        index = torch.rand(B, N - T, device=tokens.device).argsort(dim=1)[:, :count, None].expand(-1, -1, D)
+        return torch.cat([tokens[:, :T], tokens[:, T:].gather(1, index)], dim=1)  # (B, T + count, D)
 
     def features(self, pixels: Tensor) -> Tensor:
-        """What the head reads, (B, F)."""
+        """The features (B, F) that the head reads."""
         self.check(pixels)
         return self.forward_head(self.forward_features(pixels, self.tokens_read), pre_logits=True)
 
     def pool(self, tokens: Tensor) -> Tensor:  # (B, N, D) -> (B, D), or (B, 2 D) for token_mean
-        """What the head's last layers read, pooled from the encoded tokens."""
+        """Pool the encoded tokens into one vector per image."""
         config = self.config
         if self.attn_pool is not None:
             pooled: Tensor = self.attn_pool(tokens)
@@ -125,7 +127,7 @@ class ViT(nn.Module):
         return self.norm(pooled) if config.norm_after_pool else pooled
 
     def forward_head(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:  # (B, N, D) -> (B, K)
-        """Logits of the tokens of `forward_features`; with `pre_logits`, or without a head, what the head reads."""
+        """Logits from the tokens of `forward_features`; features with `pre_logits` or without a head."""
         features: Tensor = self.pre_logits(self.pool(tokens))
         if self.config.unit_features:
             features = F.normalize(features, dim=-1)
@@ -137,21 +139,21 @@ class ViT(nn.Module):
         return logits
 
     def iter_intermediates(self, pixels: Tensor, attention: Iterable[int] = ()) -> Iterator[tuple[str, Tensor]]:
-        """The forward pass step by step: each intermediate's name and value, in order.
+        """Iterate over the forward pass: the name and value of each intermediate, in order.
 
-        `embedded`, then for each layer i `block_i/attention` (B, H, N, N) if asked for and `block_i`
-        (B, N, D), then `encoded`, `pooled`, `features` and `logits`. Nothing is kept that the caller
-        does not keep. Where tokens merge, each patch has the token that covers it.
+        `embedded`; for each layer i `block_i/attention` (B, H, N, N), if i is in `attention`, and `block_i` (B, N, D);
+        then `encoded`, `pooled`, `features` and `logits`. The model stores none of them. With token merging, each patch
+        is represented by the token that covers it.
         """
         self.check(pixels)
         wanted = set(attention)
         x, grid = self.embed(pixels), self.grid_of(pixels)
-        merges = merges_of(self, x)
+        merges = group_means(self.blocks, self.config, x)
         yield "embedded", x
         for layer, block in enumerate(self.blocks):
             assert isinstance(block, Block)
             if layer in wanted:
-                yield f"block_{layer}/attention", block.attn.weights(block.attention_input(x), grid)
+                yield f"block_{layer}/attention", block.attn.weights(block.attn_input(x), grid)
             x = block(x, None, grid, merges[layer])
             yield f"block_{layer}", x
         tokens = x if self.config.norm_after_pool else self.norm(x)
@@ -163,31 +165,39 @@ class ViT(nn.Module):
 
     @property
     def intermediate_names(self) -> list[str]:
-        """The names that `forward_intermediates` knows."""
+        """Names accepted by `forward_intermediates`."""
         layers = range(self.config.depth)
         blocks = [name for i in layers for name in (f"block_{i}/attention", f"block_{i}")]
         return ["embedded", *blocks, "encoded", "pooled", "features", *(["logits"] if self.head is not None else [])]
 
     def forward_intermediates(self, pixels: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
-        """The named intermediates of one forward pass; see `iter_intermediates` for the names."""
+        """The named intermediates of one forward pass.
+
+        Args:
+            pixels: Normalized pixels (B, channels, height, width).
+            names: See `iter_intermediates`, or the property `intermediate_names`.
+
+        Raises:
+            UnknownNameError: The model has no intermediate of that name.
+        """
         names = list(names)
         known = self.intermediate_names
         for name in names:
             if name not in known:
                 raise UnknownNameError("intermediate", name, known)
         attention = [int(name[6:].split("/")[0]) for name in names if name.endswith("/attention")]
-        found = {name: value for name, value in self.iter_intermediates(pixels, attention) if name in names}
-        return {name: found[name] for name in names}
+        values = {name: value for name, value in self.iter_intermediates(pixels, attention) if name in names}
+        return {name: values[name] for name in names}
 
     def attention_maps(self, pixels: Tensor, layers: Iterable[int] | None = None) -> Iterator[tuple[int, Tensor]]:
-        """Layer number and its attention (B, H, N, N), one layer at a time, so that one map is held at once."""
+        """Iterate over (layer, attention weights (B, H, N, N)); only one layer's weights are in memory at a time."""
         wanted = range(self.config.depth) if layers is None else [self.layer(i) for i in layers]
         for name, value in self.iter_intermediates(pixels, wanted):
             if name.endswith("/attention"):
                 yield int(name[6:].split("/")[0]), value
 
     def layer(self, index: int) -> int:
-        """A layer's number from 0; negative counts from the end."""
+        """The index of a layer, counted from 0; a negative index counts from the end."""
         layers = self.config.depth
         if not -layers <= index < layers:
             raise ConfigError(f"layer {index} does not exist: the model has layers 0 to {layers - 1}")

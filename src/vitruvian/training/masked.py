@@ -49,7 +49,7 @@ class MaskedViT(ViT):
         corruption = corruption_of(draws)
         grid = self.config.grid_of((pixels.shape[-2], pixels.shape[-1]))
         seen = corrupted(self.embed.patches(pixels), self.mask_embedding, corruption)
-        tokens = self.forward_blocks(self.embed.placed(seen, grid))[:, self.config.prefix_tokens :]
+        tokens = self.forward_blocks(self.embed.with_positions(seen, grid))[:, self.config.prefix_tokens :]
         if self.config.norm_after_pool:
             tokens = self.norm(tokens)
         logits: Tensor = self.colors(tokens[corruption.chosen])  # (B * M, K)

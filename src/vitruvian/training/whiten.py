@@ -13,7 +13,7 @@ from vitruvian.data.sources import Source
 from vitruvian.data.transform import as_transform
 from vitruvian.errors import ConfigError
 from vitruvian.model.build import Model
-from vitruvian.model.conv import ConvStem, whitening_kernels
+from vitruvian.model.stems import ConvStem, whitening_kernels
 from vitruvian.model.vit import ViT
 from vitruvian.training.head import thinned
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from vitruvian.config import ModelConfig, ResNetConfig, ViTConfig
 from vitruvian.errors import CheckpointError, argument
-from vitruvian.model.embed import interpolate_factors, interpolate_positions, resize_patch_kernel
-from vitruvian.model.positions import resize_bias_table
+from vitruvian.model.embed import resize_patch_kernel
+from vitruvian.model.positions import interpolate_factors, interpolate_positions, resize_bias_table
 from vitruvian.settings import Size, as_size, validate_field
 from vitruvian.weights.families.tables import Tensors
 

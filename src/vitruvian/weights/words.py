@@ -20,7 +20,7 @@ from vitruvian.config import ScoreFunction, ViTConfig
 from vitruvian.errors import CheckpointError, ConfigError, UnknownNameError, argument
 from vitruvian.files import read_text
 from vitruvian.model.build import Model, empty
-from vitruvian.model.text import TextTower
+from vitruvian.model.text_tower import TextTower
 from vitruvian.text import brief
 from vitruvian.weights import files
 from vitruvian.weights.description import is_native

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitruvian.config import ModelConfig, ResNetConfig, ViTConfig
 from vitruvian.errors import CheckpointError
-from vitruvian.model.embed import sincos_positions
+from vitruvian.model.positions import sincos_positions
 from vitruvian.settings import Size
 
 # D width, H heads, d = D // H

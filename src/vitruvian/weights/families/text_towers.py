@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitruvian.config import GOOGLE_NUMERICS, ModelConfig, Numerics, ViTConfig
 from vitruvian.errors import CheckpointError, ConversionError
-from vitruvian.model.text import TextConfig, TextPool, TextTower
+from vitruvian.model.text_tower import TextConfig, TextPool, TextTower
 from vitruvian.weights.families.family import Family
 from vitruvian.weights.families.google import BigVision, heads_in, layer, norm, unstack
 from vitruvian.weights.families.huggingface import WRITTEN_ACTIVATIONS, read_int

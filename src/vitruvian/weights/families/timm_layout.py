@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitruvian.config import ViTConfig
 from vitruvian.errors import CheckpointError
-from vitruvian.model.encoder import differential_share
+from vitruvian.model.encoder import initial_lambda
 from vitruvian.weights.families.tables import Tensors, rename
 from vitruvian.weights.families.timm_config import Architecture
 
@@ -254,7 +254,7 @@ def join_lambdas(state: Tensors, block: str, owner: str | None = None) -> None:
     timm also multiplies the output by 1 - share, which is folded into the norm before it. `share` depends on the layer.
     """
     owner = owner or f"{block}.attn"
-    share = differential_share(int(block.split(".")[1]))
+    share = initial_lambda(int(block.split(".")[1]))
     if f"{owner}.lambda_a" in state:
         first, second = (state.pop(f"{owner}.lambda_{part}").exp() for part in "ab")
     else:
@@ -267,7 +267,7 @@ def join_lambdas(state: Tensors, block: str, owner: str | None = None) -> None:
 
 def split_lambdas(state: Tensors, block: str, config: ViTConfig) -> None:
     """Choose vectors whose products give the subtracted factor: one of the two exponentials is 1."""
-    share = differential_share(int(block.split(".")[1]))
+    share = initial_lambda(int(block.split(".")[1]))
     difference = state.pop(f"{block}.attn.subtracted").double() - share
     logarithms = difference.clamp(min=0.0).log1p(), (-difference).clamp(min=0.0).log1p()
     for index, logarithm in enumerate(logarithms, start=1):

@@ -1,4 +1,4 @@
-"""The text tower of CLIP and SigLIP: a Transformer over tokens, pooled at one place and projected."""
+"""The text tower of CLIP and SigLIP: a Transformer over tokens, pooled at one token and projected."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class TextConfig(Settings):
 
     vocabulary: Annotated[int, Range(1, 10_000_000)] = 49_408
     context_length: Annotated[int, Range(1, 65_536)] = 77
-    """Tokens of a text, with what is added before, behind and as padding."""
+    """Tokens per text, including special tokens and padding."""
     depth: Annotated[int, Range(1, 1024)] = 12
     width: Width = 512
     mlp_dim: Annotated[int, Range(1, 262_144)] = 2048
     num_heads: NumHeads = 8
     causal: bool = True
-    """A token attends to itself and those before it (CLIP); else to all (SigLIP)."""
+    """Causal attention (CLIP); otherwise every token attends to all (SigLIP)."""
     pool: TextPool = "argmax"
-    """The token that is read: that of the highest number, the first `eos`, the last or the first."""
+    """The token that represents the text: the one with the largest id, the first `eos`, the last or the first."""
     eos: Annotated[int, Range(0)] = 2
-    """Number of the token that ends a text; for `pool="eos"`."""
+    """Id of the end-of-text token, for `pool="eos"`."""
     embedding_width: Annotated[int, Range(0, 65_536)] = 512
-    """Of the projection; 0 for none."""
+    """Width of the projection; 0 for none."""
     projection_bias: bool = False
     layer_scale: bool = False
     numerics: Numerics = CLIP_NUMERICS
@@ -48,7 +48,7 @@ class TextConfig(Settings):
 
     @property
     def blocks(self) -> ViTConfig:
-        """The same settings for the encoder's blocks, which texts and images share."""
+        """The settings of the encoder blocks, which are those of a ViT."""
         return ViTConfig(
             depth=self.depth,
             width=self.width,
@@ -61,7 +61,7 @@ class TextConfig(Settings):
 
 
 class TextTower(nn.Module):
-    """Token numbers (B, N) -> embeddings (B, E), not yet of unit length."""
+    """Token ids (B, N) -> embeddings (B, E), not normalized."""
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
@@ -74,18 +74,18 @@ class TextTower(nn.Module):
         self.projection = nn.Linear(D, E, bias=config.projection_bias) if E else nn.Identity()
 
     def forward(self, tokens: Tensor, real: Tensor | None = None) -> Tensor:
-        """`real` (B, N) is False for padding that no token may attend to; None lets all tokens be read."""
+        """`real` (B, N) is False for padding that must not be attended to; None: attend to all tokens."""
         mask = self.mask(tokens, real)
         x = self.tokens(tokens) + self.pos_embed[: tokens.shape[1]]  # (B, N, D)
         for block in self.blocks:
             assert isinstance(block, Block)
             attention = block.attn
-            x = block.finish(x, attention.joined(attention.attend(*attention.project(block.attention_input(x)), mask)))
-        place = POOLS[self.config.pool](tokens, self.config.eos)
-        return self.projection(self.norm(x[torch.arange(len(x)), place]))
+            x = block.finish(x, attention.output(attention.attend(*attention.project(block.attn_input(x)), mask)))
+        pooled = POOLS[self.config.pool](tokens, self.config.eos)
+        return self.projection(self.norm(x[torch.arange(len(x)), pooled]))
 
     def mask(self, tokens: Tensor, real: Tensor | None) -> Tensor | None:
-        """Which keys each query may read, (N, N) or (B, 1, N, N); None for all."""
+        """The attention mask (N, N) or (B, 1, N, N); None if every query attends to all keys."""
         N = tokens.shape[1]
         causal = torch.ones(N, N, dtype=torch.bool, device=tokens.device).tril() if self.config.causal else None
         if real is None:
@@ -100,4 +100,4 @@ POOLS: dict[TextPool, Callable[[Tensor, int], Tensor]] = {
     "last": lambda tokens, eos: torch.full((len(tokens),), tokens.shape[1] - 1, device=tokens.device),
     "first": lambda tokens, eos: torch.zeros(len(tokens), dtype=torch.int64, device=tokens.device),
 }
-"""The place (B,) of the token that is read."""
+"""Indices (B,) of the tokens that represent the texts."""

@@ -8,7 +8,7 @@ import vitruvian as vt
 from vitruvian.cost import multiply_adds, tokens_by_layer
 from vitruvian.errors import ConfigError, ConversionError
 from vitruvian.explain.attention import attention_map, attention_rollout, gradient_attention
-from vitruvian.model.merge import Tokens, merged, numbered, token_groups, tome_schedule
+from vitruvian.model.token_merging import Tokens, merge_tokens, token_groups, token_indices, tome_schedule
 
 TINY = vt.ViTConfig(image_size=32, patch_size=4, depth=3, width=32, mlp_dim=64, num_heads=2, num_classes=5)
 WAYS = [{"tome_r": 8}, {"tome_r": (20, 0, 9)}, {"tome_thresholds": (0.5, 0.6, 0.3)}]
@@ -79,7 +79,7 @@ def test_a_merged_model_is_the_whole_one_with_groups_replaced_by_their_mean(kind
     model = tiny(**kind, **way)
     with torch.no_grad():
         logits = model(images())
-        groups = token_groups(model, model.embed(images()))
+        groups = token_groups(model.blocks, model.config, model.embed(images()))
         step_by_step = model.forward_intermediates(images(), ["logits", "encoded"])
         torch.testing.assert_close(logits, step_by_step["logits"], atol=3e-5, rtol=1e-5)  # other orders of sums
         features = model.forward_features(images())
@@ -119,7 +119,7 @@ def test_sizes_add_up_and_no_more_than_half_of_the_patches_merge(prefix, count):
     x = torch.randn(2, prefix + count, 4)
     k = torch.randn(2, 1, prefix + count, 4)
     for r, threshold in ((3, None), (100, None), (0, -1.0), (0, 0.2)):
-        found = merged(Tokens(x, owners=numbered(x)), k, prefix, r, threshold)
+        found = merge_tokens(Tokens(x, owners=token_indices(x)), k, prefix, r, threshold)
         sizes = torch.ones(x.shape[:2]) if found.sizes is None else found.sizes
         assert sizes.sum(1).tolist() == [prefix + count] * 2
         assert torch.equal(found.x[:, :prefix], x[:, :prefix])
@@ -227,7 +227,8 @@ def test_maps_of_a_merged_model_cover_the_whole_grid(way, kind):
         torch.testing.assert_close(rollout.sum((1, 2)), torch.ones(3))  # nothing is lost with the merging
     gradient = gradient_attention(model, images())
     assert gradient.shape == (3, 8, 8)
-    groups = token_groups(model, model.embed(images()))[0]  # patches that merged first are read together ever after
+    # patches that merged first share their token in all later layers
+    groups = token_groups(model.blocks, model.config, model.embed(images()))[0]
     T = model.config.prefix_tokens
     together = groups[0, T:, T:] > 0
     row, column = next((i, j) for i in range(64) for j in range(i) if together[i, j])

@@ -1,0 +1,160 @@
+"""Convolutional stems with BatchNorm: plain convolutions for small images, timm's ResNet-D, and MobileCLIP's."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitruvian.config import ROOT_CHANNELS, StemConfig
+
+# B images, C channels, H rows, W columns
+
+
+class ConvStem(nn.Module):
+    """Pixels -> the feature map that a hybrid cuts into patches: 3x3 convolutions, each stage halves the sides."""
+
+    def __init__(self, config: StemConfig, channels: int) -> None:
+        super().__init__()
+        self.root = nn.Conv2d(channels, ROOT_CHANNELS, 3, padding=1)
+        self.stages = nn.ModuleList()
+        inputs = ROOT_CHANNELS
+        for width, convolutions in zip(config.stage_widths, config.stages):
+            units = []
+            for unit in range(convolutions):
+                units.append(ConvUnit(inputs, width, halve=not unit))
+                inputs = width
+            self.stages.append(nn.Sequential(*units))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        # On a CPU, convolutions and pooling are much faster with the channels of a pixel side by side.
+        x = F.gelu(self.root(pixels.contiguous(memory_format=torch.channels_last)), approximate="tanh")
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+    def pixel_filters(self) -> Tensor:
+        """The kernels of the first convolution."""
+        return self.root.weight
+
+
+class ConvUnit(nn.Module):
+    """A convolution, max-pooling if it halves, BatchNorm and GELU."""
+
+    def __init__(self, inputs: int, outputs: int, *, halve: bool) -> None:
+        super().__init__()
+        self.halve = halve
+        self.conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        self.norm = BatchNorm(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W) -> (B, outputs, H / 2, W / 2) if it halves
+        x = self.conv(x)
+        return F.gelu(self.norm(F.max_pool2d(x, 2) if self.halve else x), approximate="tanh")
+
+
+class BatchNorm(nn.Module):
+    """BatchNorm2d without the counter of batches, which would be the only integer among a model's tensors."""
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.empty(channels)), nn.Parameter(torch.empty(channels))
+        self.register_buffer("running_mean", torch.empty(channels))
+        self.register_buffer("running_var", torch.empty(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, self.training)
+
+
+def whitening_kernels(covariance: Tensor, count: int, epsilon: float = 5e-4) -> Tensor:
+    """Whitening kernels (2 n, D) for the n <= `count` directions of largest variance, scaled to unit variance.
+
+    `covariance` (D, D) is that of image patches with D values. Each direction appears with both signs because the
+    activation keeps only one. A network that starts with these kernels sees decorrelated pixels and learns faster.
+    """
+    variances, directions = torch.linalg.eigh(covariance)  # ascending
+    scaled = (directions / (variances.clamp(min=0) + epsilon).sqrt()).T.flip(0)[:count]
+    return torch.cat([scaled, -scaled])
+
+
+class ConvNorm(nn.Module):
+    """A convolution without bias and its BatchNorm."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, padding: int = 0) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=False)
+        self.norm = BatchNorm(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(x))
+
+
+class ResNetDUnit(nn.Module):
+    """Bottleneck whose shortcut averages before it projects, so that no pixel is skipped."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = 4 * width
+        self.stride = stride
+        self.part1 = ConvNorm(inputs, width, 1)
+        self.part2 = ConvNorm(width, width, 3, stride=stride, padding=1)
+        self.part3 = ConvNorm(width, outputs, 1)
+        self.shortcut = ConvNorm(inputs, outputs, 1) if inputs != outputs or stride != 1 else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.part3(F.relu(self.part2(F.relu(self.part1(x)))))
+        if self.shortcut is not None:
+            pooled = F.avg_pool2d(x, 2, 2, ceil_mode=True, count_include_pad=False) if self.stride > 1 else x
+            x = self.shortcut(pooled)
+        return F.relu(x + y)
+
+
+class ResNetDStem(nn.Module):
+    """Pixels -> feature map: three 3x3 convolutions in place of one of 7x7, then stages of residual units."""
+
+    def __init__(self, config: StemConfig, channels: int) -> None:
+        super().__init__()
+        half = config.width // 2
+        shapes = (channels, half, 2), (half, half, 1), (half, config.width, 1)
+        self.root = nn.ModuleList(ConvNorm(i, o, 3, stride=stride, padding=1) for i, o, stride in shapes)
+        self.stages = nn.ModuleList()
+        inputs = config.width
+        for stage, units in enumerate(config.stages):
+            width = config.width * 2**stage
+            modules = []
+            for unit in range(units):
+                modules.append(ResNetDUnit(inputs, width, 2 if stage and not unit else 1))
+                inputs = 4 * width
+            self.stages.append(nn.Sequential(*modules))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.root:
+            x = F.relu(part(x))
+        x = F.max_pool2d(x, 3, 2, padding=1)
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+    def pixel_filters(self) -> Tensor:
+        weight: Tensor = self.root[0].conv.weight  # type: ignore[union-attr,assignment]
+        return weight
+
+
+class MobileClipStem(nn.Module):
+    """Pixels -> feature map: patches of 4x4 pixels, then of 2x2. The patch embedding, 2x2 again, follows."""
+
+    def __init__(self, config: StemConfig, channels: int) -> None:
+        super().__init__()
+        shapes = (channels, config.width, 4), (config.width, config.width, 2)
+        self.root = nn.ModuleList(ConvNorm(i, o, side, stride=side) for i, o, side in shapes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.root:
+            x = F.gelu(part(x))
+        return x
+
+    def pixel_filters(self) -> Tensor:
+        weight: Tensor = self.root[0].conv.weight  # type: ignore[union-attr,assignment]
+        return weight
