@@ -11,7 +11,7 @@ import time
 import pytest
 
 from vitruvian import progress
-from vitruvian.progress import Progress, Speed, print_status, track
+from vitruvian.progress import Progress, WorkSpeed, print_status, track
 
 
 class Terminal(io.StringIO):
@@ -111,7 +111,7 @@ def test_of_several_processes_the_first_alone_shows_progress(monkeypatch, capsys
 
 
 def test_the_time_left_does_not_count_time_in_which_the_process_was_stopped(clock):
-    speed = Speed()
+    speed = WorkSpeed()
     for step in range(1, 21):
         if step == 10:
             clock.stop(3600.0)
@@ -121,7 +121,7 @@ def test_the_time_left_does_not_count_time_in_which_the_process_was_stopped(cloc
 
 
 def test_the_time_left_counts_long_steps_that_are_work(clock):
-    speed = Speed()
+    speed = WorkSpeed()
     for step in range(1, 101):
         clock.work(31.0 if step % 10 == 0 else 1.0)  # an evaluation after every tenth step
         speed.update(step)
@@ -129,7 +129,7 @@ def test_the_time_left_counts_long_steps_that_are_work(clock):
 
 
 def test_the_time_left_follows_the_recent_speed(clock):
-    speed = Speed()
+    speed = WorkSpeed()
     for step in range(1, 2001):
         clock.work(10.0 if step < 1000 else 1.0)
         speed.update(step)
@@ -137,7 +137,7 @@ def test_the_time_left_follows_the_recent_speed(clock):
 
 
 def test_before_anything_is_done_nothing_is_known(clock):
-    speed = Speed(50)
+    speed = WorkSpeed(50)
     assert speed.left(100) is None
     clock.work(1.0)
     speed.update(51)
@@ -150,8 +150,8 @@ def test_before_anything_is_done_nothing_is_known(clock):
 def test_a_process_that_is_really_stopped_tells_the_right_time_left():
     code = """if True:
         import time
-        from vitruvian.progress import Speed
-        speed, start = Speed(), time.monotonic()
+        from vitruvian.progress import WorkSpeed
+        speed, start = WorkSpeed(), time.monotonic()
         for step in range(1, 41):
             print(step, flush=True)
             begun = time.process_time()

@@ -79,7 +79,7 @@ def waiting(text: str) -> Iterator[None]:
         timer.cancel()
 
 
-class Speed:
+class WorkSpeed:
     """How quick recent work was; time in which the process was stopped does not count."""
 
     def __init__(self, done: float = 0) -> None:
@@ -126,7 +126,7 @@ class Progress:
         """`unit="bytes"` shows amounts as MB and GB; `detail` may be set to what stands after the numbers."""
         self.label, self.total, self.done, self.unit = label, total, done, unit
         self.detail = ""
-        self._speed = Speed(done)
+        self._speed = WorkSpeed(done)
         self._begun = self._said = time.monotonic()
         self._task: Any = None
         self._shows = os.environ.get("RANK", "0") == "0"  # of the processes of torchrun, the first
