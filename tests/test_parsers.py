@@ -8,7 +8,7 @@ from vitruvian import Classifier, create_model
 from vitruvian.config import Preprocess, ViTConfig
 from vitruvian.data.doctor import diagnose
 from vitruvian.data.formats import open_dataset
-from vitruvian.data.names import listed_classes
+from vitruvian.data.names import find_classes
 from vitruvian.data.pack import pack, read_state
 from vitruvian.errors import ConfigError, VitruvianError
 from vitruvian.files import parse_json, parse_toml
@@ -44,7 +44,7 @@ READERS = {
     "metrics.jsonl": ("metrics.jsonl", lambda folder: list(read_journal(folder / "metrics.jsonl"))),
     "position.json": ("position.json", read_position),
     "pack.json": ("pack.json", read_state),
-    "classes.json": ("classes.json", listed_classes),
+    "classes.json": ("classes.json", find_classes),
     "recipe.toml": ("recipe.toml", lambda folder: read_recipe(folder / "recipe.toml")),
 }
 

@@ -11,7 +11,7 @@ from vitruvian.bulk import embed, predict
 from vitruvian.bulk.store import open_store, probe_vectors
 from vitruvian.cli.app import main
 from vitruvian.data.doctor import diagnose
-from vitruvian.data.doctor.copies import ALIKE
+from vitruvian.data.doctor.copies import SIMILAR
 from vitruvian.errors import DataError
 from vitruvian.evaluation.probes.probe import probe
 from vitruvian.inference import Encoder
@@ -75,12 +75,12 @@ def test_labels_that_vectors_contradict_are_found_where_edges_and_colors_say_not
     vectors[7] = 2 * vectors[12]
     found = {finding.check: finding for finding in diagnose(tmp_path / "images", vectors=vectors).findings}
     assert [example.images[0].key for example in found["label"].examples] == ["a/03.png"]
-    assert "the vectors tell all 2 classes apart" in found["label"].text
+    assert "the features separate all 2 classes" in found["label"].text
     pairs = {frozenset(image.key for image in example.images) for example in found["alike"].examples}
     assert frozenset({"a/07.png", "a/12.png"}) in pairs
     units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    assert found["alike"].count == (np.triu(units @ units.T, 1) >= ALIKE).sum()
-    assert diagnose(tmp_path / "images").findings[-3].text.startswith("single labels were not judged")
+    assert found["alike"].count == (np.triu(units @ units.T, 1) >= SIMILAR).sum()
+    assert diagnose(tmp_path / "images").findings[-3].text.startswith("labels were not checked")
 
 
 def test_the_commands_take_vectors(images, vectors, tmp_path, monkeypatch, capsys):

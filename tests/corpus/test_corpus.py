@@ -61,7 +61,7 @@ NOT_REGULAR = "(not a regular file|this is a pipe, a device or a socket)"
 
 CASES: dict[str, dict[str, str]] = {
     "images": {
-        "bomb.png": "pixels are more than the limit",
+        "bomb.png": "pixels exceed the limit",
         "endless.jpg": f"({NO_IMAGE}|{NOT_REGULAR})",
         "fifo.jpg": NOT_REGULAR,
         "flipped.jpg|flipped.png|flipped.gif|flipped.webp|flipped.tif": f"({NO_IMAGE}|^$)",
@@ -114,7 +114,7 @@ CASES: dict[str, dict[str, str]] = {
         "endless.csv|fifo.csv|fifo.tar|loop.csv": "(no such file or folder|not a regular file|too many levels)",
         "deep.jsonl|digits.jsonl": "not a format of datasets known here",
         "text.parquet|truncated.parquet": "(not|no|cannot) .*[Pp]arquet",
-        "bomb.tar|truncated.tar|text.tar|cut.tar": "(not a whole tar file|broken after byte|cut short after byte)",
+        "bomb.tar|truncated.tar|text.tar|cut.tar": "(not a complete tar file|damaged after byte|truncated after byte)",
         "zeros.tar": "no labeled images",
         "escaping.tar": "(one class|escapes|outside|refused|leaves)",
         "cifar-10-batches-py": "not a pickle of plain data",
@@ -268,10 +268,10 @@ def test_a_bad_input_is_one_line(vit, corpus, tmp_path, kind, name, command, pat
 
 
 LEFT_OUT = {
-    "with-fifo": "left out: 1 links that lead nowhere, or special files, such as .*pipe.png",
-    "with-loop": "left out: 1 links that lead nowhere, or special files, such as .*loop.png",
-    "with-endless": "left out: 1 links that lead nowhere, or special files, such as .*zero.png",
-    "with-folder-loop": "left out: 1 links to a folder that is listed already, such as .*again",
+    "with-fifo": "skipped 1 non-regular file .*pipe.png",
+    "with-loop": "skipped 1 non-regular file .*loop.png",
+    "with-endless": "skipped 1 non-regular file .*zero.png",
+    "with-folder-loop": "skipped 1 link to a folder that is already listed, .*again",
 }
 """Data with one member that is no image, and what every command says of it."""
 

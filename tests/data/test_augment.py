@@ -13,7 +13,7 @@ from PIL import Image
 
 from vitruvian.config import Preprocess
 from vitruvian.data.augment import Augment, normalize, train_transform
-from vitruvian.data.augment_ops import inception_box, resized_box
+from vitruvian.data.augment_ops import inception_box, random_resized_box
 from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.errors import ConfigError, ImageError, MissingExtraError, UnknownNameError
 
@@ -186,7 +186,7 @@ def boxes(draw, area, ratio=(3 / 4, 4 / 3), size=(300, 400), count=3000):
     return rows, columns, rows * columns / (size[0] * size[1])
 
 
-@pytest.mark.parametrize("draw", [inception_box, resized_box])
+@pytest.mark.parametrize("draw", [inception_box, random_resized_box])
 def test_random_parts_keep_to_image_area_and_ratio(draw):
     rows, columns, share = boxes(draw, (0.05, 0.9))
     assert share.min() >= 0.05 * 0.97
@@ -196,7 +196,7 @@ def test_random_parts_keep_to_image_area_and_ratio(draw):
 
 def test_the_two_ways_to_draw_a_part_differ_as_their_sources_do():
     # Small enough areas fit in every shape, so nothing is drawn again: uniform area, or uniform height.
-    uniform_area = boxes(resized_box, (0.04, 0.36))[2].mean()
+    uniform_area = boxes(random_resized_box, (0.04, 0.36))[2].mean()
     uniform_height = boxes(inception_box, (0.04, 0.36))[2].mean()
     assert uniform_area == pytest.approx(0.20, abs=0.005)
     # of sides uniform between 0.2 and 0.6: (0.6^3 - 0.2^3) / 3 / 0.4
@@ -206,16 +206,16 @@ def test_the_two_ways_to_draw_a_part_differ_as_their_sources_do():
 def test_where_no_part_fits_the_whole_or_the_middle_is_taken():
     area, ratio = (0.5, 1.0), (3 / 4, 4 / 3)
     assert inception_box((10, 300), area, ratio, rng()) == (0, 0, 10, 300)
-    assert resized_box((10, 300), area, ratio, rng()) == (0, 143, 10, 13)
-    assert resized_box((300, 10), area, ratio, rng()) == (143, 0, 13, 10)
+    assert random_resized_box((10, 300), area, ratio, rng()) == (0, 143, 10, 13)
+    assert random_resized_box((300, 10), area, ratio, rng()) == (143, 0, 13, 10)
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
         ({"crop": "random"}, "crop='random' is not one of inception, resized, pad, center, none"),
-        ({"scale": (0.5, 0.2)}, "scale=(0.5, 0.2) is not (least, greatest) between 0.0001 and 1.0"),
-        ({"ratio": (0.0, 1.0)}, "ratio=(0.0, 1.0) is not (least, greatest) between 0.01 and 100.0"),
+        ({"scale": (0.5, 0.2)}, "scale=(0.5, 0.2) is not (minimum, maximum) between 0.0001 and 1.0"),
+        ({"ratio": (0.0, 1.0)}, "ratio=(0.0, 1.0) is not (minimum, maximum) between 0.01 and 100.0"),
         ({"hflip": 2.0}, "hflip=2.0 is not between 0.0 and 1.0"),
         ({"padding": -1}, "padding=-1 is not between 0 and 1024"),
         ({"padding_mode": "white"}, "padding_mode='white' is not one of constant, reflect"),
@@ -256,7 +256,7 @@ def test_settings_survive_json():
 
 @pytest.mark.parametrize("array", [np.zeros((4, 4)), np.zeros((4, 4, 4), np.uint8), np.zeros((0, 4), np.uint8)])
 def test_an_array_that_is_no_image_is_said_so(array):
-    with pytest.raises(ImageError, match="is no image: give uint8"):
+    with pytest.raises(ImageError, match="is not an image; expected uint8"):
         plain((4, 4))(array, rng())
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitruvian.data.augment import Augment, mix, neighbors, pasted_box
+from vitruvian.data.augment import Augment, cutmix_box, mix, mixing_partners
 from vitruvian.errors import ConfigError
 
 MIXUP, CUTMIX = Augment(mixup_alpha=0.4), Augment(cutmix_alpha=1.0)
@@ -51,11 +51,11 @@ def test_the_pasted_area_has_the_expectation_of_its_draw_and_stays_inside():
     rng = np.random.default_rng(0)
     for kept in (0.0, 0.3, 1.0):
         for _ in range(200):
-            box = pasted_box((31, 17), kept, rng)
+            box = cutmix_box((31, 17), kept, rng)
             assert 0 <= box.top <= box.top + box.rows <= 31
             assert 0 <= box.left <= box.left + box.columns <= 17
             assert box.rows * box.columns <= (1 - kept) * 31 * 17
-    assert max(pasted_box((30, 30), 0.75, rng).rows for _ in range(100)) == 15
+    assert max(cutmix_box((30, 30), 0.75, rng).rows for _ in range(100)) == 15
 
 
 def test_a_batch_in_two_parts_is_mixed_as_in_one():
@@ -71,8 +71,8 @@ def test_a_batch_in_two_parts_is_mixed_as_in_one():
 
 
 def test_views_of_one_image_are_not_mixed_among_themselves():
-    assert neighbors(7).tolist() == [1, 0, 3, 2, 5, 4, 6]
-    assert neighbors(9, repeats=2).tolist() == [2, 3, 0, 1, 6, 7, 4, 5, 8]
+    assert mixing_partners(7).tolist() == [1, 0, 3, 2, 5, 4, 6]
+    assert mixing_partners(9, repeats=2).tolist() == [2, 3, 0, 1, 6, 7, 4, 5, 8]
 
 
 def test_smoothing_spreads_a_share_over_all_classes():

@@ -20,8 +20,8 @@ from vitruvian.data.jpeg import Box, decode_box, read_header
 from vitruvian.data.matlab import read_matlab
 from vitruvian.data.names import parse_classes
 from vitruvian.data.pixels import plain_pickle, read_idx_labels
-from vitruvian.data.shards import read_member, samples
-from vitruvian.data.tables import csv_rows, entry
+from vitruvian.data.shards import read_member, read_samples
+from vitruvian.data.tables import csv_rows, parse_row
 from vitruvian.errors import DataError, ImageError
 
 QUICK = settings(
@@ -100,7 +100,7 @@ def matlab(tmp_path_factory):
 def test_a_tar_index_of_any_bytes(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "any.tar"
     path.write_bytes(data)
-    ends_well(lambda: list(samples(path)))
+    ends_well(lambda: list(read_samples(path)))
 
 
 @QUICK
@@ -157,9 +157,9 @@ def test_a_matlab_file_of_any_bytes(tmp_path_factory, matlab, data):
 def test_a_manifest_of_any_text(tmp_path_factory, text, encoding):
     path = tmp_path_factory.getbasetemp() / "any.csv"
     path.write_bytes(("path,label,split,weight\n" + text).encode(encoding, "replace"))
-    ends_well(lambda: [entry(path, *row) for row in csv_rows(path)])
+    ends_well(lambda: [parse_row(path, *row) for row in csv_rows(path)])
     path.write_bytes(text.encode(encoding, "replace"))
-    ends_well(lambda: [entry(path, *row) for row in csv_rows(path)])
+    ends_well(lambda: [parse_row(path, *row) for row in csv_rows(path)])
     ends_well(open_dataset, path)
 
 

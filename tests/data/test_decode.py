@@ -208,13 +208,13 @@ def test_a_large_legal_image_is_decoded_without_a_warning():
         (b"", "the file is empty"),
         (b"hello world, I am text", "not an image (JPEG, PNG, "),
         (b"\xff\xd8\xff\xe0", "broken JPEG image: "),
-        (b"\x89PNG\r\n\x1a\n", "broken PNG image: its header is cut short"),
-        (b"GIF89a", "broken GIF image: its header is cut short"),
-        (b"<!DOCTYPE html><html>", "this is a web page, perhaps saved in place of the image"),
+        (b"\x89PNG\r\n\x1a\n", "broken PNG image: its header is truncated"),
+        (b"GIF89a", "broken GIF image: its header is truncated"),
+        (b"<!DOCTYPE html><html>", "this is a web page, perhaps saved instead of the image"),
         (b"<?xml version='1.0'?><svg>", "this is an SVG drawing, which has no pixels: convert it to PNG"),
-        (b"\0\0\0\x18ftypheic\0\0\0\0", "this is a HEIC photograph, which Pillow does not read: convert it to JPEG"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0", "this is a HEIC photograph, which Pillow cannot read: convert it to JPEG"),
         (b"%PDF-1.4", "this is a PDF document: convert its pages to PNG"),
-        (huge_png_header(30_000, 30_000), "30000x30000 pixels are more than the limit of 179 million"),
+        (huge_png_header(30_000, 30_000), "30000x30000 pixels exceed the limit of 179 million"),
     ],
 )
 def test_what_is_no_image_is_one_line_that_says_why(tmp_path, data, text):
@@ -238,7 +238,7 @@ def test_a_truncated_file_of_any_format_is_one_line(kind):
 def test_a_limit_can_be_set():
     data = encoded(Image.new("L", (20, 10)), "PNG")
     assert decode(data, max_pixels=200).size == (20, 10)
-    with pytest.raises(ImageError, match="20x10 pixels are more"):
+    with pytest.raises(ImageError, match="20x10 pixels exceed"):
         decode(data, max_pixels=199)
     assert MAX_PIXELS == 2 * Image.MAX_IMAGE_PIXELS
 

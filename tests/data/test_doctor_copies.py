@@ -7,10 +7,10 @@ import pytest
 from photos import encoded, make_photos, photo
 from PIL import Image, ImageEnhance
 
-from vitruvian.data.decode import decode
+from vitruvian.data.decode import Problem, decode
 from vitruvian.data.doctor import diagnose
-from vitruvian.data.doctor.copies import candidates, same_groups
-from vitruvian.data.doctor.scan import Problem, hashes, look_at, same_image, sketch
+from vitruvian.data.doctor.copies import candidate_pairs, same_groups
+from vitruvian.data.doctor.scan import examine, is_same_image, perceptual_hashes, sketch
 from vitruvian.errors import ImageError
 
 
@@ -20,28 +20,28 @@ def data(tmp_path):
 
 
 def found(data):
-    return {f.check: (f.level, f.count, f.text) for f in diagnose(data).findings if f.level != "fine"}
+    return {f.check: (f.level, f.count, f.text) for f in diagnose(data).findings if f.level != "ok"}
 
 
 def test_a_copy_in_two_splits_is_a_leak(data):
     (data / "test" / "cat" / "x.jpg").write_bytes((data / "train" / "cat" / "003.jpg").read_bytes())
-    text = "1 of 41 test images is also in train: 1 as an exact copy, 0 nearly the same"
-    assert found(data) == {"leak": ("hurts", 1, text)}
-    (example,) = diagnose(data).at("hurts")[0].examples
+    text = "1 of 41 test images is also in train (1 exact, 0 near)"
+    assert found(data) == {"leak": ("problem", 1, text)}
+    (example,) = diagnose(data).at("problem")[0].examples
     assert [(p.split, p.key) for p in example.images] == [("train", "train/cat/003.jpg"), ("test", "test/cat/x.jpg")]
 
 
 def test_equal_pixels_in_another_file_are_an_exact_copy(data):
     image = Image.open(data / "train" / "cat" / "003.jpg")
     image.save(data / "test" / "cat" / "x.png")
-    assert "1 as an exact copy" in found(data)["leak"][2]
+    assert "(1 exact," in found(data)["leak"][2]
 
 
 def test_an_exact_copy_is_named_rather_than_a_near_one(data):
     content = (data / "train" / "cat" / "003.jpg").read_bytes()
     (data / "train" / "cat" / "zzz.jpg").write_bytes(encoded(Image.open(io.BytesIO(content)).resize((60, 45))))
     (data / "test" / "cat" / "x.jpg").write_bytes(content)
-    (example,) = diagnose(data).at("hurts")[0].examples
+    (example,) = diagnose(data).at("problem")[0].examples
     assert (example.note, example.images[0].key) == ("exact copy", "train/cat/003.jpg")
 
 
@@ -61,54 +61,54 @@ CHANGES = {
 def test_a_changed_copy_is_nearly_the_same(data, change):
     image = Image.open(data / "train" / "cat" / "003.jpg")
     (data / "test" / "cat" / "x.png").write_bytes(encoded(CHANGES[change](image), "PNG"))
-    assert found(data)["leak"][2].endswith("0 as an exact copy, 1 nearly the same")
+    assert found(data)["leak"][2].endswith("(0 exact, 1 near)")
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_another_object_in_the_same_scene_is_not_the_same_image(seed):
+def test_another_object_in_the_same_scene_is_not_the_is_same_image(seed):
     scene = photo(seed)
     other = scene.copy()
     other.paste("black" if np.asarray(scene.crop((40, 30, 56, 46))).mean() > 100 else "white", (40, 30, 56, 46))
-    assert not same_image(sketch(scene)[None], sketch(other)[None])[0]
+    assert not is_same_image(sketch(scene)[None], sketch(other)[None])[0]
 
 
-def test_a_faint_object_in_a_scene_of_strong_contrast_is_not_the_same_image():
+def test_a_faint_object_in_a_scene_of_strong_contrast_is_not_the_is_same_image():
     scene = Image.new("RGB", (96, 72), "black")
     scene.paste("white", (48, 0, 96, 72))
     other = scene.copy()
     other.paste((60, 60, 60), (12, 27, 24, 39))
-    assert not same_image(sketch(scene)[None], sketch(other)[None])[0]
+    assert not is_same_image(sketch(scene)[None], sketch(other)[None])[0]
 
 
-def test_another_color_is_not_the_same_image():
+def test_another_color_is_not_the_is_same_image():
     red, blue = (Image.new("RGB", (64, 64), "white") for _ in range(2))
     red.paste((200, 40, 40), (20, 20, 44, 44))
     blue.paste((40, 40, 200), (20, 20, 44, 44))
-    assert not same_image(sketch(red)[None], sketch(blue)[None])[0]
+    assert not is_same_image(sketch(red)[None], sketch(blue)[None])[0]
 
 
 def test_the_same_image_under_two_labels_hurts(data):
     (data / "train" / "dog" / "x.jpg").write_bytes((data / "train" / "cat" / "003.jpg").read_bytes())
-    assert found(data) == {"conflict": ("hurts", 1, "1 image occurs twice with different labels")}
+    assert found(data) == {"conflict": ("problem", 1, "1 image occurs twice with different labels")}
 
 
 def test_nearly_the_same_image_under_two_labels_is_worth_a_look(data):
     image = Image.open(data / "train" / "cat" / "003.jpg").resize((60, 45))
     (data / "train" / "dog" / "x.jpg").write_bytes(encoded(image))
-    text = "1 image is nearly the same as one with another label"
-    assert found(data) == {"near-conflict": ("look", 1, text)}
+    text = "1 image is a near duplicate of one with another label"
+    assert found(data) == {"near-conflict": ("warning", 1, text)}
 
 
 def test_repeats_of_a_class_are_counted_without_the_first(data):
     for name in "xyz":
         (data / "train" / "cat" / f"{name}.jpg").write_bytes((data / "train" / "cat" / "003.jpg").read_bytes())
     text = "3 images repeat another of the same split and class: 3 exactly, 0 nearly"
-    assert found(data) == {"duplicate": ("look", 3, text)}
+    assert found(data) == {"duplicate": ("warning", 3, text)}
 
 
 def test_blank_images_of_two_levels_are_not_the_same():
     dark, light = (sketch(Image.new("RGB", (80, 60), (level, level, level)))[None] for level in (100, 140))
-    assert not same_image(dark, light)[0]
+    assert not is_same_image(dark, light)[0]
 
 
 def test_groups_are_those_that_comparing_all_pairs_gives():
@@ -116,7 +116,7 @@ def test_groups_are_those_that_comparing_all_pairs_gives():
     images += [image.resize((50, 40)) for image in images[:12]] + [image.resize((300, 200)) for image in images[6:9]]
     sketches = np.stack([sketch(image) for image in images])
     one, two = np.triu_indices(len(images), 1)
-    same = same_image(sketches[one], sketches[two])
+    same = is_same_image(sketches[one], sketches[two])
     assert same.sum() == 12 + 3 * 2
     groups = same_groups(np.arange(len(images), dtype=np.uint64), sketches, np.arange(len(images)))
     assert [group.tolist() for group in groups] == [
@@ -127,7 +127,7 @@ def test_groups_are_those_that_comparing_all_pairs_gives():
 @pytest.mark.slow
 def test_few_pairs_of_strangers_are_compared():
     sketches = np.stack([sketch(photo(seed, (40, 40))) for seed in range(1500)])
-    pairs = sum(len(pairs) for pairs in candidates(hashes(sketches)))
+    pairs = sum(len(pairs) for pairs in candidate_pairs(perceptual_hashes(sketches)))
     assert pairs < 10  # of 1.1 million; with an equal band but without the limit on other bits: 250
 
 
@@ -151,4 +151,4 @@ def test_the_doctor_and_decode_agree_on_what_can_be_read(format):
             readable = True
         except ImageError:
             readable = False
-        assert (look_at([OneFile(bytes(content))], (0, 0)).problem == Problem.NONE) == readable
+        assert (examine([OneFile(bytes(content))], (0, 0)).problem == Problem.NONE) == readable

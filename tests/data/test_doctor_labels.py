@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vitruvian.data.doctor import diagnose
-from vitruvian.data.doctor.checks import REFERENCES, commonest, neighbors, sketch_looks
+from vitruvian.data.doctor.checks import REFERENCES, most_common, neighbors, rows_of_sketches
 from vitruvian.data.doctor.scan import SKETCH_BYTES
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.sources import Dataset, Source
@@ -59,9 +59,9 @@ def test_wrong_labels_of_digits_are_found_and_few_others():
 def test_a_doubt_comes_with_its_evidence():
     right = int(open_dataset("digits").train.labels()[100])
     finding, found = doubts(digits({100: (right + 3) % 10}))
-    assert (finding.check, finding.level) == ("label", "look")
+    assert (finding.check, finding.level) == ("label", "warning")
     example = found[100]
-    assert example.note.endswith(f"of the 10 likest images are {right}")
+    assert example.note.endswith(f"nearest neighbors are labeled {right}")
     assert [image.label for image in example.images] == [str((right + 3) % 10), *[str(right)] * 3]
 
 
@@ -70,8 +70,8 @@ def test_classes_that_look_alike_are_not_judged():
     rng = np.random.default_rng(0)
     source = open_dataset("digits").train
     finding, _ = doubts(digits(dict(enumerate(rng.integers(0, 10, len(source))))))
-    assert (finding.check, finding.level) == ("labels", "fine")
-    assert finding.text.startswith("single labels were not judged")
+    assert (finding.check, finding.level) == ("labels", "ok")
+    assert finding.text.startswith("labels were not checked")
 
 
 def test_no_image_is_its_own_neighbor(monkeypatch):
@@ -80,12 +80,12 @@ def test_no_image_is_its_own_neighbor(monkeypatch):
     among = np.arange(5, 55)
     for references in (REFERENCES, 30):  # all of them, and some
         monkeypatch.setattr("vitruvian.data.doctor.checks.REFERENCES", references)
-        near = neighbors(partial(sketch_looks, sketches), among)
+        near = neighbors(partial(rows_of_sketches, sketches), among)
         assert not (near == among[:, None]).any()
         assert np.isin(near, among).all()
 
 
 @pytest.mark.parametrize(("row", "label", "count"), [([3, 1, 3, 2], 3, 2), ([5, 5, 5, 5], 5, 4), ([1, 2, 2, 2], 2, 3)])
 def test_the_commonest_label_is_counted(row, label, count):
-    labels, counts = commonest(np.array([row], np.int32))
+    labels, counts = most_common(np.array([row], np.int32))
     assert (labels[0], counts[0]) == (label, count)

@@ -35,10 +35,10 @@ def run(*arguments):
 def test_the_report_groups_what_hurts_what_to_look_at_and_what_is_fine(sick):
     lines = [line for _, line in report(diagnose(sick))]
     assert lines[0].startswith(f"{sick}: 83 images (train 42, test 41), 2 classes, 0.")
-    assert [line for line in lines if line.isupper()] == ["WILL HURT TRAINING", "WORTH A LOOK", "FINE"]
+    assert [line for line in lines if line.isupper()] == ["PROBLEMS", "WARNINGS", "PASSED"]
     assert "  ✗ 1 file is empty" in lines
     assert "      train: train/cat/003.jpg  =  test: test/cat/<b>&.jpg  (exact copy)" in lines
-    assert lines[-1] == "Training would suffer: 2 problems, and 1 thing worth a look."
+    assert lines[-1] == "Fix before training: 2 problems and 1 warning."
 
 
 def test_no_more_than_four_examples_are_shown_and_the_others_counted(sick):
@@ -57,15 +57,15 @@ def test_a_name_with_a_line_break_stays_in_its_line(sick):
 def test_the_command_fails_where_training_would_suffer(sick):
     result = run(sick)
     assert result.exit_code == 1
-    assert "WILL HURT TRAINING" in result.stdout
+    assert "PROBLEMS" in result.stdout
 
 
-def test_the_command_succeeds_where_there_is_only_something_to_look_at(sick):
+def test_the_command_succeeds_where_there_is_only_something_to_examine(sick):
     (sick / "train" / "dog" / "x.jpg").unlink()
     (sick / "test" / "cat" / "<b>&.jpg").unlink()
     result = run(sick)
     assert result.exit_code == 0
-    assert result.stdout.endswith("Ready for training; 1 thing worth a look.\n")
+    assert result.stdout.endswith("Ready for training: 1 warning.\n")
 
 
 def test_json_is_one_object_with_everything(sick):
@@ -74,7 +74,7 @@ def test_json_is_one_object_with_everything(sick):
     assert result.exit_code == 1
     assert (content["healthy"], content["images"], content["splits"]) == (False, 83, {"train": 42, "test": 41})
     leak = next(finding for finding in content["findings"] if finding["check"] == "leak")
-    assert leak["level"] == "hurts"
+    assert leak["level"] == "problem"
     assert leak["examples"][0]["images"][1] == {
         "split": "test", "index": 20, "key": "test/cat/<b>&.jpg", "label": "cat"
     }  # fmt: skip

@@ -82,7 +82,7 @@ def test_corrections_become_a_manifest_and_the_data_stay_as_they_are(photos, tmp
         ("train", 2, "a/02.png", "a", None),
     )
     done = apply_corrections(folder, path, tmp_path / "corrected.csv")
-    assert (done.images, done.changed, done.kept, done.left_out) == (27, 1, 1, 1)
+    assert (done.images, done.changed, done.confirmed, done.excluded) == (27, 1, 1, 1)
     new = open_dataset(tmp_path / "corrected.csv").train
     labels = {new.key(i): new.classes[new.label(i)] for i in range(len(new))}
     assert labels["photos/a/00.png"] == strange
@@ -97,12 +97,12 @@ def test_corrections_become_a_manifest_and_the_data_stay_as_they_are(photos, tmp
 @pytest.mark.parametrize(
     ("entry", "text"),
     [
-        (("train", 0, "a/01.png", "a", "a"), r"image 0 of train is a/00\.png labeled a; the data have changed"),
+        (("train", 0, "a/01.png", "a", "a"), r"image 0 of train is a/00\.png labeled a; the data has changed"),
         (("train", 0, "a/00.png", "b", "a"), "a/00.png labeled b, but image 0"),
-        (("train", 0, "a/00.png", "a", "zebra"), "there is no class 'zebra'"),
-        (("train", 999, "a/00.png", "a", "a"), "correction 1 is of no image"),
-        (("test", 0, "a/00.png", "a", "a"), "correction 1 is of no image"),
-        (("train", 0, "a/00.png", "a"), "correction 1 is of no image"),
+        (("train", 0, "a/00.png", "a", "zebra"), "no class 'zebra'"),
+        (("train", 999, "a/00.png", "a", "a"), "correction 1 is not about an image"),
+        (("test", 0, "a/00.png", "a", "a"), "correction 1 is not about an image"),
+        (("train", 0, "a/00.png", "a"), "correction 1 is not about an image"),
     ],
 )
 def test_corrections_of_other_data_are_refused(photos, tmp_path, entry, text):
@@ -115,15 +115,15 @@ def test_a_manifest_that_would_change_the_data_or_reach_no_image_is_refused(phot
     path = corrections(tmp_path)
     with pytest.raises(FileError, match="inside the data"):
         apply_corrections(photos, path, photos / "corrected.csv")
-    with pytest.raises(FileError, match="wanted the name of a manifest"):
+    with pytest.raises(FileError, match="not the name of a manifest"):
         apply_corrections(photos, path, photos.parent / "corrected.txt")
     with pytest.raises(FileError, match="is not below it; write the manifest to a folder above, such as"):
         apply_corrections(photos, path, tmp_path / "corrected.csv")
     manifest = photos.parent / "own.csv"
     manifest.write_text("path,label\nphotos/a/00.png,x\nphotos/a/01.png,y\n")
-    with pytest.raises(FileError, match="the data themselves"):
+    with pytest.raises(FileError, match="this is the data itself"):
         apply_corrections(manifest, path, manifest)
-    with pytest.raises(DataError, match="its images are not files"):
+    with pytest.raises(DataError, match="the images are not files"):
         apply_corrections("digits", path, photos.parent / "digits.csv")
     (tmp_path / "bad.json").write_text("[]")
     with pytest.raises(DataError, match="not an object"):
@@ -201,7 +201,7 @@ def test_labels_are_decided_with_the_keyboard_and_applied(photos, tmp_path, monk
     assert third["label"] == third["was"]
     assert fourth["label"] == "a" != fourth["was"]
     assert vit("doctor", folder, "--apply", made, "--out", tmp_path / "corrected.csv") == 0
-    assert "2 labels changed, 1 confirmed, 1 image left out" in capsys.readouterr().out
+    assert "2 labels changed, 1 confirmed, 1 image excluded" in capsys.readouterr().out
     new = open_dataset(tmp_path / "corrected.csv").train
     assert len(new) == 29
     assert tree(folder) == before

@@ -39,5 +39,5 @@ def test_a_format_is_a_function_and_a_row(tmp_path, monkeypatch):
     data = open_dataset(tmp_path / "list.jsonl")
     assert (data.classes, len(data.train), data.train.key(4)) == (("cat", "dog"), 6, "dog/1.png")
     (tmp_path / "list.jsonl").write_text(json.dumps({"path": "../secret.png", "label": "cat"}))
-    with pytest.raises(DataError, match=r"the path \.\./secret\.png leads out of its folder"):
+    with pytest.raises(DataError, match=r"the path \.\./secret\.png points outside its folder"):
         open_dataset(tmp_path / "list.jsonl")

@@ -34,5 +34,5 @@ def test_links_are_followed_and_circles_end(tmp_path):
 
 def test_a_folder_without_images_is_an_error(tmp_path):
     make(tmp_path, "notes.txt")
-    with pytest.raises(DataError, match=r": no images in this folder or below it \(looked for \.apng .* \.webp\)"):
+    with pytest.raises(DataError, match=r": no images in this folder or below it \(extensions \.apng .* \.webp\)"):
         find_images([tmp_path])

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from vitruvian.data.decode import decode
-from vitruvian.data.jpeg import TURNS, Box, cut, decode_box, read_header, shrink_factor
+from vitruvian.data.jpeg import TRANSFORMS, Box, cut_blocks, decode_box, read_header, shrink_factor
 from vitruvian.errors import ImageError
 
 WHOLE = (10**6, 10**6)  # wanting so many pixels keeps a part at full size
@@ -37,7 +37,7 @@ def part(data, box, wanted=WHOLE):
 def test_a_part_equals_the_same_part_of_the_whole_image(mode, options):
     data, box = encoded(make_image(mode=mode), **options), Box(11, 23, 40, 61)
     assert not read_header(data).separable
-    assert np.array_equal(part(data, box), box.of(np.asarray(decode(data))))
+    assert np.array_equal(part(data, box), box.crop(np.asarray(decode(data))))
 
 
 @pytest.mark.parametrize("sampling", ["4:2:0", "4:2:2", "4:4:4"])
@@ -50,10 +50,10 @@ def test_leaving_out_blocks_changes_no_pixel_of_the_part(mode, sampling):
     for _ in range(50):
         rows, columns = rng.integers(1, 76), rng.integers(1, 118)
         box = Box(int(rng.integers(76 - rows)), int(rng.integers(118 - columns)), int(rows), int(columns))
-        smaller, _, size = cut(data, header, box)
-        assert np.array_equal(part(data, box), box.of(whole))
+        smaller, _, size = cut_blocks(data, header, box)
+        assert np.array_equal(part(data, box), box.crop(whole))
         assert np.asarray(Image.open(io.BytesIO(smaller))).shape[:2] == size  # an ordinary JPEG again
-    smaller, _, size = cut(data, header, Box(16, 32, 16, 16))
+    smaller, _, size = cut_blocks(data, header, Box(16, 32, 16, 16))
     assert len(smaller) < len(data)
     assert size < (75, 117)
 
@@ -75,7 +75,7 @@ def test_shrinking_covers_what_is_wanted_on_both_sides():
     assert [shrink_factor((100, 400), (10, wanted)) for wanted in (10, 100, 200, 201, 500)] == [8, 4, 2, 1, 1]
 
 
-@pytest.mark.parametrize("orientation", [1, *TURNS])
+@pytest.mark.parametrize("orientation", [1, *TRANSFORMS])
 def test_a_part_is_meant_in_the_upright_image(orientation):
     image, exif = make_image(), Image.Exif()
     exif[0x0112] = orientation
@@ -84,7 +84,7 @@ def test_a_part_is_meant_in_the_upright_image(orientation):
         data = encoded(image, exif=exif, **options)
         whole = np.asarray(decode(data))
         assert read_header(data).size == whole.shape[:2]
-        assert np.array_equal(part(data, box), box.of(whole))
+        assert np.array_equal(part(data, box), box.crop(whole))
 
 
 def test_what_is_not_an_ordinary_jpeg_is_left_to_decode():
@@ -129,4 +129,4 @@ def test_bytes_behind_the_end_do_not_matter():
 def test_a_harmless_flaw_that_pillow_reads_over_is_read_over():
     data, box = encoded(make_image()), Box(11, 23, 40, 61)
     flawed = data[:-2] + b"\0\0\0" + data[-2:]  # stray bytes before the end
-    assert np.array_equal(part(flawed, box), box.of(np.asarray(decode(flawed))))
+    assert np.array_equal(part(flawed, box), box.crop(np.asarray(decode(flawed))))

@@ -187,7 +187,7 @@ def test_a_missing_file_is_an_unreadable_image(monkeypatch):
         raise FileNotFoundError(2, "No such file or directory", "x.png")
 
     monkeypatch.setattr(Numbers, "read", gone)
-    with pytest.raises(DataError, match=r"30 images in a row cannot be read, such as number \d+: no such file"):
+    with pytest.raises(DataError, match=r"30 consecutive images cannot be read, such as number \d+: no such file"):
         list(loader().batches(0))
 
 
@@ -228,7 +228,7 @@ def test_broken_images_that_all_come_first_are_judged_by_the_whole():
 
 
 def test_an_evaluation_of_nothing_readable_is_an_error():
-    with pytest.raises(DataError, match="numbers: not one image could be read, such as number 0"):
+    with pytest.raises(DataError, match="numbers: no image could be read, such as number 0"):
         list(loader(Numbers(5, broken=range(5)), training=False, max_unreadable=1.0).batches(0))
 
 
@@ -248,14 +248,14 @@ def test_images_of_several_shapes_are_an_error():
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"batch_size": 31}, "batch_size=31 is more than the 30 samples of numbers; take 30 or less"),
+        ({"batch_size": 31}, "batch_size=31 exceeds the 30 samples of numbers; use 30 or less"),
         ({"batch_size": 0}, "batch_size=0 is not at least 1"),
         ({"batch_size": 8, "world": 3}, "batch_size=8 is not divisible by the 3 processes"),
         ({"batch_size": 8, "repeats": 3}, "batch_size=8 is not divisible by repeats=3"),
         ({"rank": 2, "world": 2}, "rank=2 is not between 0 and 1"),
         ({"sampling": "odd"}, "sampling='odd' is not one of uniform, balanced"),
-        ({"training": False, "drop_last": True}, "an evaluation takes each sample once"),
-        ({"training": False, "sampling": "balanced"}, "an evaluation takes each sample once"),
+        ({"training": False, "drop_last": True}, "evaluation uses each sample once"),
+        ({"training": False, "sampling": "balanced"}, "evaluation uses each sample once"),
         ({"workers": -1}, "workers=-1 is not between 0 and 1024"),
         ({"max_unreadable": 2.0}, r"max_unreadable=2.0 is not between 0.0 and 1.0"),
     ],

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from vitruvian.data.order import Blocks, generator_for, ordered, permuted
+from vitruvian.data.order import Blocks, epoch_order, generator_for, permute
 
 BLOCKS = Blocks(np.array([10, 1, 7, 30, 5, 5, 12, 3]), 4)
 LENGTH = 73
@@ -14,35 +14,35 @@ LENGTH = 73
 
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 64, 65, 1000, 4097])
 def test_a_permutation_meets_each_position_once(length):
-    assert sorted(permuted(np.arange(length), length, 3, 1)) == list(range(length))
+    assert sorted(permute(np.arange(length), length, 3, 1)) == list(range(length))
 
 
 def test_the_order_does_not_change_between_versions():
     """A fact about this code: with another order, a run could not be resumed after an update."""
-    assert permuted(np.arange(8), 8, 0, 0).tolist() == [5, 1, 0, 6, 4, 2, 7, 3]
-    assert permuted([0, 10**6 - 1], 10**6, 7, 3).tolist() == [177790, 911305]
+    assert permute(np.arange(8), 8, 0, 0).tolist() == [5, 1, 0, 6, 4, 2, 7, 3]
+    assert permute([0, 10**6 - 1], 10**6, 7, 3).tolist() == [177790, 911305]
     assert generator_for(1, 2, 3).bit_generator.random_raw(2).tolist() == [0x220DBD69B1C2CD29, 0xE99F95AD64167BE1]
 
 
 def test_any_part_of_an_order_can_be_had_alone():
-    whole = permuted(np.arange(1000), 1000, 5, 2)
-    assert permuted(np.arange(400, 410), 1000, 5, 2).tolist() == whole[400:410].tolist()
-    assert permuted(7, 1000, 5, 2) == whole[7]
+    whole = permute(np.arange(1000), 1000, 5, 2)
+    assert permute(np.arange(400, 410), 1000, 5, 2).tolist() == whole[400:410].tolist()
+    assert permute(7, 1000, 5, 2) == whole[7]
 
 
 def test_lengths_and_streams_of_one_call_are_independent():
-    together = permuted([3, 3, 3], [10, 20, 20], 1, stream=[0, 0, 9])
-    assert together.tolist() == [int(permuted(3, n, 1, stream=s)) for n, s in ((10, 0), (20, 0), (20, 9))]
+    together = permute([3, 3, 3], [10, 20, 20], 1, stream=[0, 0, 9])
+    assert together.tolist() == [int(permute(3, n, 1, stream=s)) for n, s in ((10, 0), (20, 0), (20, 9))]
 
 
 def test_seeds_epochs_and_streams_give_other_orders():
-    orders = [permuted(np.arange(50), 50, *key, stream=s).tolist() for key in ((0, 0), (0, 1), (1, 0)) for s in (0, 1)]
+    orders = [permute(np.arange(50), 50, *key, stream=s).tolist() for key in ((0, 0), (0, 1), (1, 0)) for s in (0, 1)]
     assert len(set(map(tuple, orders))) == 6
 
 
 def test_all_orders_of_a_few_items_are_equally_likely():
     draws = 24_000
-    orders = permuted(np.tile(np.arange(4), (draws, 1)), 4, 0, stream=np.arange(draws)[:, None])
+    orders = permute(np.tile(np.arange(4), (draws, 1)), 4, 0, stream=np.arange(draws)[:, None])
     counts = Counter(map(tuple, orders.tolist()))
     expected = draws / math.factorial(4)
     chi_squared = sum((counts[order] - expected) ** 2 / expected for order in counts)
@@ -51,13 +51,13 @@ def test_all_orders_of_a_few_items_are_equally_likely():
 
 
 def test_neighbors_in_the_order_are_unrelated():
-    order = permuted(np.arange(10_000), 10_000, 1, 0)
+    order = permute(np.arange(10_000), 10_000, 1, 0)
     assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.04  # four standard errors of 1/100
 
 
 def test_a_position_outside_is_an_error():
     with pytest.raises(IndexError, match=r"range\(5\)"):
-        permuted([5], 5, 0)
+        permute([5], 5, 0)
 
 
 def test_streams_of_other_numbers_are_others():
@@ -69,13 +69,13 @@ def test_streams_of_other_numbers_are_others():
 @pytest.mark.parametrize("batch", [1, 7, 73])
 def test_an_order_over_blocks_meets_each_sample_once(batch):
     starts = range(0, LENGTH, batch)
-    parts = [ordered(np.arange(s, min(s + batch, LENGTH)), LENGTH, 1, 2, BLOCKS) for s in starts]
+    parts = [epoch_order(np.arange(s, min(s + batch, LENGTH)), LENGTH, 1, 2, BLOCKS) for s in starts]
     assert sorted(np.concatenate(parts)) == list(range(LENGTH))
 
 
 def test_an_order_over_blocks_keeps_to_a_few_blocks_at_a_time():
     block = np.repeat(np.arange(8), BLOCKS.sizes)
-    order = np.concatenate([ordered(np.array([p]), LENGTH, 1, 2, BLOCKS) for p in range(LENGTH)])
+    order = np.concatenate([epoch_order(np.array([p]), LENGTH, 1, 2, BLOCKS) for p in range(LENGTH)])
     span = [np.flatnonzero(block[order] == number) for number in range(8)]
     in_use = [sum(places[0] <= p <= places[-1] for places in span) for p in range(LENGTH)]
     assert max(in_use) == BLOCKS.lanes
@@ -84,11 +84,11 @@ def test_an_order_over_blocks_keeps_to_a_few_blocks_at_a_time():
 
 def test_parts_of_a_batch_come_from_different_blocks():
     blocks = Blocks(np.full(16, 100), 8)
-    samples = ordered(np.arange(64), 1600, 0, 0, blocks) // 100
+    samples = epoch_order(np.arange(64), 1600, 0, 0, blocks) // 100
     assert not set(samples[:32]) & set(samples[32:])
 
 
 def test_samples_of_a_block_are_shuffled():
-    order = ordered(np.arange(100), 100, 0, 0, Blocks(np.array([100]), 4))
+    order = epoch_order(np.arange(100), 100, 0, 0, Blocks(np.array([100]), 4))
     assert order.tolist() != sorted(order)
-    assert order.tolist() != ordered(np.arange(100), 100, 0, 1, Blocks(np.array([100]), 4)).tolist()
+    assert order.tolist() != epoch_order(np.arange(100), 100, 0, 1, Blocks(np.array([100]), 4)).tolist()

@@ -108,11 +108,11 @@ def test_small_images_are_kept_exactly(tmp_path):
 
 def test_pixels_are_chosen_while_they_fit_in_memory(tmp_path, monkeypatch):
     data = open_dataset(make_photos(tmp_path / "photos", each=3))
-    assert packing.pixel_bytes(data, 256) == 6 * 96 * 72 * 3
-    assert packing.pixel_bytes(data, 36) == 6 * 48 * 36 * 3
-    assert packing.chosen(data, PackSettings()) == PIXELS
-    monkeypatch.setattr(packing, "MOST_PIXEL_BYTES", 6 * 96 * 72 * 3 - 1)
-    assert packing.chosen(data, PackSettings()) == JPEG
+    assert packing.estimate_pixel_bytes(data, 256) == 6 * 96 * 72 * 3
+    assert packing.estimate_pixel_bytes(data, 36) == 6 * 48 * 36 * 3
+    assert packing.choose_format(data, PackSettings()) == PIXELS
+    monkeypatch.setattr(packing, "MAX_PIXEL_BYTES", 6 * 96 * 72 * 3 - 1)
+    assert packing.choose_format(data, PackSettings()) == JPEG
 
 
 def test_what_cannot_be_read_is_left_out_and_listed(tmp_path):
@@ -130,7 +130,7 @@ def test_a_split_of_nothing_but_broken_files_is_one_line(tmp_path):
     data = make_photos(tmp_path / "photos", each=1)
     for name in ("cat", "dog"):
         (data / name / "000.jpg").write_bytes(b"")
-    with pytest.raises(DataError, match="train: none of its 2 images can be read; `vit doctor` tells why"):
+    with pytest.raises(DataError, match="train: none of its 2 images can be read; run `vit doctor` for the reasons"):
         pack(data, tmp_path / "packed")
 
 
@@ -212,7 +212,7 @@ def test_weights_that_are_lost_are_told(tmp_path):
     with open(data / "list.csv", "w", newline="") as file:
         csv.writer(file).writerows([("path", "label", "weight"), ("cat/000.jpg", "a", 2), ("dog/000.jpg", "b", 1)])
     assert pack(data / "list.csv", tmp_path / "packed").notes == [
-        "the weights of the samples are not kept: shards have no place for them"
+        "sample weights are dropped: shards cannot store them"
     ]
 
 
@@ -220,7 +220,7 @@ def test_what_the_dataset_leaves_out_is_told_when_it_is_packed(tmp_path):
     photos = make_photos(tmp_path / "photos", each=1)
     (photos / "cat" / "gone.jpg").symlink_to("nowhere.jpg")
     (note,) = pack(photos, tmp_path / "packed").notes
-    assert "links that lead nowhere, or special files" in note
+    assert "non-regular file (broken link, pipe or device)" in note
 
 
 def test_settings_that_cannot_be_are_refused():

@@ -147,7 +147,7 @@ def test_other_images_are_refused(data, tmp_path):
 def test_a_folder_with_other_files_is_refused(data, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(DataError, match=r"mine: not empty \(it has thesis.txt\) and not made by vit pack"):
+    with pytest.raises(DataError, match=r"mine: not empty \(it contains thesis.txt\) and not made by vit pack"):
         pack(data, tmp_path / "mine", SETTINGS)
     assert tree(tmp_path / "mine") == {"thesis.txt": b"years of work"}
 
@@ -155,12 +155,12 @@ def test_a_folder_with_other_files_is_refused(data, tmp_path):
 def test_a_pack_file_of_another_kind_is_refused(data, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "pack.json").write_text('{"name": "npm package"}')
-    with pytest.raises(DataError, match=r"pack\.json: not what vit pack writes"):
+    with pytest.raises(DataError, match=r"pack\.json: not written by vit pack"):
         pack(data, tmp_path / "mine", SETTINGS)
 
 
 def test_a_folder_inside_the_data_is_refused(data):
-    with pytest.raises(DataError, match="lies inside the data to be packed"):
+    with pytest.raises(DataError, match="is inside the data to be packed"):
         pack(data, data / "packed", SETTINGS)
 
 
@@ -168,6 +168,6 @@ def test_a_split_that_no_reader_would_know_is_refused(data, tmp_path):
     with open(data / "list.csv", "w", newline="") as file:
         rows = [("path", "label", "split"), ("train/cat/000.jpg", "a", "../x"), ("train/dog/000.jpg", "b", "../x")]
         csv.writer(file).writerows(rows)
-    with pytest.raises(DataError, match=r"the split '\.\./x' cannot be packed; call it train, val or test"):
+    with pytest.raises(DataError, match=r"cannot pack the split '\.\./x'; call it train, val or test"):
         pack(data / "list.csv", tmp_path / "packed", SETTINGS)
     assert not (tmp_path / "packed").exists()

@@ -73,7 +73,7 @@ def test_a_link_from_a_class_to_the_whole_or_to_another_class_gives_no_image_a_s
     (tmp_path / "cat/other").symlink_to("../dog")
     data = open_dataset(tmp_path)
     assert [data.train.key(i) for i in range(len(data.train))] == ["cat/0.png", "dog/0.png"]
-    assert "2 links to a folder that is listed already" in "\n".join(data.notes)
+    assert "2 links to a folder that is already listed" in "\n".join(data.notes)
 
 
 def test_what_is_not_an_image_is_counted_and_named(tmp_path):
@@ -88,12 +88,12 @@ def test_what_is_not_an_image_is_counted_and_named(tmp_path):
     assert len(data.train) == 6
     text = "\n".join(data.notes)
     for line in (
-        "1 files that are not images",
-        "1 hidden items",
-        "1 files outside the class folders, such as loose.png",
-        "1 class folders without an image, such as empty",
-        "1 links to a folder that is listed already",
-        "1 links that lead nowhere",
+        "1 non-image file, ",
+        "1 hidden file, ",
+        "1 file outside the class folders, loose.png",
+        "1 class folder without an image, empty",
+        "1 link to a folder that is already listed",
+        "1 non-regular file (broken link, pipe or device)",
     ):
         assert line in text
 
@@ -123,11 +123,11 @@ def test_a_sample_outside_is_an_error(tmp_path):
     [
         (lambda root: (root / "a.png").write_bytes(png()), "1 images without labels; put each into a folder"),
         (lambda root: make_folder(root, ["cat"]), "all 3 images are of one class, 'cat'; at least two"),
-        (lambda root: None, "no images in class folders, found nothing at all"),
-        (lambda root: (root / "cat").mkdir(), "1 class folders without an image, such as cat"),
+        (lambda root: None, "no images in class folders \\(the folder is empty\\)"),
+        (lambda root: (root / "cat").mkdir(), "1 class folder without an image, cat"),
         (lambda root: make_folder(root, ["train", "val"]), "no class folders in train and val"),
-        (lambda root: (root / "list.csv").write_text("path,label\n"), "pass .*list.csv itself"),
-        (lambda root: [make_folder(root / n) for n in ("val", "valid")], "val and valid mean the same split"),
+        (lambda root: (root / "list.csv").write_text("path,label\n"), "pass .*list.csv"),
+        (lambda root: [make_folder(root / n) for n in ("val", "valid")], "val and valid are the same split"),
     ],
 )
 def test_a_folder_without_classes_says_what_is_wrong(tmp_path, make, text):

@@ -70,7 +70,7 @@ def test_a_parquet_manifest_is_read_like_a_csv(tmp_path):
 def test_no_row_leads_out_of_the_manifests_folder(tmp_path, path):
     rows = f"path,label\nimages/0.png,a\n{path},b\n"
     manifest = make_manifest(tmp_path / "set", rows)
-    with pytest.raises(DataError, match=f"list.csv, line 3: the path {path} leads out of .*set; move the manifest"):
+    with pytest.raises(DataError, match=f"list.csv, line 3: the path {path} points outside .*set; move the manifest"):
         open_dataset(manifest)
 
 
@@ -127,13 +127,13 @@ def test_an_index_of_an_earlier_state_is_removed_after_a_day(tmp_path, cache):
     ("text", "message"),
     [
         ("file,label\nx,a\n", "no column path among file, label"),
-        ("paths,labels\nx,a\n", "no column path and no column label among paths, labels; is 'paths' meant"),
+        ("paths,labels\nx,a\n", "no column path and no column label among paths, labels; did you mean 'paths'"),
         ("", "no column path and no column label among none"),
         ("path,label\n", "a manifest without rows"),
         ("path,label\nimages/0.png\n", "line 2: no label"),
         ("path,label\n,a\n", "line 2: no path"),
-        ("path,label,weight\nimages/0.png,a,heavy\n", "line 2: the weight 'heavy' is not a number from 0 up"),
-        ("path,label,weight\nimages/0.png,a,-1\n", "line 2: the weight '-1' is not a number"),
+        ("path,label,weight\nimages/0.png,a,heavy\n", "line 2: the weight 'heavy' is not a non-negative number"),
+        ("path,label,weight\nimages/0.png,a,-1\n", "line 2: the weight '-1' is not a non-negative number"),
         ("path,label\nimages/0.png,a\n", "all 1 images are of one class, 'a'"),
         ("path,label\nno/0.png,a\nno/1.png,b\n", "none of its first 2 images exists, such as no/0.png"),
     ],
@@ -147,14 +147,14 @@ def test_a_broken_manifest_says_where_and_what(tmp_path, text, message):
 def test_bytes_that_are_not_text_are_refused(tmp_path):
     path = make_manifest(tmp_path, "")
     path.write_bytes(b"path,label\n\xff\xfe,a\n")
-    with pytest.raises(DataError, match=r"not a table in UTF-8 after line 1 .*; save it as CSV UTF-8"):
+    with pytest.raises(DataError, match=r"not a UTF-8 table after line 1 .*; save it as CSV UTF-8"):
         open_dataset(path)
 
 
 def test_a_label_outside_the_list_of_classes_is_an_error(tmp_path):
     (tmp_path / "classes.json").write_text('{"ant": 0, "bee": 1}')
     path = make_manifest(tmp_path, "path,label\nimages/0.png,cow\n")
-    with pytest.raises(DataError, match="label 'cow' is neither one of the 2 names"):
+    with pytest.raises(DataError, match="label 'cow' is neither one of the 2 listed class names"):
         open_dataset(path)
 
 

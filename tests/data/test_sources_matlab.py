@@ -44,7 +44,7 @@ def test_other_files_and_broken_ones_are_refused(tmp_path):
         read_matlab(path)
     scipy.io.savemat(path, {"x": np.arange(1000.0)})
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(DataError, match="a broken MATLAB file"):
+    with pytest.raises(DataError, match="damaged MATLAB file"):
         read_matlab(path)
     with pytest.raises(DataError, match="no such file"):
         read_matlab(tmp_path / "none.mat")

@@ -8,7 +8,7 @@ import pytest
 from making import level_of, png
 
 from vitruvian.data.formats import open_dataset
-from vitruvian.data.order import ordered
+from vitruvian.data.order import epoch_order
 from vitruvian.data.sources import hold_out
 from vitruvian.errors import DataError
 
@@ -59,7 +59,7 @@ def test_the_order_keeps_to_a_few_row_groups(tmp_path):
     make(tmp_path)
     train = open_dataset(tmp_path).train
     assert train.blocks.sizes.tolist() == [3, 3, 3, 1] * 2
-    assert sorted(ordered(np.arange(20), 20, 0, 0, train.blocks)) == list(range(20))
+    assert sorted(epoch_order(np.arange(20), 20, 0, 0, train.blocks)) == list(range(20))
 
 
 def test_what_is_held_out_leaves_the_blocks_smaller(tmp_path):
@@ -82,7 +82,7 @@ def test_a_split_with_withheld_labels_is_left_out_and_named(tmp_path):
     write(tmp_path / "data/test-00000-of-00001.parquet", [1, 2], [-1, -1])
     data = open_dataset(tmp_path)
     assert list(data.splits) == ["train", "val"]
-    assert data.notes == ("left out: 2 rows without a label, such as test-00000-of-00001.parquet #0",)
+    assert data.notes == ("skipped 2 rows without a label, such as test-00000-of-00001.parquet #0",)
 
 
 def test_a_row_without_label_does_not_shift_the_others(tmp_path):

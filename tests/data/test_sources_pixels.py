@@ -34,7 +34,7 @@ def test_cifar10_binary_version(tmp_path):
     folder = make_cifar_binary(tmp_path / "cifar-10-batches-bin")
     check_cifar10(open_dataset(folder))
     check_cifar10(open_dataset(tmp_path))
-    assert open_dataset(folder).notes == ("only 2 of the 5 files of the split train are there",)
+    assert open_dataset(folder).notes == ("only 2 of the 5 files of the split train are present",)
 
 
 @pytest.mark.parametrize("dumps", [python2_pickle, python3_pickle])
@@ -101,7 +101,7 @@ def test_pickles_of_other_content_are_errors(tmp_path):
     with pytest.raises(DataError, match="data_batch_1: not a batch of CIFAR images"):
         open_dataset(folder)
     (folder / "batches.meta").write_bytes(python2_pickle([1, 2]))
-    with pytest.raises(DataError, match=r"batches.meta: no names of CIFAR classes"):
+    with pytest.raises(DataError, match=r"batches.meta: no CIFAR class names"):
         open_dataset(folder)
 
 
@@ -111,7 +111,7 @@ def test_a_foreign_archive_is_an_error(tmp_path):
     with pytest.raises(DataError, match="not an archive of CIFAR-10 or CIFAR-100; unpack it"):
         open_dataset(tmp_path / "x.tar.gz")
     (tmp_path / "y.tar.gz").write_bytes((tmp_path / "x.tar.gz").read_bytes()[:50])
-    with pytest.raises(DataError, match="a broken archive"):
+    with pytest.raises(DataError, match="damaged archive"):
         open_dataset(tmp_path / "y.tar.gz")
 
 
@@ -131,13 +131,13 @@ def test_broken_idx_files_are_errors(tmp_path):
     labels = tmp_path / "mnist/train-labels-idx1-ubyte"
     whole = labels.read_bytes()
     labels.write_bytes(whole[:-1])
-    with pytest.raises(DataError, match="5 labels where the header promises 6"):
+    with pytest.raises(DataError, match="5 labels, the header states 6"):
         open_dataset(tmp_path / "mnist")
     labels.write_bytes(b"something else")
     with pytest.raises(DataError, match="not an IDX file of bytes with 1 dimensions"):
         open_dataset(tmp_path / "mnist")
     labels.unlink()
-    with pytest.raises(DataError, match="the file of labels, train-labels-idx1-ubyte, is not beside it"):
+    with pytest.raises(DataError, match="the file of labels, train-labels-idx1-ubyte, is missing"):
         open_dataset(tmp_path / "mnist")
 
 
@@ -145,7 +145,7 @@ def test_a_truncated_gzip_file_is_an_error(tmp_path):
     make_idx(tmp_path / "mnist")
     path = tmp_path / "mnist/train-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:20])
-    with pytest.raises(DataError, match="a broken gzip file"):
+    with pytest.raises(DataError, match="damaged gzip file"):
         open_dataset(tmp_path / "mnist")
 
 

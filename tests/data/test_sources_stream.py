@@ -11,9 +11,9 @@ from making import decoded_transform, level_of, make_shard, make_shards
 
 from vitruvian.data import remote
 from vitruvian.data.formats import open_dataset
-from vitruvian.data.loader import Loader, Maker
-from vitruvian.data.remote import StreamSource
-from vitruvian.data.sampling import Plan
+from vitruvian.data.loader import BatchMaker, Loader
+from vitruvian.data.remote import RemoteSource
+from vitruvian.data.sampling import BatchPlan
 from vitruvian.data.sources import hold_out
 from vitruvian.errors import DataError, MissingExtraError
 
@@ -45,7 +45,7 @@ def shards(request, tmp_path, bucket):
 def test_a_url_of_a_folder_or_a_pattern_means_its_shards(shards, data):
     url, total = shards
     train = open_dataset(url + data).train
-    assert isinstance(train, StreamSource)
+    assert isinstance(train, RemoteSource)
     assert (len(train), train.classes, train.blocks.lanes) == (total, ("even", "odd"), 4)
     assert [level_of(train.read(i)) for i in (0, 4, total - 1)] == [0, 50, 303]
     assert train.key(4) == "train-001.tar:0000.png"
@@ -95,11 +95,11 @@ def test_shards_are_announced_a_round_before_they_are_read_also_from_one_epoch_t
     (tmp_path / "sizes.json").write_text(json.dumps({f"train-{number}.tar": 40 for number in range(8)}))
     monkeypatch.setattr(remote, "MAX_LANES", 4)
     train = open_dataset(f"file://{tmp_path}").train
-    plan = Plan(source=train, batch_size=4, seed=0, training=True, drop_last=True)
-    maker, announced = Maker(plan, decoded_transform), []
+    plan = BatchPlan(source=train, batch_size=4, seed=0, training=True, drop_last=True)
+    maker, announced = BatchMaker(plan, decoded_transform), []
     assert (train.blocks.lanes, plan.steps, maker.look_ahead) == (4, 80, 40)
     monkeypatch.setattr(train, "announce", lambda indices: announced.append({int(i) // 40 for i in indices}))
-    monkeypatch.setattr(Maker, "_add", lambda *_: None)
+    monkeypatch.setattr(BatchMaker, "_add", lambda *_: None)
     first = {}
     for place in range(2 * plan.steps):
         maker(divmod(place, plan.steps))
@@ -130,18 +130,18 @@ def test_a_full_disk_is_not_taken_for_a_broken_image(tmp_path, cache):
     make_shards(tmp_path, shards=2)
     train = open_dataset(f"file://{tmp_path}").train
     (cache / "shards").write_text("a file in the way")
-    with pytest.raises(DataError, match=r"train-000.tar: no copy of it in .*: (Not a directory|File exists)"):
+    with pytest.raises(DataError, match=r"train-000.tar: cannot be copied to .*: (Not a directory|File exists)"):
         train.read(0)
 
 
 def test_only_so_many_bytes_stay_on_the_disk(shards, monkeypatch, cache):
     url, _ = shards
-    monkeypatch.setattr(remote, "BYTES_KEPT", 25_000)  # a shard has 10240 bytes
+    monkeypatch.setattr(remote, "MAX_CACHE_BYTES", 25_000)  # a shard has 10240 bytes
     train = open_dataset(url).train
     assert train.blocks.lanes == 1
     assert [level_of(train.read(i)) for i in (0, 4, 19, 30, 0)] == [0, 50, 200, 300, 0]
     assert len(list(cache.glob("shards/*/*/shard.tar"))) == 2
-    with pytest.raises(DataError, match=r"all labels are asked for.*; write .*train-000.jsonl and so on"):
+    with pytest.raises(DataError, match=r"all labels are needed.*; write .*train-000.jsonl and so on"):
         hold_out(train, 0.2, 0)
 
 
@@ -153,13 +153,13 @@ def test_labels_of_large_data_come_from_the_lists_beside_the_shards(shards, monk
         system.pipe(path.replace(".tar", ".jsonl"), b"".join(b'{"label": %d}\n' % (n % 2) for n in range(count)))
     small = open_dataset(url).train.labels().tolist()
     shutil.rmtree(cache / "shards")
-    monkeypatch.setattr(remote, "BYTES_KEPT", 25_000)
+    monkeypatch.setattr(remote, "MAX_CACHE_BYTES", 25_000)
     train = open_dataset(url).train
     assert train.labels().tolist() == small
     assert len(hold_out(train, 0.25, 0)[1]) > 0
     assert not list(cache.glob("shards/*/*/shard.tar"))  # not one was fetched
     system.pipe(path.replace(".tar", ".jsonl"), b'{"label": 2}\n')
-    with pytest.raises(DataError, match=r"train-006.jsonl: not the numbers of the classes of 4 samples; correct it"):
+    with pytest.raises(DataError, match=r"train-006.jsonl: expected the class indices of 4 samples"):
         open_dataset(url).train.labels()
 
 
@@ -182,7 +182,7 @@ def test_small_data_without_sizes_is_copied_here(tmp_path, bucket):
 
 def test_large_data_without_sizes_is_an_error(tmp_path, monkeypatch):
     make_shards(tmp_path, shards=3, sizes=False)
-    monkeypatch.setattr(remote, "BYTES_KEPT", 20_000)
+    monkeypatch.setattr(remote, "MAX_CACHE_BYTES", 20_000)
     with pytest.raises(DataError, match=r"3 shards, about 0 GB, without sizes.json beside them; write"):
         open_dataset(f"file://{tmp_path}")
 
@@ -190,7 +190,7 @@ def test_large_data_without_sizes_is_an_error(tmp_path, monkeypatch):
 def test_sizes_that_are_wrong_are_an_error(tmp_path):
     make_shards(tmp_path, shards=2)
     (tmp_path / "sizes.json").write_text('{"train-000.tar": 9, "train-001.tar": 5}')
-    with pytest.raises(DataError, match=r"train-000.tar: 4 labeled images, but sizes.json says 9"):
+    with pytest.raises(DataError, match=r"train-000.tar: 4 labeled images, but sizes.json states 9"):
         open_dataset(f"file://{tmp_path}").train.read(0)
     (tmp_path / "sizes.json").write_text("[1, 2]")
     with pytest.raises(DataError, match=r"sizes.json: not an object from file names to numbers"):
@@ -216,16 +216,16 @@ def test_a_passing_failure_is_tried_again(tmp_path, monkeypatch):
             raise failures.pop()
         return 42
 
-    assert remote.attempted("x", action) == 42
+    assert remote.retry("x", action) == 42
     failures[:] = [ConnectionError(f"lost {n}") for n in range(9)]
     with pytest.raises(DataError, match=r"^x: cannot be read: ConnectionError: lost 5 \(4 attempts\)$"):
-        remote.attempted("x", action)
+        remote.retry("x", action)
 
 
 def test_a_broken_shard_is_named_by_its_own_name(tmp_path):
     make_shards(tmp_path, shards=2)
     (tmp_path / "train-000.tar").write_bytes(b"x" * 2000)
-    with pytest.raises(DataError, match=r"train-000.tar: not a whole tar file"):
+    with pytest.raises(DataError, match=r"train-000.tar: not a complete tar file"):
         open_dataset(f"file://{tmp_path}").train.read(0)
 
 
@@ -233,7 +233,7 @@ def test_a_broken_shard_is_named_by_its_own_name(tmp_path):
     ("url", "error", "text"),
     [
         ("nonsense://a/b.tar", DataError, "Protocol not known: nonsense"),
-        ("memory://nothing/here", DataError, "cannot be read|no .tar files there"),
+        ("memory://nothing/here", DataError, "cannot be read|no .tar files"),
         ("s3://a/b.tar", MissingExtraError, "^s3://a/b.tar: this needs another package: pip install s3fs$"),
     ],
 )

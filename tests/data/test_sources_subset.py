@@ -5,7 +5,7 @@ import pytest
 
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.order import IndexArray
-from vitruvian.data.sources import Source, class_sizes, equal_shares, first_of_each
+from vitruvian.data.sources import Source, class_sizes, equal_shares, first_samples
 from vitruvian.errors import ConfigError
 
 
@@ -40,7 +40,7 @@ class Labeled(Source):
 
 
 def chosen(source, count, seed=0):
-    found = first_of_each(source, count, seed)
+    found = first_samples(source, count, seed)
     return [found.original(index) for index in range(len(found))]
 
 
@@ -53,14 +53,14 @@ def test_a_part_has_as_many_of_each_class_and_is_part_of_every_larger_one():
         assert now == sorted(now)
         assert before <= set(now)
         before = set(now)
-    sizes = class_sizes(first_of_each(source, 37, 0).labels(), 10)
+    sizes = class_sizes(first_samples(source, 37, 0).labels(), 10)
     assert sizes.tolist() == [4] * 7 + [3] * 3
 
 
 def test_small_classes_give_what_they_have_and_the_others_the_rest():
     source = Labeled([0] * 2 + [1] * 50 + [2] * 9, 4)
-    assert class_sizes(first_of_each(source, 20, 0).labels(), 4).tolist() == [2, 9, 9, 0]
-    assert class_sizes(first_of_each(source, 40, 0).labels(), 4).tolist() == [2, 29, 9, 0]
+    assert class_sizes(first_samples(source, 20, 0).labels(), 4).tolist() == [2, 9, 9, 0]
+    assert class_sizes(first_samples(source, 40, 0).labels(), 4).tolist() == [2, 29, 9, 0]
 
 
 def test_shares_are_those_of_dealing_one_by_one():
@@ -84,4 +84,4 @@ def test_another_seed_chooses_others():
 
 def test_more_than_there_are_is_refused():
     with pytest.raises(ConfigError, match="max_train_samples=62: labeled has 61 images to train on"):
-        first_of_each(Labeled([0] * 2 + [1] * 50 + [2] * 9, 3), 62, 0)
+        first_samples(Labeled([0] * 2 + [1] * 50 + [2] * 9, 3), 62, 0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from making import Numbers
 
-from vitruvian.data.order import Blocks, ordered
+from vitruvian.data.order import Blocks, epoch_order
 from vitruvian.data.sources import Concat
 from vitruvian.errors import DataError
 
@@ -20,7 +20,7 @@ def test_a_union_has_the_samples_of_its_parts_in_order():
 
 
 def test_parts_with_other_classes_are_refused():
-    with pytest.raises(DataError, match="have different classes and are not put together"):
+    with pytest.raises(DataError, match="have different classes and cannot be combined"):
         Concat([Numbers(5), Numbers(3, classes=3)], name="both")
 
 
@@ -29,7 +29,7 @@ def test_blocks_of_the_parts_stay_together():
     parts[0].blocks = Blocks(np.array([2, 3]), 2)
     whole = Concat(parts, name="both")
     assert whole.blocks.sizes.tolist() == [2, 3, 1, 1, 1]  # what has no blocks is read one by one
-    order = ordered(np.arange(8), 8, 0, 0, whole.blocks)
+    order = epoch_order(np.arange(8), 8, 0, 0, whole.blocks)
     assert sorted(order.tolist()) == list(range(8))
 
 

@@ -117,21 +117,27 @@ def test_a_mapping_gives_the_splits_and_numbered_classes_are_shared():
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (None, "None is not a dataset; wanted a path, a name"),
-        ({}, "is not a dataset; wanted a path"),
+        (None, "None is not a dataset; pass a path, a name"),
+        ({}, "is not a dataset; pass a path"),
         (
             type("Stream", (IterableDataset,), {"__iter__": iter})(),
-            "Stream without __len__; wanted a map-style",
+            "Stream without __len__; expected a map-style",
         ),
-        (Pictures(form=lambda level: torch.full((3, 2, 2), -1.0)), r"values from -1 to -1; wanted floats from 0 to 1"),
-        (Pictures(form=lambda level: np.zeros((2, 2), np.int64)), "values of type int64; wanted uint8"),
-        (Pictures(form=lambda level: torch.zeros(5, 2, 2)), r"Tensor of shape \(5, 2, 2\); wanted a PIL image"),
-        (Pictures(label=lambda index: 0.5), "the label '0.5' is not one class"),
-        (Pictures(label=lambda index: index - 1), "a label -1 among 8 classes"),
-        (type("Bare", (Pictures,), {"__getitem__": lambda self, i: i})(), r"a int; wanted \(image, label\)"),
-        (type("Odd", (Pictures,), {"__getitem__": lambda self, i: {"x": i}})(), "keys x; wanted `image` and `label`"),
-        (type("Few", (Pictures,), {"classes": ("a", "b")})(), "a label 2 among 2 classes"),
-        (type("Wrong", (Pictures,), {"targets": [1] * 9})(), "the label 0, but 1 in the list of all labels"),
+        (
+            Pictures(form=lambda level: torch.full((3, 2, 2), -1.0)),
+            r"values from -1 to -1; expected floats from 0 to 1",
+        ),
+        (Pictures(form=lambda level: np.zeros((2, 2), np.int64)), "values of type int64; expected uint8"),
+        (Pictures(form=lambda level: torch.zeros(5, 2, 2)), r"Tensor of shape \(5, 2, 2\); expected a PIL image"),
+        (Pictures(label=lambda index: 0.5), "the label '0.5' is not a class index or name"),
+        (Pictures(label=lambda index: index - 1), "label -1, but there are 8 classes"),
+        (type("Bare", (Pictures,), {"__getitem__": lambda self, i: i})(), r"a int; expected \(image, label\)"),
+        (
+            type("Odd", (Pictures,), {"__getitem__": lambda self, i: {"x": i}})(),
+            "the keys are x; expected `image`",
+        ),
+        (type("Few", (Pictures,), {"classes": ("a", "b")})(), "label 2, but there are 2 classes"),
+        (type("Wrong", (Pictures,), {"targets": [1] * 9})(), "the label is 0, but 1 in the list of all labels"),
     ],
 )
 def test_what_does_not_fit_is_said_in_one_line(data, text):

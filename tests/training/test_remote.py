@@ -70,7 +70,7 @@ def test_the_site_gives_the_same_run_as_the_folder(site, shards, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["labels", "masked"])
 def test_data_larger_than_the_disk_is_trained_on_and_reported(site, tmp_path, monkeypatch, objective):
-    monkeypatch.setattr(remote, "BYTES_KEPT", 2_000_000)
+    monkeypatch.setattr(remote, "MAX_CACHE_BYTES", 2_000_000)
     recipe = "masked" if objective == "masked" else "digits"
     run = train(site[0], recipe=recipe, out=tmp_path / "run", settings=[*SETTINGS, "image_size=8"])
     assert (run.folder / "model" / "model.safetensors").exists()

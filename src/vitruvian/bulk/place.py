@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vitruvian.data.remote import attempted, file_system
+from vitruvian.data.remote import file_system, retry
 from vitruvian.errors import DataError, FileError
 from vitruvian.files import file_stamp, read_bytes, write_bytes
 
@@ -36,7 +36,7 @@ class Place:
         if self._system is None:
             found = [path.name for path in self._folder.iterdir()] if self._folder.is_dir() else []
         else:
-            found = attempted(self.where, self._listed)
+            found = retry(self.where, self._listed)
         return sorted(name for name in found if not name.startswith("."))
 
     def _listed(self) -> list[str]:
@@ -51,7 +51,7 @@ class Place:
         names = [name for name in self.names() if name.startswith(prefix)]
         if self._system is None:
             return [file_stamp(self._folder / name) for name in names]
-        listed = attempted(self.where, lambda: self._system.ls(self._root, detail=True))
+        listed = retry(self.where, lambda: self._system.ls(self._root, detail=True))
         marks = ("size", "ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "created")
         found = {str(row["name"]).rpartition("/")[2]: [str(row.get(mark)) for mark in marks] for row in listed}
         return [[name, *found.get(name, [])] for name in names]
@@ -59,7 +59,7 @@ class Place:
     def read(self, name: str) -> bytes:
         if self._system is None:
             return read_bytes(self._folder / name, raises=DataError, most=MAX_PART_BYTES)
-        return attempted(f"{self.where}/{name}", lambda: bytes(self._system.cat_file(f"{self._root}/{name}")))
+        return retry(f"{self.where}/{name}", lambda: bytes(self._system.cat_file(f"{self._root}/{name}")))
 
     def write(self, name: str, content: bytes) -> None:
         """A file that is whole, or not there: an object store shows an object only once it is complete."""
@@ -67,4 +67,4 @@ class Place:
             write_bytes(self._folder / name, content)
             return
         where, path = f"{self.where}/{name}", f"{self._root}/{name}"
-        attempted(where, lambda: self._system.pipe_file(path, content), doing="written", raises=FileError)
+        retry(where, lambda: self._system.pipe_file(path, content), doing="written", raises=FileError)

@@ -17,7 +17,7 @@ from vitruvian.bulk.merge import Result, open_result
 from vitruvian.cache import scratch_folder
 from vitruvian.data.decode import RawImage
 from vitruvian.data.formats import open_images
-from vitruvian.data.names import natural
+from vitruvian.data.names import natural_key
 from vitruvian.data.sources import Dataset, PartSource, Source, make_dataset
 from vitruvian.errors import DataError, ImageError
 from vitruvian.evaluation.probes.features import FeatureSet, parts_of
@@ -79,7 +79,7 @@ class Store:
         name = str(self.result.place)
         if None in self.labels:
             raise DataError("vectors of images without classes; a probe needs labels", where=name)
-        classes = tuple(sorted({label for label in self.labels if label is not None}, key=natural))
+        classes = tuple(sorted({label for label in self.labels if label is not None}, key=natural_key))
         numbers = {label: number for number, label in enumerate(classes)}
         sources: dict[str, Source] = {}
         for split in dict.fromkeys(self.splits):

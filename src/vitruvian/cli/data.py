@@ -16,7 +16,7 @@ from vitruvian.text import plural, table
 if TYPE_CHECKING:
     from vitruvian.tasks import Task
 
-COLORS = {"hurts": "red", "look": "yellow", "fine": "green"}
+COLORS = {"problem": "red", "warning": "yellow", "ok": "green"}
 METRICS = {"top1": "top-1", "mean_per_class": "mean per class", "real": "ReaL"}
 TASK_HEADINGS = ("task", "title", ">classes", ">train", ">val", ">test", "metric", "images")
 SourceData = Annotated[str, typer.Argument(metavar="SRC", help="A folder, a manifest, shards, or a built-in name.")]
@@ -30,7 +30,7 @@ def doctor(
     ] = None,
     review: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a page for reviewing doubtful labels with the keyboard (.html)."),
+        typer.Option(metavar="FILE", help="Write a page for reviewing suspicious labels with the keyboard (.html)."),
     ] = None,
     apply: Annotated[
         Path | None,
@@ -42,7 +42,7 @@ def doctor(
     """Check a dataset before training.
 
     Finds unreadable files, duplicates, images in two splits or under two labels, missing and unbalanced classes,
-    unusual images and doubtful labels. The exit code is 1 if there are problems.
+    unusual images and suspicious labels. The exit code is 1 if there are problems.
     """
     from vitruvian.data.doctor import diagnose
     from vitruvian.data.doctor.findings import report
@@ -91,7 +91,7 @@ def print_corrections(data: str, corrections: Path, out: Path) -> None:
     result = apply_corrections(data, corrections, out)
     print(
         f"wrote {out} with {plural(result.images, 'image')}: {plural(result.changed, 'label')} changed, "
-        f"{result.kept:,} confirmed, {plural(result.left_out, 'image')} removed; {data} is unchanged"
+        f"{result.confirmed:,} confirmed, {plural(result.excluded, 'image')} excluded; {data} is unchanged"
     )
 
 

@@ -1,4 +1,4 @@
-"""Columns of numbers on disk, read by position without keeping them in memory."""
+"""Columns of numbers in files, read by position: their length is not limited by memory."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 CHUNK = 1 << 14
-"""Entries handled at a time where all are gone through."""
+"""Entries processed at a time when reading a whole column."""
 
 SMALL_BYTES = 2**18
-"""Of a column that is kept in memory, which is faster."""
+"""Maximum size of a column that is kept in memory, which is faster."""
 
 
 class OpenFile:
-    """A file read by position; a copy in another process opens it anew."""
+    """A file read by position; a pickled copy opens it again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -40,31 +40,34 @@ class OpenFile:
 
 
 class Column:
-    """One number an entry, in a file; only a short one is kept in memory."""
+    """A file with one number per entry.
+
+    Entries are read with `pread` rather than mapped, since mapped pages count towards the memory of the process.
+    """
 
     def __init__(self, path: Path, dtype: str) -> None:
         self.path = path
         self.dtype = np.dtype(dtype)
         self.length = path.stat().st_size // self.dtype.itemsize
         self._file = OpenFile(path)
-        self._whole: NDArray[Any] | None = None
+        self._values: NDArray[Any] | None = None
 
     def __getitem__(self, index: int) -> Any:
         if not 0 <= index < self.length:
             raise IndexError(f"entry {index} of {self.length} in {self.path}")
-        if self._whole is None and self.length * self.dtype.itemsize <= SMALL_BYTES:
-            self._whole = np.fromfile(self.path, self.dtype)
-        if self._whole is not None:
-            return self._whole.item(index)
+        if self._values is None and self.length * self.dtype.itemsize <= SMALL_BYTES:
+            self._values = np.fromfile(self.path, self.dtype)
+        if self._values is not None:
+            return self._values.item(index)
         return np.frombuffer(self._file.read(index * self.dtype.itemsize, self.dtype.itemsize), self.dtype).item()
 
     def array(self) -> NDArray[Any]:
-        """All numbers, mapped from the file."""
+        """All numbers, as a memory map of the file."""
         return np.memmap(self.path, self.dtype, "r") if self.length else np.empty(0, self.dtype)
 
 
-def piece(values: NDArray[Any], start: int) -> NDArray[Any]:
-    """A copy of CHUNK values from `start` on; not through the mapping, whose pages would stay, if they are mapped."""
+def read_chunk(values: NDArray[Any], start: int) -> NDArray[Any]:
+    """A copy of CHUNK values from `start` on; a memory map is bypassed, since its pages would stay in memory."""
     stop = min(start + CHUNK, len(values))
     if isinstance(values, np.memmap) and values.filename is not None:
         return np.fromfile(values.filename, values.dtype, stop - start, offset=values.offset + start * values.itemsize)

@@ -1,4 +1,4 @@
-"""An image's file or bytes as an upright RGB image, or one line that says why not."""
+"""Decode image files to upright RGB, or raise an ImageError that explains the problem in one line."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import os
 import stat
 import struct
+from enum import IntEnum, auto
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -19,17 +20,17 @@ from vitruvian.text import printable
 ImageInput = str | os.PathLike[str] | bytes | BinaryIO | Image.Image | NDArray[np.uint8]
 
 RawImage = bytes | NDArray[np.uint8]
-"""An encoded image, or pixels (rows, columns) or (rows, columns, 3) where the format holds pixels."""
+"""An encoded image, or pixels (rows, columns) or (rows, columns, 3) if the format stores pixels."""
 
 MAX_PIXELS = 2 * 89_478_485
-"""Pixels of the largest image that is decoded: where Pillow itself stops, about 700 MB in memory."""
+"""Maximum size of an image: Pillow's own limit, about 700 MB in memory."""
 
 MAX_STREAM_BYTES = 2**30
-"""Bytes taken from what cannot seek, such as a pipe."""
+"""Maximum bytes read from an input that cannot seek, such as a pipe."""
 
 READERS = {
-    # format: the Pillow module that reads it, imported when the formats before it do not fit; endings of its files.
-    # Left out are formats that run another program (EPS) and those for which nearly any bytes pass (TGA, PCX).
+    # format: the Pillow module that reads it, imported when the formats before it do not match; file extensions.
+    # Excluded are formats that run another program (EPS) and those that accept nearly any bytes (TGA, PCX).
     "JPEG": ("JpegImagePlugin", ".jpg .jpeg .jpe .jfif"),
     "PNG": ("PngImagePlugin", ".png .apng"),
     "WEBP": ("WebPImagePlugin", ".webp"),
@@ -43,18 +44,37 @@ READERS = {
     "QOI": ("QoiImagePlugin", ".qoi"),
 }
 
-EXTENSIONS = frozenset(ending for _, endings in READERS.values() for ending in endings.split())
-"""Endings, in lower case, by which an image is known in a folder."""
+EXTENSIONS = frozenset(ext for _, extensions in READERS.values() for ext in extensions.split())
+"""Extensions, in lower case, of the files in a folder that are images."""
 
-STRANGERS = {
-    # bytes near the start (in lower case) of files that people take for images: what such a file is
-    b"ftyphei": "a HEIC photograph, which Pillow does not read: convert it to JPEG",
-    b"ftypmif1": "a HEIC photograph, which Pillow does not read: convert it to JPEG",
-    b"<html": "a web page, perhaps saved in place of the image",
-    b"<!doctype html": "a web page, perhaps saved in place of the image",
+OTHER_FILES = {
+    # bytes near the start (in lower case) of files that are mistaken for images: what such a file is
+    b"ftyphei": "a HEIC photograph, which Pillow cannot read: convert it to JPEG",
+    b"ftypmif1": "a HEIC photograph, which Pillow cannot read: convert it to JPEG",
+    b"<html": "a web page, perhaps saved instead of the image",
+    b"<!doctype html": "a web page, perhaps saved instead of the image",
     b"<svg": "an SVG drawing, which has no pixels: convert it to PNG",
     b"%pdf": "a PDF document: convert its pages to PNG",
 }
+
+
+class Problem(IntEnum):
+    """Kinds of unreadable images, for reports."""
+
+    NONE = 0
+    EMPTY = auto()
+    TRUNCATED = auto()
+    NOT_AN_IMAGE = auto()
+    BROKEN = auto()
+
+
+class UnreadableImageError(ImageError):
+    """An ImageError that states the kind of problem."""
+
+    def __init__(self, reason: str, problem: Problem, *, where: object = None, hint: str = "") -> None:
+        super().__init__(reason, where=where, hint=hint)
+        self.problem = problem
+
 
 ORIENTATION = 0x0112  # the EXIF tag
 UPRIGHT = {
@@ -69,44 +89,49 @@ UPRIGHT = {
 
 
 def decode(source: ImageInput, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """The image as upright RGB, from a path, bytes, an open binary file, a Pillow image or an array.
+    """Decode an image to upright RGB.
 
-    Transparent parts become white, as a browser shows them; an animation gives its first frame;
-    values of more than 8 bits are scaled, not clipped. An array holds 8-bit gray levels (rows, columns) or RGB
-    (rows, columns, 3). ImageError names the image and the reason.
+    Transparent parts become white, as in a browser; an animation gives its first frame; values of more than 8 bits
+    are scaled, not clipped.
+
+    Args:
+        source: A path, bytes, an open binary file, a Pillow image, or an array of 8-bit values, gray (rows, columns)
+            or RGB (rows, columns, 3).
+        max_pixels: Limit on the size of the image.
+
+    Raises:
+        ImageError: The image cannot be decoded.
     """
     try:
         if isinstance(source, Image.Image):
             return to_rgb(source)
         if isinstance(source, np.ndarray):
-            return to_rgb(image_of(source))
+            if source.dtype != np.uint8 or source.shape[2:] not in ((), (3,)) or source.ndim < 2:
+                raise ImageError("not an image of uint8 (rows, columns) or (rows, columns, 3)")
+            return to_rgb(Image.fromarray(source))
         if isinstance(source, bytes):
-            return read(io.BytesIO(source), max_pixels)
+            return read_image(io.BytesIO(source), max_pixels)
         if isinstance(source, str | os.PathLike):
             with open_file(source) as file:
-                return read(file, max_pixels)
-        return read(source, max_pixels)
-    except Exception as error:  # Pillow's readers raise whatever broken bytes lead them to
+                return read_image(file, max_pixels)
+        return read_image(source, max_pixels)
+    except ImageError as error:
+        raise error.replace(where=name_of(source)) from error
+    except Exception as error:  # Pillow raises any kind of error for broken files
         raise ImageError(reason(error), where=name_of(source)) from error
 
 
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:
-    """An open file; of pipes, only one that the shell hands over, as others may wait for ever for their other end."""
+    """Open a file. Of pipes, only those that the shell passes are accepted: opening others may block forever."""
     mode = os.stat(path).st_mode
-    handed_over = stat.S_ISFIFO(mode) and os.fspath(path).startswith("/dev/")
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or handed_over):
+    from_shell = stat.S_ISFIFO(mode) and os.fspath(path).startswith("/dev/")
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or from_shell):
         raise ImageError("this is a pipe, a device or a socket, not an image")
     return open(path, "rb")
 
 
-def image_of(levels: NDArray[np.uint8]) -> Image.Image:
-    if levels.dtype != np.uint8 or levels.ndim not in (2, 3) or (levels.ndim == 3 and levels.shape[2] != 3):
-        raise ImageError("not an image of uint8 (rows, columns) or (rows, columns, 3)")
-    return Image.fromarray(levels)
-
-
 def name_of(source: ImageInput) -> str:
-    """What to call an image in a line of text."""
+    """The name of an image in messages."""
     if isinstance(source, bytes):
         return f"image of {len(source)} bytes"
     if isinstance(source, np.ndarray):
@@ -144,12 +169,21 @@ def reason(error: Exception) -> str:
             return f"broken image: {printable(str(error)) or type(error).__name__}"
 
 
-def read(file: BinaryIO, max_pixels: int) -> Image.Image:
-    """The image in an open file as upright RGB."""
+def problem_of(error: Exception) -> Problem:
+    """The kind of problem that an error from reading an image means."""
+    if isinstance(error, UnreadableImageError):
+        return error.problem
+    if isinstance(error, IsADirectoryError):
+        return Problem.NOT_AN_IMAGE
+    return Problem.TRUNCATED if "truncated" in str(error).lower() else Problem.BROKEN  # Pillow's and libjpeg's word
+
+
+def read_image(file: BinaryIO, max_pixels: int) -> Image.Image:
+    """Decode an open file to upright RGB."""
     if not file.seekable():
         data = file.read(MAX_STREAM_BYTES + 1)
         if len(data) > MAX_STREAM_BYTES:
-            raise ImageError(f"the stream gives more than {MAX_STREAM_BYTES >> 20} MB")
+            raise ImageError(f"the stream has more than {MAX_STREAM_BYTES >> 20} MB")
         file = io.BytesIO(data)
     image = identify(file, max_pixels)
     image.load()
@@ -157,16 +191,16 @@ def read(file: BinaryIO, max_pixels: int) -> Image.Image:
 
 
 def identify(file: BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """The image with its header read and its pixels not yet.
+    """Read the header of an image; its pixels are loaded later.
 
-    In place of Image.open, which knows formats we do not want and warns about large images; that
-    warning could be silenced only for all threads of the process at once.
+    Used instead of Image.open, which accepts formats that we exclude and warns about large images; that warning could
+    be silenced only for all threads of the process.
     """
     file.seek(0)
     start = file.read(1024)
     if not start:
-        raise ImageError("the file is empty")
-    problem = ""
+        raise UnreadableImageError("the file is empty", Problem.EMPTY)
+    reason, problem = f"not an image ({', '.join(READERS)})", Problem.NOT_AN_IMAGE
     for name, (module, _) in READERS.items():
         try:
             importlib.import_module(f"PIL.{module}")
@@ -178,25 +212,27 @@ def identify(file: BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
                 return image
         except (ImportError, KeyError):  # this Pillow was built without the format
             continue
-        except (SyntaxError, IndexError, TypeError, struct.error) as error:  # how a reader says "not mine"
-            cut_short = isinstance(error, struct.error) or isinstance(error.__cause__, struct.error)
-            problem = f"broken {name} image: {'its header is cut short' if cut_short else printable(str(error))}"
-    stranger = next((what for mark, what in STRANGERS.items() if mark in start.lower()), "")
-    if stranger:
-        raise ImageError(f"this is {stranger}")
-    raise ImageError(problem or f"not an image ({', '.join(READERS)})")
+        except (SyntaxError, IndexError, TypeError, struct.error) as error:  # how a reader rejects a file
+            truncated = isinstance(error, struct.error) or isinstance(error.__cause__, struct.error)
+            reason = f"broken {name} image: {'its header is truncated' if truncated else printable(str(error))}"
+            problem = Problem.TRUNCATED if truncated else Problem.BROKEN
+    for mark, kind in OTHER_FILES.items():
+        if mark in start.lower():
+            reason, problem = f"this is {kind}", Problem.NOT_AN_IMAGE
+            break
+    raise UnreadableImageError(reason, problem)
 
 
 def check_pixels(image: Image.Image, most: int) -> None:
     if image.width * image.height > most:
         raise ImageError(
-            f"{image.width}x{image.height} pixels are more than the limit of {most / 1e6:.0f} million; "
-            "scale it down first"
+            f"{image.width}x{image.height} pixels exceed the limit of {most / 1e6:.0f} million",
+            hint="scale it down first",
         )
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any Pillow image as upright 8-bit RGB, transparent parts white."""
+    """Convert any Pillow image to upright 8-bit RGB, with transparent parts white."""
     flat = image
     if image.mode == "F" or image.mode.startswith("I"):
         flat = deep_to_gray(image)
@@ -211,25 +247,25 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def orientation(image: Image.Image) -> int:
-    """EXIF's word on how the image was held: 1 is upright."""
+    """The EXIF orientation; 1 is upright."""
     try:
         return int(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # a broken EXIF block says nothing about the pixels
+    except Exception:  # the pixels may be fine even if the EXIF block is broken
         return 1
 
 
 def deep_to_gray(image: Image.Image) -> Image.Image:
-    """16-bit, 32-bit and float gray as 8-bit gray; Pillow's own conversion clips.
+    """Convert 16-bit, 32-bit and float gray to 8-bit gray; Pillow's own conversion clips.
 
-    16-bit values mean 0 to 65535, integers of 32 bits the same if they fit, floats 0 to 1 or 0 to 255 if
-    they fit; anything else is stretched from its least to its greatest finite value.
+    16-bit values range from 0 to 65535, 32-bit integers too if they fit, floats from 0 to 1 or 0 to 255 if they fit;
+    other values are stretched from their minimum to their maximum.
     """
     values = np.asarray(image)
     low, high = 0.0, 65535.0
     if not image.mode.startswith("I;16"):
         low, high = value_range(values, (1.0, 255.0) if image.mode == "F" else (65535.0,))
     gray = np.empty(values.shape, np.uint8)
-    for top in range(0, len(values), 256):  # in strips, for the memory
+    for top in range(0, len(values), 256):  # in strips, to save memory
         strip = np.nan_to_num(values[top : top + 256].astype(np.float64), nan=low, posinf=high, neginf=low)
         gray[top : top + 256] = np.rint((strip - low) * (255.0 / (high - low)))
     flat = Image.fromarray(gray)
@@ -240,7 +276,7 @@ def deep_to_gray(image: Image.Image) -> Image.Image:
 
 
 def value_range(values: np.ndarray, tops: tuple[float, ...]) -> tuple[float, float]:
-    """From 0 to the first of `tops` that holds all values, else the least and greatest value."""
+    """0 and the first of `tops` that all values fit below, else minimum and maximum."""
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     if low >= 0:
@@ -250,21 +286,21 @@ def value_range(values: np.ndarray, tops: tuple[float, ...]) -> tuple[float, flo
     return low, max(high, low + 1e-6)
 
 
-class Reduced(NamedTuple):
-    """An image and what its file says about it."""
+class ReducedImage(NamedTuple):
+    """An image at reduced size, and its stored form."""
 
     upright: Image.Image
-    """RGB, as `decode` gives it; a large JPEG at a half, a quarter or an eighth of its size."""
+    """RGB, as `decode` returns it; a large JPEG at a half, a quarter or an eighth of its size."""
     stored: Image.Image
-    """As Pillow reads it from the file: its mode, format, frames and EXIF tags."""
+    """The image as Pillow reads it, with mode, format, frames and EXIF tags of the file."""
     size: tuple[int, int]
-    """Columns and rows of the whole image, upright."""
+    """Columns and rows of the full image, upright."""
 
 
-def open_reduced(image: RawImage, side: int) -> Reduced:
-    """An encoded image, or an array of pixels, with both sides at least `side` pixels if the whole has that.
+def open_reduced(image: RawImage, side: int) -> ReducedImage:
+    """Decode an image at reduced size, with both sides at least `side` pixels if the image has that many.
 
-    All of the file is read, so that a broken one raises here what it raises in `decode`.
+    The entire file is read, so that a broken one raises the same error as in `decode`.
     """
     stored = identify(io.BytesIO(image)) if isinstance(image, bytes) else Image.fromarray(image)
     check_pixels(stored, MAX_PIXELS)
@@ -272,4 +308,4 @@ def open_reduced(image: RawImage, side: int) -> Reduced:
     stored.draft(None, (side, side))
     stored.load()
     size = (rows, columns) if orientation(stored) > 4 else (columns, rows)
-    return Reduced(to_rgb(stored), stored, size)
+    return ReducedImage(to_rgb(stored), stored, size)

@@ -1,8 +1,4 @@
-"""An index of samples on disk: keys, labels, weights and positions.
-
-Its size is not limited by memory: entries are read with `pread` rather than mapped, since mapped pages count towards
-the memory of the process.
-"""
+"""An index of samples on disk: keys, labels, weights and positions in columns, so that its length needs no memory."""
 
 from __future__ import annotations
 
@@ -22,32 +18,32 @@ from numpy.typing import NDArray
 
 from vitruvian.cache import cache_folder, scratch_folder
 from vitruvian.data.columns import CHUNK, Column, OpenFile
-from vitruvian.data.names import class_name, natural
-from vitruvian.data.sources import LeftOut, Source
+from vitruvian.data.names import class_name, natural_key
+from vitruvian.data.sources import SkippedFiles, Source
 from vitruvian.errors import DataError, FileError
 from vitruvian.files import atomic_path, read_json, short_hash
 
 FORMAT = 2
-"""Raised when the layout of what is stored changes, so that older files are not read."""
+"""Version of the layout on disk; increment it to invalidate stored indexes."""
 
 STALE_SECONDS = 24 * 3600
-"""Age at which what was derived from an earlier state of the data is removed."""
+"""Age at which files derived from an earlier state of the data are removed."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """One sample on its way into an index."""
+    """One sample to be written to an index."""
 
     split: str
     key: str
     label: str
     weight: float = 1.0
     numbers: tuple[int, ...] = ()
-    """Where the image lies, as the source understands it."""
+    """Where the image is, in the terms of its source."""
 
 
 class IndexedSource(Source):
-    """The samples listed in the index of one split; how an image is read is left open."""
+    """The samples in the index of one split; subclasses know how to read the images."""
 
     def __init__(self, name: str, classes: tuple[str, ...], folder: Path) -> None:
         self.name = name
@@ -75,8 +71,8 @@ class IndexedSource(Source):
         return os.fsdecode(self._keys.read(start, end - start))
 
 
-class Writer:
-    """Appends the entries of one split to files."""
+class SplitWriter:
+    """Appends the entries of one split to the files of its index."""
 
     def __init__(self, folder: Path, numbers: Sequence[str], files: ExitStack) -> None:
         folder.mkdir()
@@ -84,11 +80,11 @@ class Writer:
         self.weighted = False
         codes = {"ends.i64": "q", "labels.i32": "i", "weights.f32": "f"} | {f"{name}.i64": "q" for name in numbers}
 
-        def opened(name: str) -> BinaryIO:
+        def create(name: str) -> BinaryIO:
             return files.enter_context(open(folder / name, "wb"))
 
-        self._keys = opened("keys.bin")
-        self._columns: list[tuple[BinaryIO, array[Any]]] = [(opened(name), array(codes[name])) for name in codes]
+        self._keys = create("keys.bin")
+        self._columns: list[tuple[BinaryIO, array[Any]]] = [(create(name), array(codes[name])) for name in codes]
         self._end = 0
 
     def add(self, entry: Entry, label: int) -> None:
@@ -97,8 +93,8 @@ class Writer:
         self._keys.write(key)
         self.weighted |= entry.weight != 1.0
         row = (self._end, label, entry.weight, *entry.numbers)
-        for (_, values), number in zip(self._columns, row, strict=True):
-            values.append(number)
+        for (_, values), value in zip(self._columns, row, strict=True):
+            values.append(value)
         if len(values) >= CHUNK:
             self.flush()
 
@@ -109,7 +105,7 @@ class Writer:
 
 
 class StoredIndex(NamedTuple):
-    """What `write_index` left in a folder."""
+    """An index in a folder, as `write_index` made it."""
 
     classes: tuple[str, ...]
     splits: dict[str, Path]
@@ -117,36 +113,37 @@ class StoredIndex(NamedTuple):
     notes: list[str]
 
 
-def indexed(
-    entries: Callable[[LeftOut], Iterable[Entry]],
+def build_index(
+    entries: Callable[[SkippedFiles], Iterable[Entry]],
     *,
     files: Sequence[Path] = (),
     kind: str = "",
     numbers: Sequence[str] = (),
     classes: tuple[str, ...] | None = None,
 ) -> StoredIndex:
-    """The index of these entries; they may note what they leave out.
+    """The index of these entries.
 
-    Made once while the `files` that they are read from stay the same; each time where none are named.
+    It is stored and reused while the `files` that the entries are read from stay the same; without files it is made
+    each time.
     """
 
     def build(folder: Path) -> None:
-        left_out = LeftOut()
-        write_index(folder, entries(left_out), left_out=left_out, numbers=numbers, classes=classes)
+        skipped = SkippedFiles()
+        write_index(folder, entries(skipped), skipped=skipped, numbers=numbers, classes=classes)
 
     if files:
-        return read_index(derived(kind, files, build))
+        return read_index(cached_folder(kind, files, build))
     folder = scratch_folder()
     build(folder)
     return read_index(folder)
 
 
-def derived(kind: str, files: Sequence[Path], build: Callable[[Path], None]) -> Path:
-    """A folder that `build` filled from these files: an earlier one if they are still the same.
+def cached_folder(kind: str, files: Sequence[Path], build: Callable[[Path], None]) -> Path:
+    """A folder that `build` filled from these files, made again when they change.
 
-    Where the cache folder cannot be written, the folder is temporary and ends with this process.
+    If the cache cannot be written, the folder is temporary and is removed when this process ends.
     """
-    state = [(found.st_size, found.st_mtime_ns) for found in map(os.stat, files)]
+    state = [(status.st_size, status.st_mtime_ns) for status in map(os.stat, files)]
     group = cache_folder() / "index" / short_hash([kind, *map(os.path.abspath, files)])
     target = group / short_hash([FORMAT, *state])
     if target.is_dir():
@@ -170,60 +167,55 @@ def write_index(
     folder: Path,
     entries: Iterable[Entry],
     *,
-    left_out: LeftOut,
+    skipped: SkippedFiles,
     numbers: Sequence[str] = (),
     classes: tuple[str, ...] | None = None,
 ) -> None:
-    """Write the entries, in their order, as an index of each split, and what was left out on the way to them.
+    """Write the entries, in their order, as one index per split.
 
-    Without given classes, they are the labels that occur, in natural order. With them, a label is a name or the
-    number of a class.
+    Without `classes`, the classes are the labels that occur, in natural order. With them, a label is a class's name
+    or its index.
     """
-    seen: dict[str, int] = {}
-    writers: dict[str, Writer] = {}
+    codes: dict[str, int] = {}  # labels in the order in which they occur; replaced by class indices at the end
+    writers: dict[str, SplitWriter] = {}
     with ExitStack() as files:
         for entry in entries:
             writer = writers.get(entry.split)
             if writer is None:
-                writer = writers[entry.split] = Writer(folder / str(len(writers)), numbers, files)
-            writer.add(entry, seen.setdefault(entry.label, len(seen)))
+                writer = writers[entry.split] = SplitWriter(folder / str(len(writers)), numbers, files)
+            writer.add(entry, codes.setdefault(entry.label, len(codes)))
         for writer in writers.values():
             writer.flush()
-    known = classes or tuple(sorted({class_name(label) for label in seen}, key=natural))
-    final = class_numbers(seen, known)
+    known = classes or tuple(sorted({class_name(label) for label in codes}, key=natural_key))
+    indices = class_indices(codes, known)
     for writer in writers.values():
-        renumber(writer.folder / "labels.i32", final)
+        with open(writer.folder / "labels.i32", "r+b") as file:
+            while chunk := file.read(4 * CHUNK):
+                file.seek(-len(chunk), os.SEEK_CUR)
+                file.write(indices[np.frombuffer(chunk, "i4")].tobytes())
         if not writer.weighted:
             (writer.folder / "weights.f32").unlink()
-    content = {"classes": known, "splits": list(writers), "notes": left_out.lines()}
+    content = {"classes": known, "splits": list(writers), "notes": skipped.notes()}
     (folder / "index.json").write_text(json.dumps(content))
 
 
-def class_numbers(labels: Iterable[str], classes: tuple[str, ...]) -> NDArray[np.int32]:
-    """The number of each label, which is a class's name or its number."""
-    known = {name: number for number, name in enumerate(classes)}
-    numbers = []
+def class_indices(labels: Iterable[str], classes: tuple[str, ...]) -> NDArray[np.int32]:
+    """The class index of each label, which is a class's name or its index."""
+    known = {name: index for index, name in enumerate(classes)}
+    indices = []
     for label in labels:
         name = class_name(label)
-        number = known.get(name, int(name) if name.isdecimal() and len(name) < 10 else -1)
-        if not 0 <= number < len(classes):
+        index = known.get(name, int(name) if name.isdecimal() and len(name) < 10 else -1)
+        if not 0 <= index < len(classes):
             raise DataError(
-                f"label {label!r} is neither one of the {len(classes)} names in the list of classes "
-                f"nor a number below {len(classes)}"
+                f"label {label!r} is neither one of the {len(classes)} listed class names "
+                f"nor an index below {len(classes)}"
             )
-        numbers.append(number)
-    return np.array(numbers, "i4")
-
-
-def renumber(path: Path, numbers: NDArray[np.int32]) -> None:
-    """Replace each label by its final number, in place."""
-    with open(path, "r+b") as file:
-        while labels := file.read(4 * CHUNK):
-            file.seek(-len(labels), os.SEEK_CUR)
-            file.write(numbers[np.frombuffer(labels, "i4")].tobytes())
+        indices.append(index)
+    return np.array(indices, "i4")
 
 
 def read_index(folder: Path) -> StoredIndex:
     content = read_json(folder / "index.json")
-    splits = {split: folder / str(number) for number, split in enumerate(content["splits"])}
+    splits = {split: folder / str(position) for position, split in enumerate(content["splits"])}
     return StoredIndex(tuple(content["classes"]), splits, content["notes"])

@@ -1,8 +1,8 @@
-"""Part of a JPEG as pixels, decoding little more of the file than that part needs.
+"""Decode a part of a JPEG, reading little more of the file than that part needs.
 
-Three savings, none of which changes what an image shows: libjpeg-turbo called directly (simplejpeg); decoding at
-half, quarter or eighth size where the part is that much larger than what is made of it; and, in files with a
-restart marker after every block (`vit pack` writes them), leaving out all blocks that the part does not touch.
+Three things save time, and none changes what an image shows: libjpeg-turbo is called directly (simplejpeg); a part that
+is much larger than the wanted size is decoded at half, quarter or eighth size; and in files with a restart marker after
+every block (`vit pack` writes them), all blocks that the part does not touch are cut out of the file before decoding.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Levels = NDArray[np.uint8]
 
 SEQUENTIAL, PROGRESSIVE = (0xFFC0, 0xFFC1), 0xFFC2  # frames with Huffman codes
 SCAN, INTERVAL, APP1 = 0xFFDA, 0xFFDD, 0xFFE1
-RESTART, END = 0xD0, 0xD9  # behind a byte 0xFF
+RESTART, END = 0xD0, 0xD9  # after a byte 0xFF
 TWO_WORDS, FRAME = struct.Struct(">HH").unpack_from, struct.Struct(">BHHB").unpack_from
 
 NEIGHBORS = 2
-"""Pixels around a part that its own colors depend on: coarse chroma is interpolated while decoding."""
+"""Pixels around a part that its colors depend on: subsampled chroma is interpolated during decoding."""
 
-TURNS = {
-    # EXIF orientation: whether rows and columns change places, then what is mirrored, as cv2.flip counts it
+TRANSFORMS = {
+    # EXIF orientation: whether to transpose, then the flip code of cv2.flip
     2: (False, 1),
     3: (False, -1),
     4: (False, 0),
@@ -50,23 +50,23 @@ class Box(NamedTuple):
     rows: int
     columns: int
 
-    def of(self, levels: Levels) -> Levels:
+    def crop(self, levels: Levels) -> Levels:
         return levels[self.top : self.top + self.rows, self.left : self.left + self.columns]
 
 
-class Header(NamedTuple):
-    """What a JPEG says before its first pixel."""
+class JpegHeader(NamedTuple):
+    """The header of a JPEG."""
 
     stored: Size
     orientation: int
     block: Size
     """Rows and columns of pixels in one coded block (an MCU)."""
     separable: bool
-    """Every block of an upright image is coded on its own, so that some can be left out."""
+    """Whether every block of an upright image is coded separately, so that blocks can be cut out."""
     frame: int
-    """Where in the file the frame header begins."""
+    """Offset of the frame header in the file."""
     scan: int
-    """Where the coded blocks begin."""
+    """Offset of the coded blocks."""
 
     @property
     def size(self) -> Size:
@@ -75,16 +75,16 @@ class Header(NamedTuple):
         return (columns, rows) if self.orientation > 4 else (rows, columns)
 
 
-def read_header(data: bytes) -> Header | None:
-    """The header of an ordinary 8-bit gray or color JPEG; None for whatever else `decode` should look at."""
+def read_header(data: bytes) -> JpegHeader | None:
+    """The header of an ordinary 8-bit gray or color JPEG; None for other files, which `decode` handles."""
     try:
-        return _header(data)
-    except Exception:  # what broken bytes lead to; `decode` knows how to say what is wrong with them
+        return _parse_header(data)
+    except Exception:  # broken bytes raise any kind of error; `decode` explains them
         return None
 
 
-def _header(data: bytes) -> Header | None:
-    frame, interval, described, position = 0, 0, False, 2
+def _parse_header(data: bytes) -> JpegHeader | None:
+    frame, interval, has_exif, position = 0, 0, False, 2
     while True:
         marker, length = TWO_WORDS(data, position)
         if marker == SCAN:
@@ -94,7 +94,7 @@ def _header(data: bytes) -> Header | None:
         elif marker == INTERVAL:
             interval = int.from_bytes(data[position + 4 : position + 6])
         elif marker == APP1:
-            described = True
+            has_exif = True
         elif marker < 0xFF00:
             return None
         position += 2 + length
@@ -103,64 +103,68 @@ def _header(data: bytes) -> Header | None:
         return None
     sampling = [data[frame + 11 + 3 * k] for k in range(components)] if components > 1 else [0x11]
     one_scan = 0xFF00 + data[frame + 1] in SEQUENTIAL and data[position + 4] == components
-    held = orientation(identify(io.BytesIO(data))) if described else 1
-    return Header(
+    rotation = orientation(identify(io.BytesIO(data))) if has_exif else 1
+    return JpegHeader(
         stored=(rows, columns),
-        orientation=held if held in TURNS else 1,
+        orientation=rotation if rotation in TRANSFORMS else 1,
         block=(8 * max(s & 15 for s in sampling), 8 * max(s >> 4 for s in sampling)),
-        separable=one_scan and interval == 1 and held == 1,
+        separable=one_scan and interval == 1 and rotation == 1,
         frame=frame,
         scan=position + 2 + length,
     )
 
 
-def decode_box(data: bytes, header: Header, box: Box, wanted: Size) -> Levels:
-    """RGB of the part `box`, scaled down by 1, 2, 4 or 8 but not below `wanted` rows and columns.
+def decode_box(data: bytes, header: JpegHeader, box: Box, size: Size) -> Levels:
+    """RGB of the part `box`, scaled down by 1, 2, 4 or 8 but not below `size` rows and columns.
 
-    At full size bit-identical to the same part of `decode(data)`, which also has the last word on files
-    that libjpeg-turbo complains about.
+    At full size it is bit-identical to the same part of `decode(data)`, which also decodes the files that libjpeg-turbo
+    rejects.
     """
-    codec, factor = require("simplejpeg", "train"), shrink_factor((box.rows, box.columns), wanted, most=8)
+    codec, factor = require("simplejpeg", "train"), shrink_factor((box.rows, box.columns), size, most=8)
     try:
-        part, kept, stored = cut(data, header, box) if header.separable else (data, box, header.stored)
+        part, inner, stored = cut_blocks(data, header, box) if header.separable else (data, box, header.stored)
         rows, columns = (-(-side // factor) for side in stored)
         levels = codec.decode_jpeg(part, "RGB", min_height=rows, min_width=columns)
     except (ValueError, IndexError):
-        return box.of(np.asarray(decode(data)))
-    return Box(*(round(side / factor) for side in kept)).of(upright(levels, header.orientation))
+        return box.crop(np.asarray(decode(data)))
+    return Box(*(round(side / factor) for side in inner)).crop(upright(levels, header.orientation))
 
 
 def upright(levels: Levels, orientation: int) -> Levels:
-    """The stored pixels, turned the way the camera was held."""
-    swapped, mirrored = TURNS.get(orientation, (False, None))
-    if swapped:
+    """The stored pixels in upright orientation."""
+    transposed, flip_code = TRANSFORMS.get(orientation, (False, None))
+    if transposed:
         levels = opencv().transpose(levels)
-    return levels if mirrored is None else opencv().flip(levels, mirrored)
+    return levels if flip_code is None else opencv().flip(levels, flip_code)
 
 
-def shrink_factor(size: Size, wanted: Size, most: int = 2**16) -> int:
-    """The greatest power of two by which `size` can be divided and still cover `wanted`."""
+def shrink_factor(size: Size, target: Size, most: int = 2**16) -> int:
+    """The largest power of two by which `size` can be divided and still cover `target`."""
     factor = 1
-    while 2 * factor <= min(most, size[0] // wanted[0], size[1] // wanted[1]):
+    while 2 * factor <= min(most, size[0] // target[0], size[1] // target[1]):
         factor *= 2
     return factor
 
 
-def cut(data: bytes, header: Header, box: Box) -> tuple[Any, Box, Size]:
-    """A smaller JPEG of the blocks that `box` needs, where `box` lies in it, and its rows and columns.
+def cut_blocks(data: bytes, header: JpegHeader, box: Box) -> tuple[Any, Box, Size]:
+    """A smaller JPEG of the blocks that `box` needs, the position of `box` in it, and its rows and columns.
 
-    The pixels of the box stay the same, bit for bit. A file that does not keep what its header promises is
-    given back whole.
+    The pixels of the box are bit-identical. A file whose blocks do not match its header is returned unchanged.
     """
+    # A JPEG codes blocks (MCUs) in rows from the top left. Normally a block cannot be decoded without the ones before
+    # it: codes are not aligned to bytes, and DC coefficients are coded as differences to the previous block. A restart
+    # marker (0xFF 0xD0 to 0xD7) resets both. With one after every block, the blocks are independent byte strings, and
+    # the byte after 0xFF tells markers from data (0xFF 0x00). So the file of a part is made of bytes alone, without
+    # decoding: the headers with a new size, the strings of the wanted blocks row by row, and markers renumbered from
+    # 0 to 7 in turn, the last replaced by the end-of-image marker.
     (height, width), (tall, wide) = header.stored, header.block
     rows, columns = -(-height // tall), -(-width // wide)
     codes = np.frombuffer(data, np.uint8, offset=header.scan)
-    marks = (codes == 0xFF).nonzero()[0]
-    edges = np.zeros(rows * columns + 1, np.intp)  # of the blocks, each with the marker that ends it
-    found = marks[codes[1:].take(marks, mode="clip") > 0] + 2  # 0xFF 0x00 is not a marker
-    if len(found) != rows * columns:
+    candidates = (codes == 0xFF).nonzero()[0]
+    block_ends = candidates[codes[1:].take(candidates, mode="clip") > 0] + 2  # after the marker
+    if len(block_ends) != rows * columns:
         return data, box, header.stored
-    edges[1:] = found
+    edges = np.concatenate([[0], block_ends])
     starts, ends = edges[:-1].reshape(rows, columns), edges[1:].reshape(rows, columns)
     upper, lower = max(0, (box.top - NEIGHBORS) // tall), min(rows, (box.top + box.rows + 1) // tall + 1)
     left, right = max(0, (box.left - NEIGHBORS) // wide), min(columns, (box.left + box.columns + 1) // wide + 1)
@@ -171,19 +175,18 @@ def cut(data: bytes, header: Header, box: Box) -> tuple[Any, Box, Size]:
     body = data[header.scan :]
     parts += [body[start:end] for start, end in zip(starts[:, 0].tolist(), ends[:, -1].tolist())]
     smaller = bytearray().join(parts)
-    places = (ends - starts).cumsum() - 1
-    numbers = np.frombuffer(smaller, np.uint8, offset=header.scan)
-    numbers[places] = RESTART + (np.arange(len(places)) & 7)  # markers count from 0 to 7, again and again
-    numbers[places[-1]] = END
+    markers = (ends - starts).cumsum() - 1
+    codes = np.frombuffer(smaller, np.uint8, offset=header.scan)
+    codes[markers] = RESTART + (np.arange(len(markers)) & 7)
+    codes[markers[-1]] = END
     return smaller, Box(box.top - upper * tall, box.left - left * wide, box.rows, box.columns), size
 
 
 @functools.cache
 def opencv() -> Any:
-    """The module cv2, told to stay on the calling thread.
+    """The module cv2, limited to the calling thread.
 
-    A view is one core's work and workers bring the others; OpenCV's own threads would also not survive the fork
-    that starts a worker.
+    Workers use the other cores, and OpenCV's threads would not survive the fork that starts a worker.
     """
     module = require("cv2", "train")
     module.setNumThreads(0)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from vitruvian.data.decode import Unreadable, reason
-from vitruvian.data.order import IndexArray, digest, generator_for
-from vitruvian.data.sampling import Plan, Sampling
+from vitruvian.data.order import IndexArray, generator_for, hash_words
+from vitruvian.data.sampling import BatchPlan, Sampling
 from vitruvian.data.sources import Source
 from vitruvian.data.transform import SampleTransform, seed_globally
 from vitruvian.data.workers import Workers
@@ -27,13 +27,13 @@ from vitruvian.settings import check_range, validate
 from vitruvian.text import describe_error, printable
 
 FEW, FEW_SHARE = 10, 0.25
-"""Up to so many unreadable images pass though they exceed `max_unreadable`, where they are at most this share."""
+"""This many unreadable images are always accepted, if they are at most this share of an epoch."""
 
 MAX_REPLACEMENTS = 100
-"""Unreadable images in a row that end a run."""
+"""Consecutive unreadable images that stop a run."""
 
 LOOK_AHEAD = 16
-"""Batches by which a slow source learns beforehand what is read, at least."""
+"""Minimum number of batches by which reads are announced to a slow source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,19 +45,19 @@ class Batch:
     labels: Tensor
     """int64 (B,)"""
     indices: Tensor
-    """int64 (B,): the samples' numbers in the source."""
+    """int64 (B,): the samples' indices in the source."""
     weights: Tensor
     """float32 (B,)"""
     unreadable: list[Unreadable]
-    """Images met on the way that are not in the batch."""
+    """Images that could not be read and are not in the batch."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
 
 @dataclass
-class Rows:
-    """A batch as it comes from a worker; only the pixels are worth shared memory."""
+class RawBatch:
+    """A batch as a worker sends it: only the pixels are large enough for shared memory."""
 
     count: int
     pixels: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -73,16 +73,15 @@ class Rows:
             if torch.utils.data.get_worker_info() is not None:
                 self.pixels.share_memory_()  # type: ignore[no-untyped-call]
         if pixels.shape != self.pixels.shape[1:]:
-            raise DataError(
-                f"{printable(source.key(index))}: transformed to shape {tuple(pixels.shape)}, "
-                f"the batch has {tuple(self.pixels.shape[1:])}"
-            )
+            shapes = tuple(pixels.shape), tuple(self.pixels.shape[1:])
+            reason = f"transformed to shape {shapes[0]}, the batch has {shapes[1]}"
+            raise DataError(reason, where=printable(source.key(index)))
         self.pixels.numpy()[row] = pixels.numpy()  # PyTorch would wake its threads for each image
         self.labels.append(source.label(index))
         self.indices.append(index)
         self.weights.append(source.weight(index))
 
-    def batch(self) -> Batch:
+    def finish(self) -> Batch:
         return Batch(
             pixels=self.pixels[: len(self.labels)],
             labels=torch.tensor(self.labels, dtype=torch.int64),
@@ -93,39 +92,39 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Maker:
-    """Makes a batch from its epoch and number, in this process or in a worker."""
+class BatchMaker:
+    """Makes the batch of an epoch and a step, in this process or in a worker."""
 
-    plan: Plan
+    plan: BatchPlan
     transform: SampleTransform
     alternate_flip: bool = False
 
-    def __call__(self, place: tuple[int, int]) -> Rows:
-        epoch, number = place
-        samples, repetitions = self.plan.batch(epoch, number)
-        self._announce(epoch, number, samples)
-        rows = Rows(len(samples))
+    def __call__(self, position: tuple[int, int]) -> RawBatch:
+        epoch, step = position
+        samples, repetitions = self.plan.batch(epoch, step)
+        self._announce(epoch, step, samples)
+        batch = RawBatch(len(samples))
         for index, repetition in zip(samples.tolist(), repetitions.tolist()):
-            self._add(rows, epoch, index, repetition)
-        return rows
+            self._add(batch, epoch, index, repetition)
+        return batch
 
-    def _announce(self, epoch: int, number: int, samples: IndexArray) -> None:
-        """Tell a slow source what this batch reads, and what a later one does, perhaps of the next epoch."""
+    def _announce(self, epoch: int, step: int, samples: IndexArray) -> None:
+        """Announce to a slow source what this batch and a later one, perhaps of the next epoch, will read."""
         plan, steps = self.plan, self.plan.steps
         if plan.source.blocks is None:
             return
         plan.source.announce(samples)
-        later = number + self.look_ahead
+        later = step + self.look_ahead
         if later < steps:
             plan.source.announce(plan.batch(epoch, later)[0])
-        elif plan.training and plan.balanced is None:  # whose orders of two epochs are costly to have at once
+        elif plan.training and plan.balanced is None:  # keeping balanced orders of two epochs would be costly
             plan.source.announce(plan.batch(epoch + 1, later - steps)[0])
 
     @cached_property
     def look_ahead(self) -> int:
-        """Batches in which the blocks that are read together are used up: then the next ones must be there.
+        """Number of batches that use up the blocks which are read together; the next ones must be there by then.
 
-        Blocks of one size end together, so that the time of a few batches would not do to fetch all of the next.
+        Blocks of equal size end together, so announcing only a few batches ahead would leave no time to fetch them.
         """
         blocks = self.plan.source.blocks
         assert blocks is not None
@@ -133,7 +132,7 @@ class Maker:
         batches = -(-together * int(blocks.sizes.max()) // self.plan.batch_size)
         return min(max(LOOK_AHEAD, batches), self.plan.steps)
 
-    def _add(self, rows: Rows, epoch: int, index: int, repetition: int) -> None:
+    def _add(self, batch: RawBatch, epoch: int, index: int, repetition: int) -> None:
         """Add the transformed sample or, in training, the next one in the source that can be read."""
         source = self.plan.source
         for attempt in range(min(MAX_REPLACEMENTS, len(source)) if self.plan.training else 1):
@@ -143,19 +142,20 @@ class Maker:
             try:
                 pixels = self._read(chosen, generator_for(self.plan.seed, epoch, chosen, stream))
             except (ImageError, OSError) as error:
-                rows.unreadable.append(Unreadable(source.key(chosen), reason(error)))
+                batch.unreadable.append(Unreadable(source.key(chosen), reason(error)))
             else:
-                if self.alternate_flip and self._turn(chosen, epoch + stream):
+                if self.alternate_flip and self._is_flipped(chosen, epoch + stream):
                     pixels = torch.from_numpy(pixels.numpy()[..., ::-1].copy())
-                rows.add(pixels, source, chosen)
+                batch.add(pixels, source, chosen)
                 return
         if self.plan.training:
-            key, why = rows.unreadable[-1]
-            raise DataError(f"{source.name}: {attempt + 1} images in a row cannot be read, such as {key}: {why}")
+            key, why = batch.unreadable[-1]
+            problem = f"{attempt + 1} consecutive images cannot be read, such as {key}: {why}"
+            raise DataError(problem, where=source.name)
 
-    def _turn(self, index: int, turn: int) -> bool:
-        """Every other turn of a sample; half of all samples begin with it."""
-        return bool((digest(self.plan.seed, index, size=1, purpose=b"flip")[0].item() ^ turn) & 1)
+    def _is_flipped(self, index: int, turn: int) -> bool:
+        """Whether a sample is flipped: every other turn, starting with the first for half of the samples."""
+        return bool((hash_words(self.plan.seed, index, size=1, purpose=b"flip")[0].item() ^ turn) & 1)
 
     def _read(self, index: int, generator: np.random.Generator) -> Tensor:
         source = self.plan.source
@@ -166,8 +166,8 @@ class Maker:
         except (VitruvianError, OSError):
             raise
         except Exception as error:
-            key = printable(source.key(index))
-            raise DataError(f"{key}: the transform failed: {type(error).__name__}: {describe_error(error)}") from error
+            problem = f"the transform failed: {type(error).__name__}: {describe_error(error)}"
+            raise DataError(problem, where=printable(source.key(index))) from error
 
 
 class Loader:
@@ -190,18 +190,26 @@ class Loader:
         max_unreadable: float = 0.01,
         alternate_flip: bool = False,
     ) -> None:
-        """`batch_size` counts over all `world` processes; see `Plan` for the order.
-
-        With `alternate_flip`, every image is flipped horizontally in every other epoch.
-
-        A short last batch is dropped while training, unless `drop_last` says otherwise, and never in an
-        evaluation. Where more than the share `max_unreadable` of an epoch's images, and more than ten or a quarter of
-        them, cannot be read, DataError; until then, training takes the next readable one instead, and an evaluation
-        leaves them out.
+        """Args:
+        source: The images.
+        transform: Makes a tensor of an image and a random generator.
+        batch_size: Samples per batch over all `world` processes; see `BatchPlan` for the order.
+        training: Whether to shuffle and to replace unreadable images by the next readable ones; an evaluation
+            skips them.
+        seed: Seed of the order and of the generators.
+        workers: Number of worker processes; 0 makes the batches in this process.
+        rank: Index of this process.
+        world: Number of processes.
+        drop_last: Whether to drop a short last batch; by default in training.
+        sampling: `uniform` or `balanced`.
+        repeats: Augmented versions of each sample per batch.
+        max_unreadable: Share of an epoch's images that may be unreadable before DataError is raised; ten images or
+            a quarter are always accepted, whichever is less.
+        alternate_flip: Whether to flip every image horizontally in every other epoch.
         """
         validate("workers", WorkerCount, workers)
         check_range("max_unreadable", max_unreadable, 0.0, 1.0)
-        self.plan = Plan(
+        self.plan = BatchPlan(
             source=source,
             batch_size=batch_size,
             seed=seed,
@@ -214,9 +222,9 @@ class Loader:
         )
         self.max_unreadable = max_unreadable
         self.unreadable: dict[str, str] = {}
-        """Why each unreadable sample that was met cannot be read, by key."""
-        self._make = Maker(self.plan, transform, alternate_flip)
-        self._workers: Workers[tuple[int, int], Rows] | None = Workers(self._make, workers) if workers else None
+        """Why samples could not be read, by key."""
+        self._make = BatchMaker(self.plan, transform, alternate_flip)
+        self._workers: Workers[tuple[int, int], RawBatch] | None = Workers(self._make, workers) if workers else None
 
     @property
     def source(self) -> Source:
@@ -227,34 +235,36 @@ class Loader:
         return self.plan.steps
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from number `start` on, exactly as an unbroken epoch gives them.
+        """The batches of an epoch from step `start` on, identical to those of an uninterrupted epoch.
 
-        One epoch at a time: a new call ends what an earlier one has not yet given.
+        A new call ends the iteration of an earlier one.
         """
         if not 0 <= start <= self.steps_per_epoch:
             raise ConfigError(f"batch {start} of an epoch of {self.steps_per_epoch}")
-        places = ((epoch, number) for number in range(start, self.steps_per_epoch))
-        whole = self.plan.rows // self.plan.world  # of an epoch: broken ones may all come first
-        few = min(FEW, FEW_SHARE * whole) if self.max_unreadable else 0
-        seen = failed = read = 0
-        for rows in map(self._make, places) if self._workers is None else self._workers.results(places):
-            seen, failed, read = seen + rows.count, failed + len(rows.unreadable), read + len(rows.labels)
-            self.unreadable.update(rows.unreadable)
-            if failed > max(self.max_unreadable * whole, few):
+        steps = ((epoch, step) for step in range(start, self.steps_per_epoch))
+        total = self.plan.rows // self.plan.world  # of the epoch: broken images may all come first
+        limit = max(self.max_unreadable * total, min(FEW, FEW_SHARE * total) if self.max_unreadable else 0)
+        tried = failed = read = 0
+        for batch in map(self._make, steps) if self._workers is None else self._workers.results(steps):
+            tried, failed, read = tried + batch.count, failed + len(batch.unreadable), read + len(batch.labels)
+            self.unreadable.update(batch.unreadable)
+            if failed > limit:
+                exceeded = argument("max_unreadable", self.max_unreadable, "g")
                 raise DataError(
-                    f"{self.source.name}: {failed} of {seen} images could not be read, {self._such_as()}; "
-                    f"this exceeds {argument('max_unreadable', self.max_unreadable, 'g')} of an epoch's {whole:,}"
+                    f"{failed} of {tried} images could not be read, {self._examples()}; this exceeds {exceeded} of an "
+                    f"epoch's {total:,}",
+                    where=self.source.name,
                 )
-            yield rows.batch()
+            yield batch.finish()
         if not read and failed:
-            raise DataError(f"{self.source.name}: not one image could be read, {self._such_as()}")
+            raise DataError(f"no image could be read, {self._examples()}", where=self.source.name)
 
-    def _such_as(self) -> str:
+    def _examples(self) -> str:
         some = list(self.unreadable.items())[:3]
         return "such as " + ", ".join(f"{printable(key)} ({printable(why)})" for key, why in some)
 
     def close(self) -> None:
-        """End the workers."""
+        """Stop the workers."""
         if self._workers is not None:
             self._workers.close()
 

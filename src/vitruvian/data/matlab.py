@@ -1,6 +1,7 @@
-"""Reading MATLAB's files of level 5: the arrays, texts, cells and structures that datasets come with.
+"""Read MATLAB files of level 5: the arrays, texts, cells and structures that datasets use.
 
-Only what datasets use is read; sparse arrays, objects and functions are refused. Nothing in a file is executed.
+Sparse arrays, objects and functions are refused. `scipy.io.loadmat` is not used because damaged files crash it with a
+segmentation fault.
 """
 
 from __future__ import annotations
@@ -19,69 +20,69 @@ from vitruvian.text import describe_error
 HEADER_BYTES = 128
 
 MAX_BYTES = 2**28
-"""Of a file, and of all that is packed in it."""
+"""Maximum size of a file, and of its decompressed variables."""
 
 MATRIX, COMPRESSED = 14, 15
 
 NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8", 16: "u1"}
-"""Types of stored numbers; 16 is text in UTF-8."""
+"""Types of stored numbers; 16 is UTF-8 text."""
 
 CELL, STRUCTURE, TEXT = 1, 2, 4
 
 NUMERIC = range(6, 16)
 
 Element = tuple[int, bytes]
-"""The type and the content of a piece of a file."""
+"""Type and content of a data element."""
 
 
 def read_matlab(path: Path) -> dict[str, Any]:
-    """The variables of a file by name: arrays (rows, columns), texts, lists (cells), or lists of dictionaries."""
+    """The variables of a file by name: arrays (rows, columns), texts, lists (cells) or lists of dictionaries."""
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise DataError(f"{path}: {path.stat().st_size >> 20} MB is too much for a list of labels")
+            raise DataError(f"{path.stat().st_size >> 20} MB is too large for a list of labels", where=path)
         content = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from error
+        raise DataError((error.strerror or "cannot be read").lower(), where=path) from error
     if len(content) < HEADER_BYTES or content[126:128] not in (b"IM", b"MI"):
-        raise DataError(f"{path}: not a MATLAB file of level 5 (MATLAB 5 to 7); get it again")
+        raise DataError("not a MATLAB file of level 5 (MATLAB 5 to 7)", where=path, hint="download it again")
     order = "<" if content[126:128] == b"IM" else ">"
-    variables, left = {}, MAX_BYTES
+    variables, remaining = {}, MAX_BYTES
     try:
         for kind, body in elements(content[HEADER_BYTES:], order):
             if kind == COMPRESSED:
-                kind, body = next(elements(unpacked(body, left), order))
+                kind, body = next(elements(decompress(body, remaining), order))
             if kind != MATRIX:
                 raise ValueError(f"a variable of type {kind}")
-            left -= len(body)
+            remaining -= len(body)
             name, value = matrix(body, order)
             variables[name] = value
     except (struct.error, zlib.error, ValueError, IndexError, OverflowError, RuntimeError, StopIteration) as error:
-        reason = "it ends too soon" if isinstance(error, StopIteration) else describe_error(error)
-        raise DataError(f"{path}: a broken MATLAB file ({reason}); get it again") from error
+        reason = "it is truncated" if isinstance(error, StopIteration) else describe_error(error)
+        raise DataError(f"damaged MATLAB file ({reason})", where=path, hint="download it again") from error
     return {name: value for name, value in variables.items() if name}
 
 
 def elements(content: bytes, order: str) -> Iterator[Element]:
-    """The pieces that lie one after the other; each begins at a multiple of 8, but for compressed ones."""
-    place = 0
-    while place + 8 <= len(content):
-        kind, size = struct.unpack_from(order + "II", content, place)
-        if kind >> 16:  # a short piece: type and size share four bytes, the content has the other four
+    """Consecutive data elements; each starts at a multiple of 8 bytes, except after a compressed one."""
+    offset = 0
+    while offset + 8 <= len(content):
+        kind, size = struct.unpack_from(order + "II", content, offset)
+        if kind >> 16:  # a small element: type and size share four bytes, the content has the other four
             kind, size = kind & 0xFFFF, kind >> 16
-            yield kind, content[place + 4 : place + 4 + size]
-            place += 8
+            yield kind, content[offset + 4 : offset + 4 + size]
+            offset += 8
             continue
-        body = content[place + 8 : place + 8 + size]
+        body = content[offset + 8 : offset + 8 + size]
         if len(body) < size:
-            raise ValueError("it ends too soon")
+            raise ValueError("it is truncated")
         yield kind, body
-        place += 8 + size + (0 if kind == COMPRESSED else -size % 8)
+        offset += 8 + size + (0 if kind == COMPRESSED else -size % 8)
 
 
-def unpacked(body: bytes, most: int) -> bytes:
-    unpacker = zlib.decompressobj()
-    content = unpacker.decompress(body, max(most, 1))
-    if unpacker.unconsumed_tail:
+def decompress(body: bytes, most: int) -> bytes:
+    decompressor = zlib.decompressobj()
+    content = decompressor.decompress(body, max(most, 1))
+    if decompressor.unconsumed_tail:
         raise ValueError("its variables are too large")
     return content
 
@@ -101,12 +102,12 @@ def matrix(body: bytes, order: str) -> tuple[str, Any]:
         kind, text = next(pieces)
         return name, text.decode("utf-8") if kind in (1, 2, 16) else "".join(map(chr, numbers((kind, text), order)))
     if flags not in NUMERIC:
-        raise ValueError(f"an array of class {flags}, which is not read here")
+        raise ValueError(f"an array of class {flags}, which is not supported")
     return name, numbers(next(pieces), order).reshape(shape, order="F")
 
 
 def structures(pieces: Iterator[Element], count: int, order: str) -> list[dict[str, Any]]:
-    """The structures of an array, each a dictionary by field."""
+    """The structures of an array, as dictionaries from field to value."""
     length = int(numbers(next(pieces), order)[0])
     packed = next(pieces)[1]
     if not packed:

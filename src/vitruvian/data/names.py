@@ -1,4 +1,4 @@
-"""What names mean: splits, classes, and patterns of file names such as `train-{000..012}.tar`."""
+"""Names in datasets: of splits, of classes, and patterns of file names such as `train-{000..012}.tar`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vitruvian.errors import DataError
 from vitruvian.files import parse_json, read_text
 
 SPLITS = {
-    # the name used here: how folders, files and manifests call it
+    # our name: the names that folders, files and manifests use
     "train": ("train", "training"),
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing"),
@@ -20,36 +20,35 @@ SPLITS = {
 
 CLASS_FILES = ("classes.json", "classes.txt")
 
+MAX_NAMES = 1_000_000
+
 
 @lru_cache(maxsize=1000)
 def split_name(text: str) -> str | None:
-    """The usual name of a split that is called `text`, or None where it means no split."""
-    return next((name for name, others in SPLITS.items() if text.strip().lower() in others), None)
+    """Our name of the split that is called `text`, or None if it is not a split."""
+    return next((name for name, aliases in SPLITS.items() if text.strip().lower() in aliases), None)
 
 
 def split_of_file(path: str) -> str:
-    """The split that a file's name or else its folder's names: `imagenet-train-0001.tar` is in `train`."""
+    """The split named by a file or by its folder: `imagenet-train-0001.tar` is in `train`, which is the default."""
     folder, _, name = path.replace("\\", "/").rpartition("/")
-    for word in [*re.findall("[a-z]+", name.lower()), folder.rpartition("/")[2]]:
-        split = split_name(word)
-        if split:
-            return split
-    return "train"
+    words = [*re.findall("[a-z]+", name.lower()), folder.rpartition("/")[2]]
+    return next(filter(None, map(split_name, words)), "train")
 
 
-def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
-    """A sorting key by which `class2` comes before `class10`."""
+def natural_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
+    """A sort key that puts `class2` before `class10`."""
     parts = re.split(r"(\d+)", name.casefold())
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part], name
 
 
 def class_name(text: str) -> str:
-    """A class's name in one spelling, however the file system composes its accents."""
+    """The class name in one Unicode form: file systems compose accents differently."""
     return unicodedata.normalize("NFC", text)
 
 
-def listed_classes(folder: Path) -> tuple[tuple[str, ...] | None, list[Path]]:
-    """The classes listed in a file of this folder, and the file; None and no file where there is none."""
+def find_classes(folder: Path) -> tuple[tuple[str, ...] | None, list[Path]]:
+    """The class names listed in a file of this folder, and that file; (None, []) if there is no such file."""
     for name in CLASS_FILES:
         path = folder / name
         if path.is_file():
@@ -58,75 +57,71 @@ def listed_classes(folder: Path) -> tuple[tuple[str, ...] | None, list[Path]]:
 
 
 def parse_classes(text: str, where: str) -> tuple[str, ...]:
-    """The names of the classes, in the order of their numbers.
+    """Class names in the order of their indices.
 
-    JSON: a list of names, an object from number to name, or one from name to number. Otherwise a name a line.
+    JSON holds a list of names, an object from index to name, or one from name to index. Other text has one name per
+    line.
     """
-    if where.endswith(".json"):
-        names = from_json(text, where)
-    else:
-        names = [line.strip() for line in text.splitlines() if line.strip()]
-    result = tuple(map(class_name, names))
-    if len(set(result)) < len(result):
-        twice = next(name for name in result if result.count(name) > 1)
-        raise DataError(f"{where}: the class {twice!r} is listed twice")
-    if not result:
-        raise DataError(f"{where}: lists no class")
-    return result
+    lines = (line.strip() for line in text.splitlines())
+    names = _names_in_json(text, where) if where.endswith(".json") else [line for line in lines if line]
+    classes = tuple(map(class_name, names))
+    if len(set(classes)) < len(classes):
+        twice = next(name for name in classes if classes.count(name) > 1)
+        raise DataError(f"the class {twice!r} is listed twice", where=where)
+    if not classes:
+        raise DataError("no classes listed", where=where)
+    return classes
 
 
-def from_json(text: str, where: str) -> list[str]:
+def _names_in_json(text: str, where: str) -> list[str]:
     content = parse_json(text, where, raises=DataError)
     try:
         if isinstance(content, list):
             return [str(name) for name in content]
         pairs = [(int(k), v) if k.isdecimal() else (int(v), k) for k, v in content.items()]
     except (ValueError, TypeError, AttributeError) as error:
-        raise DataError(f"{where}: neither a list of class names nor an object of numbers and names") from error
-    if sorted(number for number, _ in pairs) != list(range(len(pairs))):
-        raise DataError(f"{where}: the {len(pairs)} classes are not numbered from 0 to {len(pairs) - 1}")
+        raise DataError("neither a list of class names nor an object of indices and names", where=where) from error
+    if sorted(index for index, _ in pairs) != list(range(len(pairs))):
+        raise DataError(f"the {len(pairs)} classes are not numbered from 0 to {len(pairs) - 1}", where=where)
     return [str(name) for _, name in sorted(pairs)]
 
 
-MAX_NAMES = 1_000_000
-
-
 def is_pattern(text: str) -> bool:
-    return bool(braces(text)) or glob.has_magic(text)
+    return bool(_find_braces(text)) or glob.has_magic(text)
 
 
-def braces(text: str) -> re.Match[str] | None:
+def _find_braces(text: str) -> re.Match[str] | None:
     """The first pair of braces that means a choice."""
     return re.search(r"\{(?:(\d{1,18})\.\.(\d{1,18})|([^{}]*,[^{}]*))\}", text)
 
 
-def expanded(text: str) -> list[str]:
+def expand_braces(text: str) -> list[str]:
     """All names that the braces stand for, with numbers as wide as the first one is written."""
-    found = braces(text)
-    if not found:
+    match = _find_braces(text)
+    if not match:
         return [text]
-    first, last, choices = found.groups()
+    first, last, choices = match.groups()
     if choices is not None:
         middles = choices.split(",")
     elif abs(int(last) - int(first)) >= MAX_NAMES:
-        raise DataError(f"{text}: more than {MAX_NAMES} names")
+        raise DataError(f"more than {MAX_NAMES} names", where=text)
     else:
         step = 1 if int(first) <= int(last) else -1
-        middles = [str(number).zfill(len(first)) for number in range(int(first), int(last) + step, step)]
-    before, after = text[: found.start()], text[found.end() :]
-    return [name for middle in middles for name in expanded(before + middle + after)]
+        middles = [str(index).zfill(len(first)) for index in range(int(first), int(last) + step, step)]
+    before, after = text[: match.start()], text[match.end() :]
+    return [name for middle in middles for name in expand_braces(before + middle + after)]
 
 
-def matching(pattern: str) -> list[Path]:
-    """The files that a pattern means; a name written out in braces must be there."""
-    found: list[Path] = []
-    for name in expanded(pattern):
+def match_files(pattern: str) -> list[Path]:
+    """The files that match a pattern; names written out in braces must all exist."""
+    files: list[Path] = []
+    for name in expand_braces(pattern):
         paths = sorted(glob.glob(name)) if glob.has_magic(name) and not Path(name).exists() else [name]
         missing = [path for path in paths if not Path(path).is_file()]
         if missing:
-            what = "not a regular file" if Path(missing[0]).exists() else "no such file"
-            raise DataError(f"{missing[0]}: {what} (from the pattern {pattern})")
-        found += map(Path, paths)
-    if not found:
-        raise DataError(f"{pattern}: no file matches this pattern")
-    return found
+            problem = "not a regular file" if Path(missing[0]).exists() else "no such file"
+            raise DataError(f"{problem} (from the pattern {pattern})", where=missing[0])
+        files += map(Path, paths)
+    if not files:
+        raise DataError("no file matches this pattern", where=pattern)
+    return files

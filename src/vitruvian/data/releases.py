@@ -15,18 +15,166 @@ from PIL import Image, ImageDraw, ImageFont
 from vitruvian.catalog import imagenet_ids
 from vitruvian.config import Preprocess
 from vitruvian.data.decode import EXTENSIONS, RawImage, decode
-from vitruvian.data.folder import FolderSource, class_folders, images, listed, open_lists, read_list
+from vitruvian.data.folder import FolderSource, class_folders, list_images, open_entries, open_lists, read_list
 from vitruvian.data.index import Entry
 from vitruvian.data.matlab import read_matlab
-from vitruvian.data.pixels import cifar_folders, open_cifar
+from vitruvian.data.pixels import find_cifar, open_cifar
 from vitruvian.data.preprocess import FILTERS, geometry, resize
-from vitruvian.data.sources import Dataset, LeftOut
+from vitruvian.data.sources import Dataset, SkippedFiles
 from vitruvian.errors import DataError
 from vitruvian.files import read_json, read_text
 from vitruvian.tasks import TASKS, Task, data_root, download_hint
 
+VTAB_LISTS = {"train": "train800.txt", "val": "val200.txt", "test": "test.txt"}
+
+
+def open_task(task: Task, root: Path | None = None, *, folders: Callable[[Path], Dataset]) -> Dataset:
+    """The dataset of a task below `root`, by default the usual data folder.
+
+    `folders` opens datasets in one of the common formats. Differences to the release are notes of the dataset, so that
+    results are not mistaken for those of the full task.
+    """
+    root = root or data_root()
+    if not task.present(root):
+        raise DataError(download_hint(task, root))
+    dataset = open_release(task, task.path(root), root, folders)
+    splits = {split: source for split, source in dataset.splits.items() if split in task.splits}
+    dataset = replace(dataset, name=task.name, splits=splits or dataset.splits)
+    notes = []
+    for split, expected in task.splits.items():
+        count = len(dataset.splits[split]) if split in dataset.splits else 0
+        if expected and count != expected:
+            notes.append(f"{task.name}: {count:,} images in {split}, the release has {expected:,}")
+    if task.classes and len(dataset.classes) != task.classes:
+        notes.append(f"{task.name}: {len(dataset.classes):,} classes, the release has {task.classes:,}")
+    return replace(dataset, notes=(*dataset.notes, *notes))
+
+
+def open_release(task: Task, folder: Path, root: Path, folders: Callable[[Path], Dataset]) -> Dataset:
+    openers: dict[str, Callable[[], Dataset]] = {
+        "cifar": lambda: open_cifar([find_cifar_release(folder)], str(folder)),
+        "flowers": lambda: open_flowers(folder),
+        "folders": lambda: folders(folder),
+        "imagenet": lambda: open_imagenet(folder),
+        "lists": lambda: open_lists(
+            str(folder), folder, {split: folder / name for split, name in VTAB_LISTS.items()}, classes=task.classes
+        ),
+        "mafw": lambda: open_mafw(folder, int(task.name[-1])),
+        "numbered": lambda: open_numbered(unpacked_folder(folder, "0")),
+        "objectnet": lambda: open_objectnet(unpacked_folder(folder, "images")),
+        "omni": lambda: open_omni(folder),
+        "pets": lambda: open_pets(folder),
+        "vizwiz": lambda: open_vizwiz(folder),
+        "watermark": lambda: open_watermarked(folder, TASKS["imagenet"].path(root)),
+        "wordnet": lambda: open_wordnet(unpacked_folder(folder, "n[0-9]*")),
+    }
+    return openers[task.layout]()
+
+
+def find_cifar_release(folder: Path) -> Path:
+    """The folder of CIFAR's files, or the original archive."""
+    return next(iter([*find_cifar(folder), *sorted(folder.glob("cifar-10*.tar.gz"))]), folder)
+
+
+def unpacked_folder(folder: Path, pattern: str) -> Path:
+    """The folder itself if the pattern matches in it, or else the folder inside that the archive unpacks to."""
+    for path in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
+        if next(path.glob(pattern), None) is not None:
+            return path
+    return folder
+
+
+def class_entries(root: Path, top: Path, split: str, label: Callable[[Path], str]) -> Iterator[Entry]:
+    """The images in the class folders of `top`, with keys relative to `root`; `label` names the class of a folder."""
+    for folder in class_folders(top) if top.is_dir() else []:
+        name = label(folder)
+        for path in list_images(folder, SkippedFiles()):
+            yield Entry(split, str(Path(path).relative_to(root)), name)
+
+
 FLOWER_SPLITS = {"trnid": "train", "valid": "train", "tstid": "test"}
 """The paper trains on the release's training and validation sets together."""
+
+
+def open_flowers(folder: Path) -> Dataset:
+    """`jpg/image_00001.jpg` and so on, `imagelabels.mat` and `setid.mat`; classes are the release's numbers."""
+    try:
+        labels = np.ravel(read_matlab(folder / "imagelabels.mat")["labels"]).astype(int)
+        sets = read_matlab(folder / "setid.mat")
+        images = {name: np.ravel(sets[name]).astype(int) for name in FLOWER_SPLITS}
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"imagelabels.mat or setid.mat lacks {error}"
+        raise DataError(reason, where=folder, hint="download them again") from error
+
+    def entries() -> Iterator[Entry]:
+        for name, split in FLOWER_SPLITS.items():
+            for image in images[name].tolist():
+                if not 1 <= image <= len(labels):
+                    raise DataError(f"image {image}, but there are {len(labels)} labels", where=f"{folder}/setid.mat")
+                yield Entry(split, f"jpg/image_{image:05d}.jpg", str(labels[image - 1]))
+
+    return open_entries(str(folder), folder, entries())
+
+
+def open_pets(folder: Path) -> Dataset:
+    """`images/Abyssinian_1.jpg` and so on, `annotations/trainval.txt` and `test.txt`; classes in their order there."""
+    rows: list[tuple[str, str, int]] = []
+    for split, stem in (("train", "trainval"), ("test", "test")):
+        path = folder / "annotations" / f"{stem}.txt"
+        for line_number, line in enumerate(read_text(path, raises=DataError).splitlines(), 1):
+            words = line.split()  # name of the image, index of its class, and two more columns
+            if not words or line.startswith("#"):
+                continue
+            if len(words) < 2 or not words[1].isdecimal():
+                where = f"{path}, line {line_number}"
+                raise DataError(f"{line!r} is not a name and the index of its class", where=where)
+            rows.append((split, words[0], int(words[1])))
+    breeds = {index: name.rpartition("_")[0] for _, name, index in rows}
+    entries = (Entry(split, f"images/{name}.jpg", breeds[index]) for split, name, index in rows)
+    return open_entries(str(folder), folder, entries, classes=tuple(breeds[index] for index in sorted(breeds)))
+
+
+def open_objectnet(folder: Path) -> Dataset:
+    """`images/FOLDER/*.png`; the classes are the names of the folders, which its `mappings` use."""
+    entries = class_entries(folder, folder / "images", "test", lambda path: path.name)
+    return open_entries(str(folder), folder, entries, source=BorderedSource)
+
+
+class BorderedSource(FolderSource):
+    """Images without their border of one pixel, with which ObjectNet marks them against use in training."""
+
+    def read(self, index: int) -> RawImage:
+        return np.asarray(decode(self.root / self.key(index)))[1:-1, 1:-1]
+
+
+def open_vizwiz(folder: Path) -> Dataset:
+    """`images/*.jpg` and `annotations.json`: `categories` (ImageNet index, name) and `images`.
+
+    The public file lists names only. One with labels has objects of `file_name` and `labels`, ImageNet indices; the
+    first that is a category counts. Classes are WordNet ids.
+    """
+    path = folder / "annotations.json"
+    content = read_json(path, raises=DataError)
+    try:
+        names = {int(row["id"]): imagenet_ids()[int(row["id"])] for row in content["categories"]}
+        images = list(content["images"])
+        if any(isinstance(image, str) for image in images):
+            raise DataError(
+                f"lists {len(images)} images without labels, like the public file",
+                where=path,
+                hint="the labels are on the evaluation server: write predictions with `vit predict --json` and send "
+                "them there",
+            )
+        entries = [
+            Entry("test", f"images/{image['file_name']}", names[label])
+            for image in images
+            for label in [index for index in map(int, image["labels"]) if index in names][:1]
+        ]
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        reason = f"not the annotations of VizWiz-Classification ({error!r})"
+        raise DataError(reason, where=path, hint="download it again") from error
+    return open_entries(str(folder), folder, entries, classes=tuple(names.values()))
+
 
 EMOTIONS = (
     "anger", "disgust", "fear", "happiness", "neutral", "sadness", "surprise", "contempt", "anxiety", "helplessness",
@@ -34,111 +182,23 @@ EMOTIONS = (
 )  # fmt: skip
 
 
-def open_flowers(folder: Path) -> Dataset:
-    """`jpg/image_00001.jpg` and on, `imagelabels.mat` and `setid.mat`; classes are the release's numbers."""
-    try:
-        labels = np.ravel(read_matlab(folder / "imagelabels.mat")["labels"]).astype(int)
-        sets = read_matlab(folder / "setid.mat")
-        numbers = {name: np.ravel(sets[name]).astype(int) for name in FLOWER_SPLITS}
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{folder}: imagelabels.mat or setid.mat lacks {error}; get them again") from error
-
-    def entries() -> Iterator[Entry]:
-        for name, split in FLOWER_SPLITS.items():
-            for number in numbers[name].tolist():
-                if not 1 <= number <= len(labels):
-                    raise DataError(f"{folder}/setid.mat: image {number}, but there are {len(labels)} labels")
-                yield Entry(split, f"jpg/image_{number:05d}.jpg", str(labels[number - 1]))
-
-    return listed(str(folder), folder, entries())
-
-
-def open_pets(folder: Path) -> Dataset:
-    """`images/Abyssinian_1.jpg` and on, `annotations/trainval.txt` and `test.txt`; classes in the release's order."""
-    rows = {split: pet_rows(folder / "annotations" / f"{name}.txt") for split, name in
-            (("train", "trainval"), ("test", "test"))}  # fmt: skip
-    breeds = {number: name.rpartition("_")[0] for found in rows.values() for name, number in found}
-    entries = (
-        Entry(split, f"images/{name}.jpg", breeds[number]) for split, found in rows.items() for name, number in found
-    )
-    return listed(str(folder), folder, entries, classes=tuple(breeds[number] for number in sorted(breeds)))
-
-
-def pet_rows(path: Path) -> list[tuple[str, int]]:
-    """Name of the image and number of its class: the first two of four columns."""
-    found = []
-    for number, line in enumerate(read_text(path, raises=DataError).splitlines(), 1):
-        words = line.split()
-        if not words or line.startswith("#"):
-            continue
-        if len(words) < 2 or not words[1].isdecimal():
-            raise DataError(f"{path}, line {number}: wanted a name and the number of its class, found {line!r}")
-        found.append((words[0], int(words[1])))
-    return found
-
-
-def open_objectnet(folder: Path) -> Dataset:
-    """`images/FOLDER/*.png`; the classes are the names of the folders, by which its `mappings` go."""
-
-    def entries() -> Iterator[Entry]:
-        for place in class_folders((folder / "images").iterdir()):
-            for path in images(place, LeftOut()):
-                yield Entry("test", str(Path(path).relative_to(folder)), place.name)
-
-    return listed(str(folder), folder, entries(), source=BorderedSource)
-
-
-class BorderedSource(FolderSource):
-    """Images whose border of one pixel is not part of them: ObjectNet marks them so against training on them."""
-
-    def read(self, index: int) -> RawImage:
-        return np.asarray(decode(self.root / self.key(index)))[1:-1, 1:-1]
-
-
-def open_vizwiz(folder: Path) -> Dataset:
-    """`images/*.jpg` and `annotations.json`: `categories` (id of ImageNet, name) and `images`.
-
-    The public file lists names alone. One with labels has objects of `file_name` and `labels`, ids of ImageNet; the
-    first that is a category counts. Classes are WordNet ids.
-    """
-    path = folder / "annotations.json"
-    content = read_json(path, raises=DataError)
-    try:
-        names = {int(row["id"]): imagenet_ids()[int(row["id"])] for row in content["categories"]}
-        found = list(content["images"])
-        if any(isinstance(image, str) for image in found):
-            raise DataError(
-                f"{path}: lists {len(found)} images without labels, as the public file does; the evaluation server "
-                "has the labels: write answers with `vit predict --json` and send them there"
-            )
-        entries = [
-            Entry("test", f"images/{image['file_name']}", names[label])
-            for image in found
-            for label in [number for number in map(int, image["labels"]) if number in names][:1]
-        ]
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"{path}: not the annotations of VizWiz-Classification ({error!r}); get it again") from error
-    return listed(str(folder), folder, entries, classes=tuple(names.values()))
-
-
 def open_mafw(folder: Path, fold: int) -> Dataset:
-    """`frames/CLIP/*.jpg` and the fold's lists of `CLIP.mp4 emotion`; a clip is its middle frame."""
+    """`frames/CLIP/*.jpg` and the fold's lists of `CLIP.mp4 emotion`; a clip is represented by its middle frame."""
     frames = folder / "data" / "frames" if (folder / "data" / "frames").is_dir() else folder / "frames"
     lists = folder / "Train & Test Set" / "single" / "no_caption" / f"set_{fold}"
+
+    def middle_frame(clip: Path) -> Path:
+        paths = sorted(path for path in clip.iterdir() if path.suffix.lower() in EXTENSIONS) if clip.is_dir() else []
+        if not paths:
+            raise DataError("no frames of this clip", where=clip, hint="extract them, for instance with ffmpeg")
+        return paths[len(paths) // 2]
 
     def entries() -> Iterator[Entry]:
         for split in ("train", "test"):
             for clip, emotion in read_list(lists / f"{split}.txt"):
                 yield Entry(split, str(middle_frame(frames / clip.split(".")[0]).relative_to(folder)), emotion)
 
-    return listed(f"{folder} (fold {fold})", folder, entries(), classes=EMOTIONS)
-
-
-def middle_frame(clip: Path) -> Path:
-    frames = sorted(path for path in clip.iterdir() if path.suffix.lower() in EXTENSIONS) if clip.is_dir() else []
-    if not frames:
-        raise DataError(f"{clip}: no frames of this clip; take the clips apart, for instance with ffmpeg")
-    return frames[len(frames) // 2]
+    return open_entries(f"{folder} (fold {fold})", folder, entries(), classes=EMOTIONS)
 
 
 def open_omni(folder: Path) -> Dataset:
@@ -151,183 +211,119 @@ def open_omni(folder: Path) -> Dataset:
     return open_lists(str(folder), folder, lists)
 
 
-VTAB_LISTS = {"train": "train800.txt", "val": "val200.txt", "test": "test.txt"}
-
-
-def open_task(task: Task, root: Path | None = None, *, folders: Callable[[Path], Dataset]) -> Dataset:
-    """The dataset of a task below `root`, by default the usual one; `folders` opens what is no special layout."""
-    root = root or data_root()
-    if not task.present(root):
-        raise DataError(download_hint(task, root))
-    found = open_release(task, task.path(root), root, folders)
-    own = {split: source for split, source in found.splits.items() if split in task.splits}
-    found = replace(found, name=task.name, splits=own or found.splits)
-    return replace(found, notes=(*found.notes, *unlike_release(task, found)))
-
-
-def open_release(task: Task, folder: Path, root: Path, folders: Callable[[Path], Dataset]) -> Dataset:
-    openers: dict[str, Callable[[], Dataset]] = {
-        "cifar": lambda: open_cifar([cifar_place(folder)], str(folder)),
-        "flowers": lambda: open_flowers(folder),
-        "folders": lambda: folders(folder),
-        "imagenet": lambda: open_imagenet(folder),
-        "lists": lambda: open_lists(
-            str(folder), folder, {split: folder / name for split, name in VTAB_LISTS.items()}, classes=task.classes
-        ),
-        "mafw": lambda: open_mafw(folder, int(task.name[-1])),
-        "numbered": lambda: open_numbered(inner(folder, "0")),
-        "objectnet": lambda: open_objectnet(inner(folder, "images")),
-        "omni": lambda: open_omni(folder),
-        "pets": lambda: open_pets(folder),
-        "vizwiz": lambda: open_vizwiz(folder),
-        "watermark": lambda: open_watermarked(folder, TASKS["imagenet"].path(root)),
-        "wordnet": lambda: open_wordnet(inner(folder, "n[0-9]*")),
-    }
-    return openers[task.layout]()
-
-
-def cifar_place(folder: Path) -> Path:
-    """The folder of CIFAR's files, or the original archive."""
-    return next(iter([*cifar_folders(folder), *sorted(folder.glob("cifar-10*.tar.gz"))]), folder)
-
-
-def inner(folder: Path, pattern: str) -> Path:
-    """The folder itself where the pattern matches in it, or else the folder inside that the archive unpacked to."""
-    for place in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
-        if next(place.glob(pattern), None) is not None:
-            return place
-    return folder
-
-
-def unlike_release(task: Task, found: Dataset) -> list[str]:
-    """What differs from the release, so that numbers are not taken for those of the whole task."""
-    lines = []
-    for split, wanted in task.splits.items():
-        count = len(found.splits[split]) if split in found.splits else 0
-        if wanted and count != wanted:
-            lines.append(f"{task.name}: {count:,} images in {split}, the release has {wanted:,}")
-    if task.classes and len(found.classes) != task.classes:
-        lines.append(f"{task.name}: {len(found.classes):,} classes, the release has {task.classes:,}")
-    return lines
-
+# ImageNet and the datasets derived from it. `train/WORDNET-ID/*.JPEG`; `val/` likewise, or flat with the development
+# kit's ground truth. The classes are always the 1000 WordNet ids in the order of every published head, however many
+# of them have images.
 
 KIT = "ILSVRC2012_devkit_t12/data"
-
 GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
-
 FLAT = re.compile(r"ILSVRC2012_val_(\d{8})\.")
-
-FONT = "fonts/SourceHanSerifSC-ExtraLight.otf"
-
-WATERMARK = "捷径捷径捷径"
-"""Of ImageNet-W: "shortcut" three times, as the release draws it."""
-
-FONT_PIXELS = 36
-
-OPACITY = 0.5
-
-LEFT, TOP = 0.01, 0.4
-"""Where the watermark begins, as shares of the image."""
-
-RELEASED_VIEW = Preprocess(image_size=(224, 224), fit="crop", scaled_size=(256, 256))
 
 
 def open_imagenet(folder: Path) -> Dataset:
-    """The splits `train` and `val`, as far as they are there."""
+    """The splits `train` and `val`, as far as they are present."""
     entries = chain(wordnet_entries(folder, folder / "train", "train"), val_entries(folder, "val"))
-    return listed(str(folder), folder, entries, classes=imagenet_ids())
+    return open_entries(str(folder), folder, entries, classes=imagenet_ids())
 
 
-def val_entries(folder: Path, split: str) -> Iterator[Entry]:
-    if any((folder / "val").glob("n[0-9]*/")):
-        yield from wordnet_entries(folder, folder / "val", split)
-    elif (folder / "val").is_dir():
-        yield from flat_entries(folder, split)
+def open_wordnet(folder: Path) -> Dataset:
+    """Test images in folders named by WordNet ids; the classes are those that are present."""
+    return open_entries(str(folder), folder, wordnet_entries(folder, folder, "test"))
+
+
+def open_numbered(folder: Path) -> Dataset:
+    """Test images in folders named 0 to 999, the indices of ImageNet's classes."""
+    ids = imagenet_ids()
+
+    def label(path: Path) -> str:
+        if not path.name.isdecimal() or int(path.name) >= len(ids):
+            raise DataError(f"expected folders called 0 to {len(ids) - 1}", where=path)
+        return ids[int(path.name)]
+
+    return open_entries(str(folder), folder, class_entries(folder, folder, "test", label), classes=ids)
 
 
 def wordnet_entries(root: Path, top: Path, split: str) -> Iterator[Entry]:
-    """The images of folders named by WordNet ids; folders of other names are an error, not a class."""
+    """The images in folders named by WordNet ids; other folders are an error, not a class."""
     known = set(imagenet_ids())
-    for place in class_folders(top.iterdir()) if top.is_dir() else []:
-        if place.name not in known:
-            raise DataError(f"{place}: not the WordNet id of one of ImageNet's 1000 classes, such as n01440764")
-        for path in images(place, LeftOut()):
-            yield Entry(split, str(Path(path).relative_to(root)), place.name)
+
+    def label(path: Path) -> str:
+        if path.name not in known:
+            raise DataError("not the WordNet id of one of ImageNet's 1000 classes, such as n01440764", where=path)
+        return path.name
+
+    return class_entries(root, top, split, label)
 
 
-def flat_entries(folder: Path, split: str) -> Iterator[Entry]:
-    """The validation images as the archive has them, labeled by the development kit."""
-    truth = ground_truth(folder / KIT)
-    for path in sorted((folder / "val").iterdir()):
-        match = FLAT.match(path.name)
-        if match is None:
-            continue
-        number = int(match.group(1))
-        if not 1 <= number <= len(truth):
-            raise DataError(f"{path}: the ground truth has labels for images 1 to {len(truth)} only")
-        yield Entry(split, f"val/{path.name}", truth[number - 1])
+def val_entries(folder: Path, split: str) -> Iterator[Entry]:
+    """The validation images: in class folders, or flat as in the archive, labeled by the development kit."""
+    if any((folder / "val").glob("n[0-9]*/")):
+        yield from wordnet_entries(folder, folder / "val", split)
+    elif (folder / "val").is_dir():
+        truth = ground_truth(folder / KIT)
+        for path in sorted((folder / "val").iterdir()):
+            match = FLAT.match(path.name)
+            if match is None:
+                continue
+            image = int(match.group(1))
+            if not 1 <= image <= len(truth):
+                raise DataError(f"the ground truth has labels for images 1 to {len(truth)} only", where=path)
+            yield Entry(split, f"val/{path.name}", truth[image - 1])
 
 
 def ground_truth(kit: Path) -> list[str]:
-    """The WordNet id of each validation image; the kit numbers the classes in an order of its own."""
+    """The WordNet id of each validation image; the kit numbers the classes in another order."""
     if not (kit / GROUND_TRUTH).is_file() or not (kit / "meta.mat").is_file():
         raise DataError(
-            f"{kit.parent.parent / 'val'}: the images lie in one folder, so {kit / GROUND_TRUTH} and "
-            f"{kit / 'meta.mat'} are needed (ILSVRC2012_devkit_t12.tar.gz); or sort them into val/WORDNET-ID/"
+            f"the images are in one folder, so {kit / GROUND_TRUTH} and {kit / 'meta.mat'} are needed "
+            "(ILSVRC2012_devkit_t12.tar.gz)",
+            where=kit.parent.parent / "val",
+            hint="or sort them into val/WORDNET-ID/",
         )
     try:
         synsets = read_matlab(kit / "meta.mat")["synsets"]
         ids = {int(np.ravel(row["ILSVRC2012_ID"])[0]): str(row["WNID"]) for row in synsets}
         return [ids[int(line)] for line in (kit / GROUND_TRUTH).read_text().split()]
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise DataError(f"{kit}: not the development kit of ILSVRC 2012 ({error!r}); get it again") from error
+        reason = f"not the development kit of ILSVRC 2012 ({error!r})"
+        raise DataError(reason, where=kit, hint="download it again") from error
 
 
-def open_wordnet(folder: Path) -> Dataset:
-    """Images for testing in folders of WordNet ids; the classes are those that are there."""
-    return listed(str(folder), folder, wordnet_entries(folder, folder, "test"))
-
-
-def open_numbered(folder: Path) -> Dataset:
-    """Images for testing in folders named 0 to 999, the numbers of ImageNet's classes."""
-    return listed(str(folder), folder, numbered_entries(folder), classes=imagenet_ids())
-
-
-def numbered_entries(folder: Path) -> Iterator[Entry]:
-    ids = imagenet_ids()
-    for place in class_folders(folder.iterdir()):
-        if not place.name.isdecimal() or int(place.name) >= len(ids):
-            raise DataError(f"{place}: wanted folders called 0 to {len(ids) - 1}")
-        for path in sorted(place.iterdir()):
-            if path.suffix.lower() in EXTENSIONS:
-                yield Entry("test", f"{place.name}/{path.name}", ids[int(place.name)])
+FONT = "fonts/SourceHanSerifSC-ExtraLight.otf"
+FONT_PIXELS = 36
+WATERMARK = "捷径捷径捷径"
+"""The watermark of ImageNet-W: "shortcut" three times, as the release draws it."""
+OPACITY = 0.5
+LEFT, TOP = 0.01, 0.4
+"""Position of the watermark, relative to the size of the image."""
+RELEASE_PREPROCESS = Preprocess(image_size=(224, 224), fit="crop", scaled_size=(256, 256))
 
 
 def open_watermarked(folder: Path, imagenet: Path) -> Dataset:
-    """ImageNet-W: the validation images of `imagenet` with the watermark; `folder` holds the font."""
+    """ImageNet-W: the validation images of `imagenet` with a watermark; `folder` contains the font."""
     if not (imagenet / "val").is_dir():
-        raise DataError(f"{imagenet}: no validation images, which ImageNet-W is made of")
-    marked = partial(WatermarkedSource, font=str(folder / FONT))
-    return listed(str(folder), imagenet, val_entries(imagenet, "test"), classes=imagenet_ids(), source=marked)
+        raise DataError("no validation images, from which ImageNet-W is made", where=imagenet)
+    source = partial(WatermarkedSource, font=str(folder / FONT))
+    return open_entries(str(folder), imagenet, val_entries(imagenet, "test"), classes=imagenet_ids(), source=source)
 
 
 class WatermarkedSource(FolderSource):
-    """The images as ImageNet-W's release shows them to a model of 224 pixels."""
+    """The images as in the release of ImageNet-W for a model of 224 pixels."""
 
     def __init__(self, name: str, classes: tuple[str, ...], folder: Path, *, root: Path, font: str) -> None:
         super().__init__(name, classes, folder, root=root)
         self.font = font
 
     def read(self, index: int) -> RawImage:
-        return watermarked(decode(self.root / self.key(index)), self.font)
+        return add_watermark(decode(self.root / self.key(index)), self.font)
 
 
-def watermarked(image: Image.Image, font: str) -> RawImage:
-    """Shorter side 256, center 224, and the text over it in white, half transparent."""
-    scaled, box = geometry((image.height, image.width), RELEASED_VIEW)
-    view = resize(image, scaled, box, FILTERS["bilinear"]).convert("RGBA")
-    over = Image.new("RGBA", view.size, (255, 255, 255, 0))
-    place = (LEFT * view.width, TOP * view.height)
+def add_watermark(image: Image.Image, font: str) -> RawImage:
+    """Resize the shorter side to 256, crop the center of 224, and draw the text in half-transparent white."""
+    scaled, box = geometry((image.height, image.width), RELEASE_PREPROCESS)
+    cropped = resize(image, scaled, box, FILTERS["bilinear"]).convert("RGBA")
+    overlay = Image.new("RGBA", cropped.size, (255, 255, 255, 0))
+    position = (LEFT * cropped.width, TOP * cropped.height)
     fill = (255, 255, 255, round(OPACITY * 255))
-    ImageDraw.Draw(over).text(place, WATERMARK, fill=fill, font=ImageFont.truetype(font, FONT_PIXELS))
-    return np.asarray(Image.alpha_composite(view, over).convert("RGB"))
+    ImageDraw.Draw(overlay).text(position, WATERMARK, fill=fill, font=ImageFont.truetype(font, FONT_PIXELS))
+    return np.asarray(Image.alpha_composite(cropped, overlay).convert("RGB"))

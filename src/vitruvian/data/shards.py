@@ -1,4 +1,4 @@
-"""Tar shards in the WebDataset layout: members that share a name up to its first dot are one sample."""
+"""Tar shards in the WebDataset layout: members that share a name up to its first dot form one sample."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from numpy.typing import NDArray
 
 from vitruvian.data.columns import OpenFile
 from vitruvian.data.decode import EXTENSIONS, RawImage
-from vitruvian.data.index import Entry, IndexedSource, indexed
-from vitruvian.data.names import listed_classes, natural, split_of_file
-from vitruvian.data.sources import Dataset, LeftOut, check_image_bytes, make_dataset
+from vitruvian.data.index import Entry, IndexedSource, build_index
+from vitruvian.data.names import find_classes, natural_key, split_of_file
+from vitruvian.data.sources import Dataset, SkippedFiles, check_image_bytes, make_dataset
 from vitruvian.errors import DataError, FileError, ImageError
 from vitruvian.files import parse_json
 from vitruvian.text import describe_error
 
 IMAGES = EXTENSIONS | {".npy"}
-"""Endings of members that hold the image; `.npy` holds its pixels."""
+"""Extensions of members that contain the image; `.npy` contains its pixels."""
 
 LABEL_KEYS = ("label", "cls", "class")
-"""Where a sample's JSON member may have the label."""
+"""Keys of the label in the JSON member of a sample."""
 
 MAX_LABEL_BYTES = 2**20
 
 HEADER_BYTES = 16
-"""More than the part of an `.npy` header that says how long it is."""
+"""Enough to contain the part of an `.npy` header that states its length."""
 
 
 @dataclass(slots=True)
-class Sample:
-    """Where the image of one sample lies in its shard, and its label if it has one."""
+class TarSample:
+    """The position of a sample's image in its shard, and its label if it has one."""
 
     key: str
     member: str = ""
@@ -48,37 +48,37 @@ class Sample:
     weight: float = 1.0
 
 
-def samples(shard: Path, name: str = "") -> Iterator[Sample]:
-    """The samples of a shard, found by going from header to header; those without an image have no member.
+def read_samples(shard: Path, name: str = "") -> Iterator[TarSample]:
+    """The samples of a shard, read from its headers; a sample without an image has no member.
 
-    `name` stands in messages for the path.
+    `name` is used in messages instead of the path.
     """
     content = OpenFile(shard)
     try:
         with tarfile.open(shard, "r:") as archive:
-            current: Sample | None = None
+            current: TarSample | None = None
             while (member := archive.next()) is not None:
-                archive.members = []  # type: ignore[attr-defined]  # it would keep all of them
-                if not member.isreg() or hidden(member.name):
+                archive.members = []  # type: ignore[attr-defined]  # otherwise it keeps all of them
+                if not member.isreg() or member.name.rpartition("/")[2].startswith("."):
                     continue
-                key, ending = sample_key(member.name)
+                key, extension = sample_key(member.name)
                 if current is None or current.key != key:
                     if current is not None:
                         yield current
-                    current = Sample(key)
-                note_member(current, content, member, ending)
+                    current = TarSample(key)
+                parse_member(current, content, member, extension)
             check_end(content, archive.offset, name or str(shard))
             if current is not None:
                 yield current
     except (tarfile.TarError, EOFError) as error:
         raise DataError(
-            f"not a whole tar file ({error}); compressed shards must be unpacked first", where=name or shard
+            f"not a complete tar file ({error})", where=name or shard, hint="decompress compressed shards first"
         ) from error
 
 
-def note_member(sample: Sample, content: OpenFile, member: tarfile.TarInfo, ending: str) -> None:
-    """Take from one member what it says about its sample."""
-    last = "." + ending.rpartition(".")[2]
+def parse_member(sample: TarSample, content: OpenFile, member: tarfile.TarInfo, extension: str) -> None:
+    """Update a sample with the content of one member."""
+    last = "." + extension.rpartition(".")[2]
     if last in IMAGES and not sample.member:
         sample.member, sample.offset, sample.size = member.name, member.offset_data, member.size
     elif last in (".cls", ".json") and member.size <= MAX_LABEL_BYTES:
@@ -86,22 +86,18 @@ def note_member(sample: Sample, content: OpenFile, member: tarfile.TarInfo, endi
         if last == ".cls":
             sample.label = text.strip() or sample.label
         else:
-            note_json(sample, text)
+            parse_json_member(sample, text)
 
 
 def sample_key(name: str) -> tuple[str, str]:
-    """`a/b.c.jpg` as the sample's key `a/b` and the ending `c.jpg`."""
+    """Split `a/b.c.jpg` into the sample's key `a/b` and the extension `c.jpg`."""
     folder, slash, file = name.rpartition("/")
-    stem, _, ending = file.partition(".")
-    return folder + slash + stem, ending.lower()
+    stem, _, extension = file.partition(".")
+    return folder + slash + stem, extension.lower()
 
 
-def hidden(name: str) -> bool:
-    return name.rpartition("/")[2].startswith(".")
-
-
-def note_json(sample: Sample, text: str) -> None:
-    """Take label and weight from a JSON member: a label alone, or an object with `label` and perhaps `weight`."""
+def parse_json_member(sample: TarSample, text: str) -> None:
+    """Take label and weight from a JSON member: a label, or an object with `label` and perhaps `weight`."""
     try:
         content = parse_json(text, "")
     except FileError:
@@ -116,34 +112,34 @@ def note_json(sample: Sample, text: str) -> None:
 
 
 def check_end(content: OpenFile, offset: int, name: str) -> None:
-    """Python's reader takes a broken header, or none, for the end; the end of a whole file is a block of zeros."""
+    """Check that the file ends with a block of zeros: Python's reader also stops at a broken or missing header."""
     end = content.read(offset, tarfile.BLOCKSIZE)
     if end.strip(b"\0"):
-        raise DataError(f"broken after byte {offset}", where=name)
+        raise DataError(f"damaged after byte {offset}", where=name)
     if len(end) < tarfile.BLOCKSIZE:
         raise DataError(
-            f"cut short after byte {offset}, where no zeros mark its end; get it again, or append 1024 zeros "
-            "if it is whole",
+            f"truncated after byte {offset}: no zeros mark its end",
             where=name,
+            hint="download it again, or append 1024 zeros if it is complete",
         )
 
 
 def read_member(file: OpenFile, offset: int, size: int, key: str) -> RawImage:
-    """What a member holds: an encoded image, or the pixels in an `.npy` member."""
+    """The content of a member: an encoded image, or the pixels in an `.npy` member."""
     check_image_bytes(size, key)
     data = file.read(offset, size)
     if len(data) < size:
-        raise ImageError("the shard ends before the image does", where=key)
+        raise ImageError("the shard ends before the image", where=key)
     if not key.endswith(".npy"):
         return data
     try:
         return pixels_of(data)
-    except Exception as error:  # NumPy's reader of headers raises whatever broken bytes lead it to
+    except Exception as error:  # NumPy raises any kind of error for broken headers
         raise ImageError(f"broken array ({describe_error(error)})", where=key) from error
 
 
 def pixels_of(data: bytes) -> NDArray[np.uint8]:
-    """The array in an `.npy` member, as a view of its bytes."""
+    """The array in an `.npy` member, without copying its bytes."""
     stream = io.BytesIO(data[:HEADER_BYTES])
     np.lib.format.read_magic(stream)
     length = int.from_bytes(stream.read(2 if data[6] == 1 else 4), "little")
@@ -155,23 +151,23 @@ def pixels_of(data: bytes) -> NDArray[np.uint8]:
 
 @functools.lru_cache(maxsize=4096)
 def pixel_shape(header: bytes) -> tuple[tuple[int, ...], bool]:
-    """Shape and order that the header of an `.npy` member says.
+    """Shape and order in the header of an `.npy` member.
 
-    Kept, since parsing takes longer than making a view of the image, and a set of images has few shapes.
+    Cached: parsing takes longer than the rest of reading an image, and a dataset has few shapes.
     """
     stream = io.BytesIO(header)
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read(stream)
     if dtype != np.uint8 or min(shape, default=0) < 1 or (len(shape) != 2 and shape[2:] != (3,)):
-        raise ValueError(f"{dtype} {shape}; wanted uint8 (rows, columns, 3)")
+        raise ValueError(f"{dtype} {shape}; expected uint8 (rows, columns, 3)")
     return shape, fortran
 
 
 NUMBERS = ("shard", "offset", "size")
 
 OPEN_SHARDS = 64
-"""Files kept open at a time."""
+"""Maximum number of open files."""
 
 
 class TarSource(IndexedSource):
@@ -198,21 +194,21 @@ class TarSource(IndexedSource):
         return self._open[shard]
 
 
-def open_tar(shards: Sequence[Path], name: str, *, classes: tuple[str, ...] | None = None) -> Dataset:
-    """The dataset in local shards; their headers are gone through once.
+def open_shards(shards: Sequence[Path], name: str, *, classes: tuple[str, ...] | None = None) -> Dataset:
+    """The dataset in local shards; their headers are read once.
 
-    Without given classes, a list of them is looked for beside the shards and in the folder above.
+    Without `classes`, a list of class names is looked for beside the shards and in the folder above.
     """
-    shards = sorted(shards, key=lambda path: natural(str(path)))
-    beside: list[Path] = []
+    shards = sorted(shards, key=lambda path: natural_key(str(path)))
+    class_files: list[Path] = []
     for folder in (shards[0].parent, shards[0].parent.parent):
         if classes is None:
-            classes, beside = listed_classes(folder)
-    found = partial(entries, shards)
-    stored = indexed(found, files=[*shards, *beside], kind="tar", numbers=NUMBERS, classes=classes)
+            classes, class_files = find_classes(folder)
+    entries = partial(list_samples, shards)
+    stored = build_index(entries, files=[*shards, *class_files], kind="tar", numbers=NUMBERS, classes=classes)
     if not stored.splits:
-        seen = "; ".join(stored.notes) or "no members"
-        raise DataError(f"no labeled images ({seen}); wanted pairs such as 0001.jpg and 0001.cls", where=name)
+        reason = f"no labeled images ({'; '.join(stored.notes) or 'no members'})"
+        raise DataError(reason, where=name, hint="expected pairs such as 0001.jpg and 0001.cls")
     sources = {
         split: TarSource(f"{name} ({split})", stored.classes, index, shards=shards)
         for split, index in stored.splits.items()
@@ -220,14 +216,14 @@ def open_tar(shards: Sequence[Path], name: str, *, classes: tuple[str, ...] | No
     return make_dataset(name, sources, stored.notes)
 
 
-def entries(shards: Sequence[Path], left_out: LeftOut) -> Iterator[Entry]:
-    for number, shard in enumerate(shards):
+def list_samples(shards: Sequence[Path], skipped: SkippedFiles) -> Iterator[Entry]:
+    for position, shard in enumerate(shards):
         split = split_of_file(str(shard))
-        for sample in samples(shard):
+        for sample in read_samples(shard):
             if not sample.member:
-                left_out.add("samples without an image", f"{shard.name}:{sample.key}")
+                skipped.add("sample", "without an image", f"{shard.name}:{sample.key}")
             elif sample.label is None:
-                left_out.add("images without a label", f"{shard.name}:{sample.member}")
+                skipped.add("image", "without a label", f"{shard.name}:{sample.member}")
             else:
-                where = (number, sample.offset, sample.size)
-                yield Entry(split, sample.member, sample.label, sample.weight, where)
+                numbers = (position, sample.offset, sample.size)
+                yield Entry(split, sample.member, sample.label, sample.weight, numbers)

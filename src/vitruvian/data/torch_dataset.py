@@ -1,9 +1,9 @@
 """Datasets of other libraries: a map-style `torch.utils.data.Dataset`, or one of Hugging Face `datasets`.
 
 An item is a pair (image, label, ...) or a dictionary with an image and a label. The image is a PIL image, the bytes of
-a file, an array (rows, columns[, channels]) or a tensor ([channels,] rows, columns); floats are levels from 0 to 1.
-What a dataset draws from the global generators of Python, NumPy and PyTorch (its own random transforms) is seeded by
-the loader for each sample, so that workers and resuming change nothing. For workers, the dataset must be picklable.
+a file, an array (rows, columns[, channels]) or a tensor ([channels,] rows, columns); floats range from 0 to 1. The
+loader seeds the global generators of Python, NumPy and PyTorch for each sample, so that random transforms inside a
+dataset do not depend on workers or on resuming. Workers need a picklable dataset.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ IMAGE_KEYS = ("image", "img", "jpg", "png", "pixel_values")
 LABEL_KEYS = ("label", "labels", "fine_label", "cls", "class", "target")
 
 LABEL_LISTS = ("targets", "labels", "_labels")
-"""Where the datasets of torchvision and others keep all labels."""
+"""Attributes in which the datasets of torchvision and others keep all labels."""
 
 
 class DatasetSource(Source):
@@ -37,14 +37,12 @@ class DatasetSource(Source):
     def __init__(self, dataset: Any, *, name: str) -> None:
         for method in ("__getitem__", "__len__"):
             if not hasattr(dataset, method):
-                raise DataError(
-                    f"{name}: a {type(dataset).__name__} without {method}; wanted a map-style dataset, "
-                    "whose samples can be read in any order"
-                )
+                reason = f"a {type(dataset).__name__} without {method}; expected a map-style dataset"
+                raise DataError(reason, where=name)
         self.name = name
-        self.dataset = undecoded(dataset)
+        self.dataset = without_decoding(dataset)
         self._last: tuple[int, int | str] = (-1, -1)
-        self.classes = named_classes(dataset) or self._numbered()
+        self.classes = named_classes(dataset) or self._classes_from_labels()
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -52,18 +50,17 @@ class DatasetSource(Source):
     def read(self, index: int) -> RawImage:
         image, label = image_and_label(self.dataset[index], self.key(index))
         if self._known is not None and self._known[index] != label:
-            raise DataError(
-                f"{self.name} #{index}: the label {label}, but {self._known[index]} in the list of all labels"
-            )
+            reason = f"the label is {label}, but {self._known[index]} in the list of all labels"
+            raise DataError(reason, where=self.key(index))
         self._last = (index, label)
         return raw_image(image, self.key(index))
 
     def label(self, index: int) -> int:
         if self._last[0] != index:
             if self._known is not None:
-                return int(self._numbers([self._known[index]])[0])
+                return int(self._indices([self._known[index]])[0])
             self._last = (index, image_and_label(self.dataset[index], self.key(index))[1])
-        return int(self._numbers([self._last[1]])[0])
+        return int(self._indices([self._last[1]])[0])
 
     @cached_property
     def _known(self) -> Sequence[int | str] | None:
@@ -71,35 +68,35 @@ class DatasetSource(Source):
 
     @cached_property
     def _labels(self) -> NDArray[np.int32]:
-        return self._numbers(self._listed())
+        return self._indices(self._all_labels())
 
     def labels(self) -> NDArray[np.int32]:
-        """All labels; where the dataset has no list of them, every item is read once."""
+        """All labels; if the dataset has no list of them, every item is read once."""
         return self._labels
 
-    def _listed(self) -> Sequence[int | str]:
+    def _all_labels(self) -> Sequence[int | str]:
         if self._known is not None:
             return self._known
         return [image_and_label(self.dataset[index], self.key(index))[1] for index in range(len(self))]
 
-    def _numbered(self) -> tuple[str, ...]:
-        """The labels that occur where they are names, else the numbers up to the greatest."""
-        labels = list(self._listed())
+    def _classes_from_labels(self) -> tuple[str, ...]:
+        """The labels that occur if they are names, else all indices up to the largest."""
+        labels = list(self._all_labels())
         if any(isinstance(label, str) for label in labels):
             return tuple(sorted({str(label) for label in labels}))
         return tuple(map(str, range(max(map(int, labels), default=0) + 1)))
 
     @cached_property
-    def _number_of(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.classes)}
+    def _index_of(self) -> dict[str, int]:
+        return {name: index for index, name in enumerate(self.classes)}
 
-    def _numbers(self, labels: Iterable[int | str]) -> NDArray[np.int32]:
-        found = [self._number_of.get(label, -1) if isinstance(label, str) else int(label) for label in labels]
-        numbers = np.array(found, np.int64)
-        wrong = np.flatnonzero((numbers < 0) | (numbers >= len(self.classes)))
+    def _indices(self, labels: Iterable[int | str]) -> NDArray[np.int32]:
+        known = [self._index_of.get(label, -1) if isinstance(label, str) else int(label) for label in labels]
+        indices = np.array(known, np.int64)
+        wrong = np.flatnonzero((indices < 0) | (indices >= len(self.classes)))
         if len(wrong):
-            raise DataError(f"{self.name}: a label {found[wrong[0]]} among {len(self.classes)} classes")
-        return numbers.astype(np.int32)
+            raise DataError(f"label {known[wrong[0]]}, but there are {len(self.classes)} classes", where=self.name)
+        return indices.astype(np.int32)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": (-1, -1)}
@@ -109,15 +106,14 @@ def open_datasets(data: object) -> Dataset:
     """The dataset in an object of another library, or in a mapping from splits to such objects."""
     parts = data if isinstance(data, Mapping) else {"train": data}
     if isinstance(data, str | bytes | int | float | type(None)) or not parts:
-        raise DataError(
-            f"{data!r} is not a dataset; wanted a path, a name, a torch.utils.data.Dataset or a mapping of them"
-        )
+        hint = "pass a path, a name, a torch.utils.data.Dataset or a mapping of them"
+        raise DataError(f"{data!r} is not a dataset", hint=hint)
     name = " and ".join(dict.fromkeys(type(part).__name__ for part in parts.values()))
     sources: dict[str, Source] = {}
     notes = []
     for split, part in parts.items():
-        if withheld(part):
-            notes.append(f"left out: the split {split}, whose labels are withheld (-1)")
+        if has_withheld_labels(part):
+            notes.append(f"skipped the split {split}, whose labels are withheld (-1)")
             continue
         sources[split_name(str(split)) or str(split)] = (
             part if isinstance(part, Source) else DatasetSource(part, name=f"{name} ({split})")
@@ -126,18 +122,19 @@ def open_datasets(data: object) -> Dataset:
 
 
 def same_classes(sources: dict[str, Source]) -> dict[str, Source]:
-    """The splits with the same classes: where they are only numbered, those of the split that has most."""
+    """Give all splits the same classes; if classes are only numbered, those of the split with the most."""
     longest = max((source.classes for source in sources.values()), key=len, default=())
     for source in sources.values():
         if source.classes != longest[: len(source.classes)]:
             first = next(iter(sources.values()))
-            raise DataError(f"{source.name} and {first.name} have different classes; give them the same `classes`")
+            reason = f"{source.name} and {first.name} have different classes"
+            raise DataError(reason, hint="give them the same `classes`")
         source.classes = longest
     return sources
 
 
-def undecoded(dataset: Any) -> Any:
-    """A Hugging Face dataset with its images as the bytes of their files, which are decoded faster here."""
+def without_decoding(dataset: Any) -> Any:
+    """A Hugging Face dataset that returns the bytes of image files, which we decode faster."""
     features = getattr(dataset, "features", None)
     if not isinstance(features, Mapping) or getattr(dataset, "format", {}).get("type") is not None:
         return dataset
@@ -148,7 +145,7 @@ def undecoded(dataset: Any) -> Any:
 
 
 def named_classes(dataset: Any) -> tuple[str, ...]:
-    """The names that a dataset has for its classes; none where it has no names."""
+    """The class names that a dataset states; empty if it has none."""
     features = getattr(dataset, "features", None)
     if isinstance(features, Mapping):
         names = next((getattr(features[key], "names", None) for key in LABEL_KEYS if key in features), None)
@@ -163,9 +160,9 @@ def named_classes(dataset: Any) -> tuple[str, ...]:
 
 
 def all_labels(dataset: Any) -> Sequence[int | str] | None:
-    """All labels of a dataset without reading its images, if it keeps them."""
+    """All labels of a dataset if it stores them apart from the images, else None."""
     if isinstance(getattr(dataset, "features", None), Mapping):
-        column = chosen_key(dataset.features, LABEL_KEYS, "ClassLabel")
+        column = choose_key(dataset.features, LABEL_KEYS, "ClassLabel")
         return None if column is None else [plain_label(label) for label in dataset.with_format(None)[column]]
     inner, indices, parts = (getattr(dataset, name, None) for name in ("dataset", "indices", "datasets"))
     if inner is not None and indices is not None:  # torch.utils.data.Subset
@@ -176,16 +173,16 @@ def all_labels(dataset: Any) -> Sequence[int | str] | None:
         return None if any(part is None for part in lists) else [label for part in lists for label in part or ()]
     if getattr(dataset, "target_transform", None) is not None:
         return None
-    found = next((getattr(dataset, name) for name in LABEL_LISTS if hasattr(dataset, name)), None)
-    if found is None or len(found) != len(dataset):
+    targets = next((getattr(dataset, name) for name in LABEL_LISTS if hasattr(dataset, name)), None)
+    if targets is None or len(targets) != len(dataset):
         return None
     try:
-        return [plain_label(label) for label in found]
+        return [plain_label(label) for label in targets]
     except DataError:  # targets of another kind, such as boxes
         return None
 
 
-def withheld(dataset: Any) -> bool:
+def has_withheld_labels(dataset: Any) -> bool:
     """Whether all labels of a Hugging Face split are -1."""
     if not isinstance(getattr(dataset, "features", None), Mapping):
         return False
@@ -193,21 +190,21 @@ def withheld(dataset: Any) -> bool:
     return bool(labels) and set(labels or ()) == {-1}
 
 
-def chosen_key(keys: Mapping[str, Any], usual: Sequence[str], kind: str = "") -> str | None:
-    """The first usual key, or else the first of the wanted kind of feature."""
+def choose_key(keys: Mapping[str, Any], usual: Sequence[str], kind: str = "") -> str | None:
+    """The first usual key, or else the first feature of this kind."""
     declared = [key for key, value in keys.items() if type(value).__name__ == kind]
     return next((key for key in (*usual, *declared) if key in keys), None)
 
 
 def image_and_label(item: Any, where: str) -> tuple[Any, int | str]:
     if isinstance(item, Mapping):
-        keys = chosen_key(item, IMAGE_KEYS), chosen_key(item, LABEL_KEYS)
+        keys = choose_key(item, IMAGE_KEYS), choose_key(item, LABEL_KEYS)
         if keys[0] is None or keys[1] is None:
-            raise DataError(f"{where}: keys {', '.join(map(str, item))}; wanted `image` and `label`")
+            raise DataError(f"the keys are {', '.join(map(str, item))}; expected `image` and `label`", where=where)
         return item[keys[0]], plain_label(item[keys[1]], where)
     if isinstance(item, tuple | list) and len(item) >= 2:
         return item[0], plain_label(item[1], where)
-    raise DataError(f"{where}: a {type(item).__name__}; wanted (image, label), or a dictionary with both")
+    raise DataError(f"a {type(item).__name__}; expected (image, label) or a dictionary with both", where=where)
 
 
 def plain_label(label: Any, where: str = "label") -> int | str:
@@ -215,13 +212,13 @@ def plain_label(label: Any, where: str = "label") -> int | str:
         return label
     values = np.ravel(label)
     if values.size != 1 or values.dtype.kind not in "iub":
-        raise DataError(f"{where}: the label {str(label)[:40]!r} is not one class; wanted its number or its name")
+        raise DataError(f"the label {str(label)[:40]!r} is not a class index or name", where=where)
     return int(values[0])
 
 
 def raw_image(image: Any, where: str) -> RawImage:
-    """An image of any of the kinds as the bytes of a file, or as uint8 (rows, columns[, 3])."""
-    if isinstance(image, Mapping) and isinstance(image.get("bytes"), bytes):  # Hugging Face, not decoded
+    """An image of any kind as the bytes of a file, or as uint8 (rows, columns[, 3])."""
+    if isinstance(image, Mapping) and isinstance(image.get("bytes"), bytes):  # Hugging Face with decode=False
         return bytes(image["bytes"])
     if isinstance(image, Mapping) and image.get("path"):
         return read_file(image["path"])
@@ -233,24 +230,26 @@ def raw_image(image: Any, where: str) -> RawImage:
     if not isinstance(image, np.ndarray) and values.ndim == 3:  # a tensor: channels first
         values = values.transpose(1, 2, 0)
     if values.ndim not in (2, 3) or values.shape[2:] not in ((), (1,), (3,), (4,)) or not values.size:
-        shape = f"{type(image).__name__} of shape {tuple(np.shape(image))}"
         raise DataError(
-            f"{where}: {shape}; wanted a PIL image, an array (rows, columns, 3) or a tensor (3, rows, columns)"
+            f"{type(image).__name__} of shape {tuple(np.shape(image))}; expected a PIL image, an array (rows, columns, "
+            "3) or a tensor (3, rows, columns)",
+            where=where,
         )
-    return as_levels(values, where)
+    return as_uint8(values, where)
 
 
-def as_levels(values: NDArray[Any], where: str) -> NDArray[np.uint8]:
+def as_uint8(values: NDArray[Any], where: str) -> NDArray[np.uint8]:
     if values.dtype.kind == "f":
         low, high = float(values.min()), float(values.max())
         if not (low >= 0 and high <= 1):
             raise DataError(
-                f"{where}: values from {low:.3g} to {high:.3g}; wanted floats from 0 to 1, or uint8: "
-                "leave out Normalize, which belongs to the view"
+                f"values from {low:.3g} to {high:.3g}; expected floats from 0 to 1, or uint8",
+                where=where,
+                hint="move Normalize from the dataset to the transform",
             )
         values = np.rint(values * 255).astype(np.uint8)
     if values.dtype != np.uint8:
-        raise DataError(f"{where}: values of type {values.dtype}; wanted uint8, or floats from 0 to 1")
+        raise DataError(f"values of type {values.dtype}; expected uint8, or floats from 0 to 1", where=where)
     if values.shape[2:] == (4,):
         return np.asarray(decode(Image.fromarray(values)))
     return np.ascontiguousarray(values[..., 0] if values.shape[2:] == (1,) else values)

@@ -1,8 +1,8 @@
-"""Worker processes that call one function again and again and hand back its results in order.
+"""Worker processes and threads that apply a function to items and return the results in order.
 
-They come from a fork server: a clean process without threads, from which forking is safe whatever this one runs
-(CUDA, OpenMP, file systems with threads of their own), and which imports PyTorch once for all workers. A script that
-asks for workers therefore needs the usual `if __name__ == "__main__":`.
+The processes come from a fork server: a clean process without threads, from which forking is safe whatever this one
+runs (CUDA, OpenMP, file systems with threads), and which imports PyTorch once for all workers. A script that uses
+workers therefore needs the usual `if __name__ == "__main__":`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 AHEAD = 2
-"""Results that each worker prepares before they are asked for."""
+"""Results that each worker prepares in advance."""
 
 TOO_MANY, NOT_PICKLABLE = "This DataLoader will create", "Got pickle error"
-"""How PyTorch's warnings begin about more workers than cores, which are the user's choice, and before an error."""
+"""How two warnings of PyTorch begin: about more workers than cores, the user's choice, and before an error."""
 
 
-class Failure:
+class WorkerFailure:
     """An error on its way from a worker process; other errors than ours become a DataError, which can be pickled."""
 
     def __init__(self, error: Exception) -> None:
@@ -53,8 +53,8 @@ class Failure:
         self.error = error
 
 
-class Calls:
-    """A function as a dataset whose items are its results."""
+class CallDataset:
+    """A dataset whose items are the results of a function."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.function = function
@@ -63,11 +63,11 @@ class Calls:
         try:
             return self.function(item)
         except Exception as error:
-            return Failure(error)
+            return WorkerFailure(error)
 
 
-class Items:
-    """The items to call the function with: other ones each time."""
+class ItemSampler:
+    """The items to call the function with; replaced for each iteration."""
 
     def __init__(self) -> None:
         self.items: Iterable[Any] = ()
@@ -77,43 +77,43 @@ class Items:
 
 
 class Workers(Generic[Item, Result]):
-    """One or more processes that live until `close`, or until this object or this process ends."""
+    """One or more processes that live until `close`, or until this object is deleted or this process ends."""
 
     def __init__(self, function: Callable[[Item], Result], count: int) -> None:
-        import torch  # which takes seconds, and is not needed without workers
+        import torch  # takes seconds, and is not needed without workers
         from torch.utils.data import DataLoader
 
         context = start_method()
-        self._items = Items()
+        self._items = ItemSampler()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", TOO_MANY)
             self._loader: Iterable[Any] | None = DataLoader(
-                Calls(function),  # type: ignore[arg-type]
+                CallDataset(function),  # type: ignore[arg-type]
                 sampler=self._items,
                 batch_size=None,
                 num_workers=count,
-                collate_fn=unchanged,
-                worker_init_fn=begin,
+                collate_fn=identity,
+                worker_init_fn=start_worker,
                 prefetch_factor=AHEAD,
                 persistent_workers=True,
                 multiprocessing_context=context,
-                generator=torch.Generator(),  # or the global generator would move with the number of workers
+                generator=torch.Generator(),  # otherwise the global generator would depend on the workers
             )
 
     def results(self, items: Iterable[Item]) -> Iterator[Result]:
-        """The result for each item, in order; leaves off what an earlier call has not yet given."""
+        """The result for each item, in order; ends the iteration of an earlier call."""
         if self._loader is None:
             raise DataError("the data workers are closed")
         self._items.items = items
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", f"{TOO_MANY}|{NOT_PICKLABLE}")
-                results = self._started()
+                results = self._start()
             for result in results:
-                if isinstance(result, Failure):
+                if isinstance(result, WorkerFailure):
                     raise result.error
                 yield result
-        except (RuntimeError, ConnectionError, EOFError) as error:  # a result's memory is fetched from its worker
+        except (RuntimeError, ConnectionError, EOFError) as error:  # the memory of a result is fetched from its worker
             if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
                 raise
             self.close()
@@ -121,7 +121,7 @@ class Workers(Generic[Item, Result]):
                 f"a data worker died ({describe_error(error)}); if memory or /dev/shm is short, use fewer workers"
             ) from error
 
-    def _started(self) -> Iterator[Any]:
+    def _start(self) -> Iterator[Any]:
         assert self._loader is not None
         try:
             return iter(self._loader)
@@ -133,11 +133,11 @@ class Workers(Generic[Item, Result]):
             ) from error
 
     def close(self) -> None:
-        self._loader = None  # the iterator's end ends its processes
+        self._loader = None  # deleting the iterator stops its processes
 
 
 def start_method() -> BaseContext:
-    """The fork server, which begins to import PyTorch now; on Windows, where there is none, fresh processes."""
+    """The fork server, which starts to import PyTorch now; on Windows, which has none, new processes."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -146,18 +146,18 @@ def start_method() -> BaseContext:
     return context
 
 
-def unchanged(result: Result) -> Result:
+def identity(result: Result) -> Result:
     return result
 
 
-def begin(_: int) -> None:
-    """In a worker, which has one thread for tensors: leave Ctrl-C to the parent, and end if the parent is killed."""
+def start_worker(_: int) -> None:
+    """Initialize a worker: ignore Ctrl-C, which the parent handles, and exit if the parent is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    threading.Thread(target=exit_with_parent, daemon=True).start()
 
 
-def end_with_parent() -> None:
-    """PyTorch watches the process that forked the worker: the fork server, which lives as long as its workers."""
+def exit_with_parent() -> None:
+    """Wait for the parent; PyTorch only watches the process that forked the worker, which is the fork server."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -165,9 +165,9 @@ def end_with_parent() -> None:
 
 
 def unguarded_script() -> str:
-    """The line of the running script that came here outside `if __name__ == "__main__":`; empty where all is well.
+    """The line of the running script that called us outside `if __name__ == "__main__":`, or "".
 
-    A worker imports the script again, and would come here once more. What has no file, such as a notebook, is not
+    A worker imports the script again and would start workers itself. Code without a file, such as a notebook, is not
     imported, nor is the `__main__` of a package.
     """
     frame = sys._getframe()
@@ -194,34 +194,35 @@ def unguarded_script() -> str:
 def in_order(
     function: Callable[[Item], Result], items: Iterable[Item], *, workers: int, chunk: int = 1
 ) -> Iterator[Result]:
-    """`function(item)` of each item, in the order of the items; 0 workers: in this process.
+    """Apply `function` to the items in worker processes (0: in this one); yields the results in order.
 
-    A worker handles `chunk` items before it hands over their results.
+    A worker processes `chunk` items before it returns their results.
     """
     if validate("workers", WorkerCount, workers) == 0:
         yield from map(function, items)
         return
-    left = iter(items)
-    with closing(Workers(partial(each, function), workers)) as processes:
-        yield from chain.from_iterable(processes.results(iter(lambda: list(islice(left, chunk)), [])))
+    remaining = iter(items)
+    chunks = iter(lambda: list(islice(remaining, chunk)), [])
+    with closing(Workers(partial(call_each, function), workers)) as processes:
+        yield from chain.from_iterable(processes.results(chunks))
 
 
 def in_threads(
     function: Callable[[Item], Result], items: Iterable[Item], *, threads: int, ahead: int
 ) -> Iterator[Result]:
-    """The same by threads of this process, of which `ahead` calls are under way or done before they are asked for."""
+    """Apply `function` to the items in threads, up to `ahead` items in advance; yields the results in order."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
-    waiting: deque[Future[Result]] = deque()
+    pending: deque[Future[Result]] = deque()
     try:
         for item in items:
-            waiting.append(pool.submit(function, item))
-            if len(waiting) >= ahead:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+            pending.append(pool.submit(function, item))
+            if len(pending) >= ahead:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def each(function: Callable[[Item], Result], items: list[Item]) -> list[Result]:
+def call_each(function: Callable[[Item], Result], items: list[Item]) -> list[Result]:
     return list(map(function, items))

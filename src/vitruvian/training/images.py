@@ -12,9 +12,9 @@ import numpy as np
 from vitruvian.config import ModelConfig, Preprocess, ViTConfig
 from vitruvian.cost import TRAINING_PASSES, multiply_adds
 from vitruvian.data.augment import Augment, train_transform
-from vitruvian.data.columns import CHUNK, piece
+from vitruvian.data.columns import CHUNK, read_chunk
 from vitruvian.data.loader import Batch, Loader
-from vitruvian.data.sources import Concat, Dataset, Source, first_of_each, hold_out
+from vitruvian.data.sources import Concat, Dataset, Source, first_samples, hold_out
 from vitruvian.data.transform import Transform, as_transform
 from vitruvian.errors import ConfigError
 from vitruvian.settings import Size
@@ -56,7 +56,7 @@ def images_for(data: object, recipe: Recipe) -> Images:
         images = replace(images, notes=(*images.notes, *unlearned(images)))
     if not recipe.max_train_samples:
         return images
-    return replace(images, train=first_of_each(images.train, recipe.max_train_samples, recipe.seed))
+    return replace(images, train=first_samples(images.train, recipe.max_train_samples, recipe.seed))
 
 
 def unlearned(images: Images) -> list[str]:
@@ -75,7 +75,7 @@ def unlearned(images: Images) -> list[str]:
 def labels_in(source: Source) -> set[int]:
     """Which labels there are, in pieces, as there can be many images."""
     labels = source.labels()
-    return {int(label) for start in range(0, len(labels), CHUNK) for label in np.unique(piece(labels, start))}
+    return {int(label) for start in range(0, len(labels), CHUNK) for label in np.unique(read_chunk(labels, start))}
 
 
 def usual_images(found: Dataset, recipe: Recipe) -> Images:

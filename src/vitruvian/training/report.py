@@ -14,7 +14,7 @@ from PIL import Image
 
 from vitruvian.catalog import title_of
 from vitruvian.config import Preprocess, ViTConfig
-from vitruvian.data.doctor.checks import small_classes, uneven_classes
+from vitruvian.data.doctor.checks import small_classes, unbalanced_classes
 from vitruvian.data.doctor.findings import Finding
 from vitruvian.data.sources import Source, class_sizes
 from vitruvian.evaluation.measuring.metrics import Measures
@@ -110,7 +110,7 @@ def tiles(outcome: Outcome, lines: list[journal.Line]) -> dict[str, str]:
 
 def class_findings(train: Source) -> Iterator[Finding]:
     """Classes that are small or much larger than others; remote labels are not read for that."""
-    for check in () if train.remote else (small_classes, uneven_classes):
+    for check in () if train.remote else (small_classes, unbalanced_classes):
         yield from check(class_sizes(train.labels(), len(train.classes)), train.classes, "train")
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitruvian.data.augment import mix, normalize
 from vitruvian.data.loader import Batch
-from vitruvian.data.order import digest, generator_for
+from vitruvian.data.order import generator_for, hash_words
 from vitruvian.evaluation.measuring.metrics import autocast as computing_in
 from vitruvian.training.distributed import average_buffers, no_sync
 from vitruvian.training.images import TrainingBatches
@@ -47,7 +47,7 @@ class Stepper:
     def take(self, batch: Batch, step: int) -> Tensor:
         """Learn from a batch; the sums of losses, of right answers and of images, (3,) on the device."""
         seed, rank = self.recipe.seed, self.processes.rank
-        torch.manual_seed(int(digest(seed, step, rank, size=1, purpose=b"step")[0]))
+        torch.manual_seed(int(hash_words(seed, step, rank, size=1, purpose=b"step")[0]))
         inputs = self.prepared(batch, step)
         pixels = inputs[0]
         sums = torch.zeros(3, device=pixels.device)

@@ -1,4 +1,4 @@
-"""A dataset examined before training: what would hurt, what is worth a look, what is fine."""
+"""Examine a dataset before training: unreadable files, duplicates, leaks, unbalanced classes, suspicious labels."""
 
 from __future__ import annotations
 
@@ -7,49 +7,58 @@ from pathlib import Path
 
 import numpy as np
 
-from vitruvian.data.doctor.checks import check_classes, check_files, check_kinds, check_labels, check_notes, check_sizes
-from vitruvian.data.doctor.copies import check_alike, check_copies, same_groups
-from vitruvian.data.doctor.findings import Diagnosis, Example, Finding, ImageRef
+from vitruvian.data.doctor.checks import (
+    check_classes,
+    check_files,
+    check_kinds,
+    check_labels,
+    check_notes,
+    check_sizes,
+)
+from vitruvian.data.doctor.copies import check_copies, check_similar, same_groups
+from vitruvian.data.doctor.findings import Diagnosis
 from vitruvian.data.doctor.scan import Floats, scan
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.sources import Dataset
 from vitruvian.errors import DataError
 from vitruvian.progress import Track, no_tracking
 
-__all__ = ["Diagnosis", "Example", "Finding", "ImageRef", "diagnose"]
-
 
 def diagnose(
     data: str | Path | Dataset, *, vectors: Floats | None = None, workers: int = 0, track: Track = no_tracking
 ) -> Diagnosis:
-    """Everything the doctor finds in a dataset; the same for any number of worker processes.
+    """Examine a dataset.
 
-    The first split is the one that would be trained on. `vectors` (images, D) are features of all images in the order
-    of the splits, NaN for those that have none: they tell more of labels and of images that are alike.
+    Args:
+        data: A dataset, or what `open_dataset` accepts. Its first split is taken as the training split.
+        vectors: (images, D) features of all images in the order of the splits, NaN for images without features. They
+            improve the checks of labels and of similar images.
+        workers: Number of worker processes; it does not change the result.
+        track: Reports progress.
     """
     start = time.perf_counter()
-    opened = data if isinstance(data, Dataset) else open_dataset(data)
-    total = sum(map(len, opened.splits.values()))
+    dataset = data if isinstance(data, Dataset) else open_dataset(data)
+    total = sum(map(len, dataset.splits.values()))
     if vectors is not None and len(vectors) != total:
-        raise DataError(f"{opened.name}: {total:,} images, but {len(vectors):,} vectors; make them anew")
-    seen = scan(opened.splits, workers=workers, track=track)
-    records = seen.records
-    groups = same_groups(records["pixels"], seen.sketches, np.flatnonzero(seen.readable))
+        reason = f"{total:,} images, but {len(vectors):,} vectors"
+        raise DataError(reason, where=dataset.name, hint="compute the vectors again")
+    scanned = scan(dataset.splits, workers=workers, track=track)
+    groups = same_groups(scanned.records["pixels"], scanned.sketches, np.flatnonzero(scanned.readable))
     findings = (
-        *check_files(seen),
-        *check_notes(opened.notes),
-        *check_copies(seen, groups),
-        *(() if vectors is None else check_alike(seen, groups, vectors)),
-        *check_classes(seen, opened.classes),
-        *check_labels(seen, len(opened.classes), vectors),
-        *check_kinds(seen),
-        *check_sizes(seen),
+        *check_files(scanned),
+        *check_notes(dataset.notes),
+        *check_copies(scanned, groups),
+        *(() if vectors is None else check_similar(scanned, groups, vectors)),
+        *check_classes(scanned, dataset.classes),
+        *check_labels(scanned, len(dataset.classes), vectors),
+        *check_kinds(scanned),
+        *check_sizes(scanned),
     )
     return Diagnosis(
-        data=opened.name,
-        splits={name: len(source) for name, source in opened.splits.items()},
-        classes=len(opened.classes),
-        bytes=int(records["bytes"].sum()),
+        data=dataset.name,
+        splits={name: len(source) for name, source in dataset.splits.items()},
+        classes=len(dataset.classes),
+        bytes=int(scanned.records["bytes"].sum()),
         seconds=round(time.perf_counter() - start, 2),
         findings=findings,
     )

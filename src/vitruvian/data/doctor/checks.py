@@ -9,133 +9,137 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.data.doctor.findings import EXAMPLES, REVIEWED, Example, Finding, Level, about, image
+from vitruvian.data.decode import Problem
+from vitruvian.data.doctor.findings import (
+    EXAMPLES,
+    REVIEWED,
+    Example,
+    Finding,
+    Level,
+    finding_about,
+    image_ref,
+)
 from vitruvian.data.doctor.scan import (
     Bytes,
     Floats,
-    Oddity,
-    Places,
-    Problem,
+    Rows,
     Scan,
-    features,
+    Trait,
+    chunks,
     is_blank,
     is_gray,
-    mapped,
-    pieces,
+    map_sketches,
+    sketch_features,
     unit,
 )
+from vitruvian.data.sources import EMPTY_CLASS
 from vitruvian.text import plural
 
 TINY_SIDE = 32
-"""Shorter side, in pixels, below which an image is tiny, where the usual one is at least twice as large."""
-
+"""Shorter side, in pixels, below which an image is tiny if it is also below half of the median."""
 LONG_RATIO = 4.0
-"""Longer side over shorter side from which an image is oddly long."""
-
+"""Aspect ratio from which an image is unusually long."""
 FEW_SHARE = 0.2
-"""Share of the images up to which a kind (gray, transparent, ...) is the exception."""
+"""Maximum share of gray images for which they are reported as unusual."""
 
 PROBLEMS = {
     # problem: name, verb and rest of the sentence
     Problem.EMPTY: ("empty", "is|are", "empty"),
-    Problem.TRUNCATED: ("truncated", "is|are", "cut short"),
-    Problem.NOT_AN_IMAGE: ("not-an-image", "is|are", "not in a format of images"),
+    Problem.TRUNCATED: ("truncated", "is|are", "truncated"),
+    Problem.NOT_AN_IMAGE: ("not-an-image", "is not an image|are not images", ""),
     Problem.BROKEN: ("broken", "cannot|cannot", "be decoded"),
 }
 
-ODDITIES = {
-    # oddity: name, verb and rest of the sentence, advice
-    Oddity.GRAY_END: (
-        "damaged",
-        "ends|end",
-        "in even gray, as if data were missing",
-        "look at them, delete the damaged",
-    ),
-    Oddity.CMYK: ("cmyk", "is|are", "in CMYK, the colors of print", "read as RGB without their profile: colors shift"),
-    Oddity.DEEP: ("deep", "has|have", "more than 8 bits a channel", "read as 8 bits, scaled from the format's range"),
-    Oddity.ALPHA: ("alpha", "has|have", "transparent parts", "read on white: see that this does not mark a class"),
-    Oddity.TURNED: ("turned", "is|are", "to be turned by an EXIF tag", "read upright here; other programs may not"),
-    Oddity.ANIMATED: ("animated", "has|have", "several frames", "only the first is used"),
+CLASS_HINT = "make sure this does not correlate with a class"
+
+TRAITS = {
+    # trait: name, verb, rest of the sentence, advice
+    Trait.GRAY_END: ("damaged", "ends|end", "in uniform gray, as if data were missing", "check and delete if damaged"),
+    Trait.CMYK: ("cmyk", "is|are", "CMYK (print colors)", "converted to RGB without a color profile: colors shift"),
+    Trait.DEEP: ("deep", "has|have", "more than 8 bits per channel", "scaled to 8 bits from the range of the format"),
+    Trait.ALPHA: ("alpha", "has|have", "transparent parts", f"shown on white: {CLASS_HINT}"),
+    Trait.ROTATED: ("turned", "is|are", "rotated by EXIF", "read upright; other programs may ignore the tag"),
+    Trait.ANIMATED: ("animated", "has|have", "several frames", "only the first frame is used"),
 }
 
 
 def check_files(scan: Scan) -> Iterator[Finding]:
-    """Images that cannot be read: each is skipped in training."""
+    """Images that cannot be read and are skipped in training."""
     for problem, (name, verb, rest) in PROBLEMS.items():
-        places = np.flatnonzero(scan.records["problem"] == problem)
-        if len(places):
-            text = f"{plural(len(places), 'file', verb)} {rest}"
-            yield about(scan, places, name, "hurts", text, "fetch them again or delete them; training skips them")
+        rows = np.flatnonzero(scan.records["problem"] == problem)
+        if len(rows):
+            text = f"{plural(len(rows), 'file', verb)} {rest}".rstrip()
+            them = "it" if len(rows) == 1 else "them"
+            advice = f"download {them} again or delete {them}; training skips {them}"
+            yield finding_about(scan, rows, name, "problem", text, advice)
     if scan.readable.all():
-        yield Finding("readable", "fine", f"all {len(scan.records):,} images can be read")
+        yield Finding("readable", "ok", f"all {len(scan.records):,} images can be read")
 
 
 def check_notes(notes: Sequence[str]) -> Iterator[Finding]:
-    """What opening the dataset left out: files that are no images, folders without any."""
+    """Notes from opening the dataset: skipped files and empty class folders."""
     for note in notes:
-        if "class folders without an image" in note:
-            advice = "add images or delete the folder: the model will not know this class"
-            yield Finding("empty-class", "hurts", note, 1, advice)
+        if all(part in note for part in EMPTY_CLASS):
+            advice = "add images or delete the folder: the model will not learn this class"
+            yield Finding("empty-class", "problem", note, 1, advice)
         else:
-            yield Finding("left-out", "look", note, 1)
+            yield Finding("skipped", "warning", note, 1)
 
 
 def check_kinds(scan: Scan) -> Iterator[Finding]:
-    """Images of a kind that is read in its own way, blank ones, and gray ones among colored."""
+    """Images with unusual properties, blank images, and gray images among colored ones."""
     usable = scan.readable
-    everywhere, found = np.arange(len(usable)), list[Finding]()
-    for oddity, (name, verb, rest, advice) in ODDITIES.items():
-        places = np.flatnonzero(usable & (scan.records["oddity"] & oddity > 0))
-        if len(places):
-            found.append(about(scan, places, name, "look", f"{plural(len(places), 'image', verb)} {rest}", advice))
-    blank = np.flatnonzero(usable & mapped(is_blank, scan.sketches, everywhere))
+    every_row, findings = np.arange(len(usable)), list[Finding]()
+    for trait, (name, verb, rest, advice) in TRAITS.items():
+        rows = np.flatnonzero(usable & (scan.records["traits"] & trait > 0))
+        if len(rows):
+            text = f"{plural(len(rows), 'image', verb)} {rest}"
+            findings.append(finding_about(scan, rows, name, "warning", text, advice))
+    blank = np.flatnonzero(usable & map_sketches(is_blank, scan.sketches, every_row))
     if len(blank):
-        text = f"{plural(len(blank), 'image', 'shows|show')} one color and nothing else"
-        found.append(about(scan, blank, "blank", "look", text, "delete them, unless that is a class of its own"))
-    yield from found
-    gray = np.setdiff1d(np.flatnonzero(usable & mapped(is_gray, scan.sketches, everywhere)), blank)
+        text = f"{plural(len(blank), 'image', 'has|have')} a single color"
+        findings.append(finding_about(scan, blank, "blank", "warning", text, "delete, unless this is a class"))
+    yield from findings
+    gray = np.setdiff1d(np.flatnonzero(usable & map_sketches(is_gray, scan.sketches, every_row)), blank)
     if 0 < len(gray) <= FEW_SHARE * usable.sum():
         text = f"{plural(len(gray), 'image', 'is|are')} gray among colored ones"
-        yield about(scan, gray, "gray", "look", text, "read as RGB: see that this does not mark a class")
-    if not found:
-        yield Finding("kinds", "fine", "no transparency, CMYK, 16 bits, animation, EXIF turns or blanks")
+        yield finding_about(scan, gray, "gray", "warning", text, f"converted to RGB: {CLASS_HINT}")
+    if not findings:
+        yield Finding("kinds", "ok", "no transparency, CMYK, 16-bit, animated, EXIF-rotated or blank images")
 
 
 def check_sizes(scan: Scan) -> Iterator[Finding]:
-    """Images much smaller than the others, and oddly long ones."""
+    """Images much smaller than the others, and unusually long ones."""
     usable = scan.readable
     if not usable.any():
         return
     rows, columns = scan.records["rows"], scan.records["columns"]
     short, long = np.minimum(rows, columns), np.maximum(rows, columns)
-    usual = int(np.median(short[usable]))
-    tiny = np.flatnonzero(usable & (short < min(TINY_SIDE, usual / 2)))
+    median = int(np.median(short[usable]))
+    tiny = np.flatnonzero(usable & (short < min(TINY_SIDE, median / 2)))
     if len(tiny):
-        text = f"{plural(len(tiny), 'image', 'is|are')} tiny: under {TINY_SIDE} pixels, where {usual} is usual"
-        yield about(scan, tiny, "tiny", "look", text, "likely icons or thumbnails: replace or delete them")
+        text = f"{plural(len(tiny), 'image', 'is|are')} tiny: under {TINY_SIDE} pixels (median {median})"
+        yield finding_about(scan, tiny, "tiny", "warning", text, "likely icons or thumbnails: replace or delete")
     stretched = np.flatnonzero(usable & (long >= LONG_RATIO * np.maximum(short, 1)))
     if len(stretched):
-        text = f"{plural(len(stretched), 'image', 'is|are')} {LONG_RATIO:g} or more times as long as wide"
-        yield about(scan, stretched, "long", "look", text, "a square view shows little of them: crop them first")
+        text = f"{plural(len(stretched), 'image', 'has an|have an')} aspect ratio of {LONG_RATIO:g} or more"
+        yield finding_about(scan, stretched, "long", "warning", text, "a square crop shows little of them: crop first")
     if not len(tiny) and not len(stretched):
         low, high = int(short[usable].min()), int(short[usable].max())
-        sides = f"{low} to {high} pixels, {usual} in the middle" if low < high else f"{low} pixels"
-        yield Finding("sizes", "fine", f"no odd sizes: shorter sides of {sides}")
+        sides = f"{low} to {high} pixels (median {median})" if low < high else f"{low} pixels"
+        yield Finding("sizes", "ok", f"no unusual sizes: shorter sides of {sides}")
 
 
-FEWEST = 5
-"""Images of a class below which training would suffer."""
+TINY_CLASS = 5
+"""Images of a class below which there is a problem."""
+SMALL_CLASS = 20
+"""Images of a class below which there is a warning."""
+UNBALANCED = 10
+"""Images of the largest class over those of the smallest, from which there is a warning."""
+VERY_UNBALANCED = 100
+"""Images of the largest class over those of the smallest, from which there is a problem."""
 
-FEW = 20
-"""Images of a class below which it is worth a look."""
-
-UNEVEN = 10
-"""Images of the largest class over those of the smallest, from which it is worth a look."""
-
-VERY_UNEVEN = 100
-"""The same, from which training would suffer."""
-
-Counts = NDArray[np.int64]
+ClassCounts = NDArray[np.int64]
 """Readable images of each class in one split."""
 
 
@@ -143,185 +147,178 @@ def check_classes(scan: Scan, classes: Sequence[str]) -> Iterator[Finding]:
     """The classes of the first split, which is trained on, and then those of the others."""
     records, readable = scan.records, scan.readable
     if not readable.any():
-        yield Finding("nothing", "hurts", "there is no readable image")
+        yield Finding("nothing", "problem", "no image can be read")
         return
-    trained, *others = (
+    trained, *counts = (
         np.bincount(records["label"][readable & (records["split"] == split)], minlength=len(classes))
         for split in range(len(scan.splits))
     )
-    name, *other_names = scan.splits
-    found = [*small_classes(trained, classes, name), *uneven_classes(trained, classes, name)]
-    for other, counts in zip(other_names, others):
-        found += one_sided_classes(trained, counts, classes, (name, other))
-    yield from found
-    if not found:
-        everywhere = ", all in every split" if others else ""
+    name, *names = scan.splits
+    findings = [*small_classes(trained, classes, name), *unbalanced_classes(trained, classes, name)]
+    for held_name, held in zip(names, counts):
+        findings += one_sided_classes(trained, held, classes, (name, held_name))
+    yield from findings
+    if not findings:
+        everywhere = ", all in every split" if counts else ""
         text = f"{len(classes):,} classes of {trained.min():,} to {trained.max():,} images in {name}{everywhere}"
-        yield Finding("classes", "fine", text)
+        yield Finding("classes", "ok", text)
 
 
-def small_classes(counts: Counts, classes: Sequence[str], split: str) -> Iterator[Finding]:
-    """Classes with no image, and with few."""
+def small_classes(counts: ClassCounts, classes: Sequence[str], split: str) -> Iterator[Finding]:
+    """Classes without images, and with few."""
     for check, low, high, what, advice in (
         ("empty-class", 0, 1, "no image", "add images or remove the class"),
-        ("tiny-class", 1, FEWEST, f"fewer than {FEWEST} images", "add images, or merge classes"),
-        ("small-class", FEWEST, FEW, f"fewer than {FEW} images", "add images, or start from published weights"),
+        ("tiny-class", 1, TINY_CLASS, f"fewer than {TINY_CLASS} images", "add images, or merge classes"),
+        ("small-class", TINY_CLASS, SMALL_CLASS, f"fewer than {SMALL_CLASS} images", "add images, or fine-tune"),
     ):
-        found = np.flatnonzero((counts >= low) & (counts < high))
-        if len(found):
-            level: Level = "look" if check == "small-class" else "hurts"
-            text = f"{plural(len(found), 'class', 'has|have')} {what} in {split}"
-            yield Finding(check, level, text, len(found), advice, listed(found, counts, classes))
+        small = np.flatnonzero((counts >= low) & (counts < high))
+        if len(small):
+            level: Level = "warning" if check == "small-class" else "problem"
+            text = f"{plural(len(small), 'class', 'has|have')} {what} in {split}"
+            yield Finding(check, level, text, len(small), advice, class_examples(small, counts, classes))
 
 
-def uneven_classes(counts: Counts, classes: Sequence[str], split: str) -> Iterator[Finding]:
+def unbalanced_classes(counts: ClassCounts, classes: Sequence[str], split: str) -> Iterator[Finding]:
     """The largest class much larger than the smallest that has any image."""
     filled = np.flatnonzero(counts)
     if not len(filled):
         return
     least, most = int(filled[counts[filled].argmin()]), int(counts.argmax())
     ratio = counts[most] / counts[least]
-    if ratio >= UNEVEN:
+    if ratio >= UNBALANCED:
         smallest_first = filled[np.argsort(counts[filled], kind="stable")]
-        small = smallest_first[counts[smallest_first] * UNEVEN <= counts[most]]
+        small = smallest_first[counts[smallest_first] * UNBALANCED <= counts[most]]
         text = (
             f"{split} is unbalanced: {classes[most]} has {ratio:.0f} times the images of {classes[least]} "
-            f"({counts[most]:,} and {counts[least]:,}; {UNEVEN} times are worth a look, {VERY_UNEVEN} hurt)"
+            f"({counts[most]:,} and {counts[least]:,}; warning from {UNBALANCED}, problem from {VERY_UNBALANCED})"
         )
-        level: Level = "hurts" if ratio >= VERY_UNEVEN else "look"
+        level: Level = "problem" if ratio >= VERY_UNBALANCED else "warning"
         advice = "train with class weights or balanced sampling, or add images of the small classes"
-        yield Finding("unbalanced", level, text, len(small), advice, listed(small, counts, classes))
+        yield Finding("unbalanced", level, text, len(small), advice, class_examples(small, counts, classes))
 
 
 def one_sided_classes(
-    trained: Counts, held: Counts, classes: Sequence[str], names: tuple[str, str]
+    trained: ClassCounts, held: ClassCounts, classes: Sequence[str], names: tuple[str, str]
 ) -> Iterator[Finding]:
     """Classes that only one of two splits has."""
-    train, other = names
-    unlearned, unmeasured = (np.flatnonzero((a == 0) & (b > 0)) for a, b in ((trained, held), (held, trained)))
-    if len(unlearned):
-        text = f"{plural(len(unlearned), 'class', 'is|are')} in {other} but not in {train}"
-        advice = f"add them to {train}: what is not learned is always answered wrongly"
-        shown = listed(unlearned, held, classes)
-        yield Finding("unlearned-class", "hurts", text, len(unlearned), advice, shown)
-    if len(unmeasured):
-        text = f"{plural(len(unmeasured), 'class', 'is|are')} in {train} but not in {other}"
-        advice = f"move some images to {other}: the accuracy of these classes is not measured"
-        shown = listed(unmeasured, trained, classes)
-        yield Finding("unmeasured-class", "look", text, len(unmeasured), advice, shown)
+    train, test = names
+    untrained, untested = (np.flatnonzero((a == 0) & (b > 0)) for a, b in ((trained, held), (held, trained)))
+    if len(untrained):
+        text = f"{plural(len(untrained), 'class', 'is|are')} in {test} but not in {train}"
+        advice = f"add them to {train}: a class without training images is never predicted"
+        examples = class_examples(untrained, held, classes)
+        yield Finding("unlearned-class", "problem", text, len(untrained), advice, examples)
+    if len(untested):
+        text = f"{plural(len(untested), 'class', 'is|are')} in {train} but not in {test}"
+        advice = f"move some images to {test}: the accuracy of these classes is not measured"
+        examples = class_examples(untested, trained, classes)
+        yield Finding("unmeasured-class", "warning", text, len(untested), advice, examples)
 
 
-def listed(found: Iterable[int], counts: Counts, classes: Sequence[str]) -> tuple[Example, ...]:
-    return tuple(Example(f"{classes[c]}: {plural(int(counts[c]), 'image')}") for c, _ in zip(found, range(EXAMPLES)))
+def class_examples(indices: Iterable[int], counts: ClassCounts, classes: Sequence[str]) -> tuple[Example, ...]:
+    return tuple(Example(f"{classes[c]}: {plural(int(counts[c]), 'image')}") for c, _ in zip(indices, range(EXAMPLES)))
 
+
+# Labels. Each image is compared with all others by simple features, or by those of a model. If images of a class
+# mostly have neighbors of their own class, one whose neighbors belong to another class is suspicious. If they do not
+# (most photographs, by simple features), nothing can be said about single labels.
 
 Labels = NDArray[np.int32]
-
-Looks = Callable[[Places], Floats]
-"""Features (N, D) of unit length of the images at some places."""
+Features = Callable[[Rows], Floats]
+"""Features (N, D) of unit length of the images in these rows."""
 
 NEIGHBORS = 10
-
 AGREEING = 8
-"""Neighbors of one class that count as an opinion."""
-
-SURE_SHARE = 0.5
+"""Neighbors of one class that contradict a label."""
+SEPARATED_SHARE = 0.5
 """Share of a class whose neighbors must be of that class before its labels are checked."""
-
 REFERENCES = 10_000
 """Images that all others are compared with, spread evenly over a larger dataset."""
-
-ROWS = 512
+COMPARED_ROWS = 512
 """Images compared with the references at once; bounds the memory."""
 
 
-class Doubt(NamedTuple):
-    """An image among the images of another class."""
+class Suspicion(NamedTuple):
+    """An image whose neighbors have another label."""
 
-    place: int
+    row: int
     agreeing: int
-    """How many of its ten neighbors are of that class."""
-    neighbors: Places
-    """The places of those, likest first."""
+    """How many of its ten neighbors have that label."""
+    neighbors: Rows
+    """The rows of those, nearest first."""
 
 
 def check_labels(scan: Scan, classes: int, vectors: Floats | None = None) -> Iterator[Finding]:
-    """Images that lie among those of another class, if the features can tell the two classes.
+    """Images whose neighbors belong to another class, if the features separate the two classes.
 
-    `vectors` (images, D) of a model are better features; NaN where an image has none.
+    `vectors` (images, D) of a model are better features; NaN for an image without features.
     """
     known = scan.readable if vectors is None else scan.readable & np.isfinite(vectors[:, 0])
-    looks, what = (
-        (partial(sketch_looks, scan.sketches), "edges and colors")
-        if vectors is None
-        else (partial(vector_looks, vectors), "the vectors")
-    )
-    checked, doubts = contradicted(looks, scan.records["label"], np.flatnonzero(known))
-    apart = f"{what} tell {'all' if checked == classes else f'{checked} of'} {classes} classes apart"
-    if doubts:
-        text = f"{plural(len(doubts), 'image', 'looks|look')} like another class ({apart})"
-        advice = "no proof, but look: the label or the image may be wrong"
-        examples = tuple(example(scan, doubt) for doubt in doubts[:REVIEWED])
-        yield Finding("label", "look", text, len(doubts), advice, examples)
+    features: Features = partial(rows_of_sketches, scan.sketches)
+    name = "edges and colors"
+    if vectors is not None:
+        features, name = partial(rows_of_vectors, vectors), "the features"
+    checked, suspicions = find_suspicions(features, scan.records["label"], np.flatnonzero(known))
+    separated = f"{name} separate {'all' if checked == classes else f'{checked} of'} {classes} classes"
+    if suspicions:
+        text = f"{plural(len(suspicions), 'image', 'looks|look')} like another class ({separated})"
+        advice = "suspicious, not proven: check the label and the image"
+        examples = tuple(suspicion_example(scan, suspicion) for suspicion in suspicions[:REVIEWED])
+        yield Finding("label", "warning", text, len(suspicions), advice, examples)
     elif checked:
-        yield Finding("labels", "fine", f"no label looks wrong ({apart})")
+        yield Finding("labels", "ok", f"no suspicious labels ({separated})")
     else:
-        text = f"single labels were not judged: {what} alone do not tell these classes apart"
-        yield Finding("labels", "fine", text)
+        yield Finding("labels", "ok", f"labels were not checked: {name} do not separate these classes")
 
 
-def example(scan: Scan, doubt: Doubt) -> Example:
-    """The doubtful image and its three likest neighbors."""
-    images = tuple(image(scan, int(place)) for place in (doubt.place, *doubt.neighbors[:3]))
-    return Example(f"{doubt.agreeing} of the {NEIGHBORS} likest images are {images[1].label}", images)
+def suspicion_example(scan: Scan, suspicion: Suspicion) -> Example:
+    """The suspicious image and its three nearest neighbors."""
+    images = tuple(image_ref(scan, int(row)) for row in (suspicion.row, *suspicion.neighbors[:3]))
+    count = f"all {NEIGHBORS}" if suspicion.agreeing == NEIGHBORS else f"{suspicion.agreeing} of {NEIGHBORS}"
+    return Example(f"{count} nearest neighbors are labeled {images[1].label}", images)
 
 
-def sketch_looks(sketches: Bytes, places: Places) -> Floats:
-    return np.asarray(mapped(features, sketches, places))
+def rows_of_sketches(sketches: Bytes, rows: Rows) -> Floats:
+    return np.asarray(map_sketches(sketch_features, sketches, rows))
 
 
-def vector_looks(vectors: Floats, places: Places) -> Floats:
-    return unit(np.asarray(vectors[places], np.float32))
+def rows_of_vectors(vectors: Floats, rows: Rows) -> Floats:
+    return unit(np.asarray(vectors[rows], np.float32))
 
 
-def contradicted(looks: Looks, labels: Labels, among: Places) -> tuple[int, list[Doubt]]:
+def find_suspicions(features: Features, labels: Labels, rows: Rows) -> tuple[int, list[Suspicion]]:
     """How many classes were checked, and labels that eight or more of ten neighbors contradict, the worst first.
 
-    `looks` and `labels` are of all images; `among` are the places of those that can be read.
+    `features` and `labels` are of all images; `rows` are those of readable images.
     """
-    if len(among) <= NEIGHBORS:
+    if len(rows) <= NEIGHBORS:
         return 0, []
-    mine, near = labels[among], neighbors(looks, among)
-    opinion, agreeing = commonest(labels[near])
-    total, sure = np.bincount(mine), np.bincount(mine, (opinion == mine) & (agreeing >= AGREEING))
-    checked = sure >= SURE_SHARE * np.maximum(total, 1)
-    doubtful = (agreeing >= AGREEING) & (opinion != mine) & checked[mine] & checked[opinion]
-    rows = sorted(np.flatnonzero(doubtful).tolist(), key=lambda row: (-agreeing[row], row))
-    doubts = [Doubt(int(among[row]), int(agreeing[row]), near[row][labels[near[row]] == opinion[row]]) for row in rows]
-    return int(checked.sum()), doubts
+    own, near = labels[rows], neighbors(features, rows)
+    majority, agreeing = most_common(labels[near])
+    total, sure = np.bincount(own), np.bincount(own, (majority == own) & (agreeing >= AGREEING))
+    checked = sure >= SEPARATED_SHARE * np.maximum(total, 1)
+    suspicious = (agreeing >= AGREEING) & (majority != own) & checked[own] & checked[majority]
+    order = sorted(np.flatnonzero(suspicious).tolist(), key=lambda i: (-agreeing[i], i))
+    suspicions = [Suspicion(int(rows[i]), int(agreeing[i]), near[i][labels[near[i]] == majority[i]]) for i in order]
+    return int(checked.sum()), suspicions
 
 
-def neighbors(looks: Looks, among: Places) -> Places:  # (N,) -> (N, 10)
-    """The places of each image's ten likest others, likest first."""
-    known = among[np.linspace(0, len(among) - 1, min(len(among), REFERENCES)).astype(np.int64)]
-    references = looks(known)
-    found = np.empty((len(among), NEIGHBORS), np.int64)
-    for start, part in zip(range(0, len(among), ROWS), pieces(among, ROWS)):
-        likeness = looks(part) @ references.T
-        likeness[part[:, None] == known] = -2  # not itself
-        found[start : start + ROWS] = known[greatest(likeness)]
-    return found
+def neighbors(features: Features, rows: Rows) -> Rows:  # (N,) -> (N, 10)
+    """The rows of each image's ten nearest neighbors, nearest first."""
+    known = rows[np.linspace(0, len(rows) - 1, min(len(rows), REFERENCES)).astype(np.int64)]
+    references = features(known)
+    nearest = np.empty((len(rows), NEIGHBORS), np.int64)
+    for start, part in zip(range(0, len(rows), COMPARED_ROWS), chunks(rows, COMPARED_ROWS)):
+        similarity = features(part) @ references.T
+        similarity[part[:, None] == known] = -2  # not itself
+        best = np.argpartition(-similarity, NEIGHBORS - 1, axis=1)[:, :NEIGHBORS]
+        order = np.argsort(-np.take_along_axis(similarity, best, 1), axis=1, kind="stable")
+        nearest[start : start + COMPARED_ROWS] = known[np.take_along_axis(best, order, 1)]
+    return nearest
 
 
-def greatest(values: Floats) -> NDArray[np.int64]:  # (R, M) -> (R, 10)
-    """The columns of the ten greatest values of each row, greatest first."""
-    best = np.argpartition(-values, NEIGHBORS - 1, axis=1)[:, :NEIGHBORS]
-    order = np.argsort(-np.take_along_axis(values, best, 1), axis=1, kind="stable")
-    return np.take_along_axis(best, order, 1)
-
-
-def commonest(labels: Labels) -> tuple[Labels, NDArray[np.int64]]:  # (N, 10) -> (N,), (N,)
-    """The commonest label of each row, and how often it occurs."""
+def most_common(labels: Labels) -> tuple[Labels, NDArray[np.int64]]:  # (N, 10) -> (N,), (N,)
+    """The most common label of each row, and how often it occurs."""
     counts = (labels[:, :, None] == labels[:, None, :]).sum(2)
     best = counts.argmax(1)[:, None]
     return np.take_along_axis(labels, best, 1)[:, 0], np.take_along_axis(counts, best, 1)[:, 0]

@@ -1,4 +1,4 @@
-"""Corrections of the review page applied: a new manifest with all images of a dataset, whose files stay as they are."""
+"""Apply the corrections of the review page: write a new manifest of a dataset, whose files are not changed."""
 
 from __future__ import annotations
 
@@ -18,111 +18,113 @@ from vitruvian.text import printable
 
 FORMAT = 1
 
-Place = tuple[str, int]
-"""Split and number of an image."""
+Position = tuple[str, int]
+"""Split and index of an image."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Applied:
-    """What became of the corrections."""
+class AppliedCorrections:
+    """Counts of the applied corrections."""
 
     images: int
-    """Rows of the new manifest."""
+    """Images in the new manifest."""
     changed: int
-    left_out: int
-    kept: int
-    """Labels that were looked at and found right."""
+    excluded: int
+    confirmed: int
 
 
-def apply_corrections(data: str | Path, corrections: Path, out: Path) -> Applied:
-    """Write the manifest `out` of a folder's or a manifest's images, with labels as `corrections` say.
+def apply_corrections(data: str | Path, corrections: Path, out: Path) -> AppliedCorrections:
+    """Write a manifest of a dataset with corrected labels.
 
-    The paths in a manifest begin at its folder, so that must be one above the images.
+    Args:
+        data: A folder of images, or a manifest.
+        corrections: The file that the review page saves.
+        out: The new manifest, in a folder above the images, since its paths are relative to it.
+
+    Raises:
+        DataError: The corrections are not of this dataset.
+        FileError: `out` would change the data, or is not above the images.
     """
-    opened = open_dataset(data)
-    decided = read_corrections(corrections, opened)
+    dataset = open_dataset(data)
+    decisions = read_corrections(corrections, dataset)
     check_out(out, Path(data).expanduser())
     with atomic_path(out) as new, open(new, "w", encoding="utf-8", newline="") as text:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(("path", "label", "split", "weight"))
         count = 0
-        for row in rows(opened, decided, out):
+        for row in manifest_rows(dataset, decisions, out):
             writer.writerow(row)
             count += 1
-    labels = [(entry["was"], entry["label"]) for entry in decided.values()]
-    return Applied(
+    labels = [(entry["was"], entry["label"]) for entry in decisions.values()]
+    return AppliedCorrections(
         images=count,
         changed=sum(label is not None and label != was for was, label in labels),
-        left_out=sum(label is None for _, label in labels),
-        kept=sum(label == was for was, label in labels),
+        excluded=sum(label is None for _, label in labels),
+        confirmed=sum(label == was for was, label in labels),
     )
 
 
-def rows(data: Dataset, decided: dict[Place, dict[str, Any]], out: Path) -> Iterator[tuple[object, ...]]:
-    """A row for each image that stays."""
+def manifest_rows(data: Dataset, decisions: dict[Position, dict[str, Any]], out: Path) -> Iterator[tuple[object, ...]]:
+    """One row per image that is not excluded."""
     folder = os.path.abspath(out.parent)
     for split, source in data.splits.items():
         if not isinstance(source, FolderSource):
-            raise DataError(
-                f"{data.name}: its images are not files with paths, which a manifest lists; corrections are for "
-                "folders of images and for manifests"
-            )
+            reason = "the images are not files; corrections are for folders of images and for manifests"
+            raise DataError(reason, where=data.name)
         for index in range(len(source)):
-            entry = decided.get((split, index))
+            entry = decisions.get((split, index))
             label = source.classes[source.label(index)] if entry is None else entry["label"]
             if label is not None:
-                yield path_from(folder, source.root / source.key(index)), label, split, f"{source.weight(index):g}"
+                yield relative_path(folder, source.root / source.key(index)), label, split, f"{source.weight(index):g}"
 
 
-def path_from(folder: str, image: Path) -> str:
-    """The image's path as a manifest in this folder has it."""
-    whole = os.path.abspath(image)
-    path = os.path.relpath(whole, folder)
+def relative_path(folder: str, image: Path) -> str:
+    """The path of an image in a manifest in this folder."""
+    absolute = os.path.abspath(image)
+    path = os.path.relpath(absolute, folder)
     if path.startswith(os.pardir):
-        above = os.path.commonpath([whole, folder])
-        raise FileError(
-            f"{folder}: {printable(whole)} is not below it; write the manifest to a folder above, such as {above}"
-        )
+        hint = f"write the manifest to a folder above, such as {os.path.commonpath([absolute, folder])}"
+        raise FileError(f"{printable(absolute)} is not below it", where=folder, hint=hint)
     if path != path.strip() or not printable(path) == path:
-        raise FileError(f"{printable(whole)}: a name that no manifest can hold; rename the file")
+        raise FileError("a manifest cannot contain this name", where=printable(absolute), hint="rename the file")
     return path
 
 
-def read_corrections(path: Path, data: Dataset) -> dict[Place, dict[str, Any]]:
-    """The corrections by image, once it is sure that they are of these images."""
+def read_corrections(path: Path, data: Dataset) -> dict[Position, dict[str, Any]]:
+    """The corrections by image; raises DataError if they are not of this dataset."""
     content = read_object(path, raises=DataError)
-    found = content.get("corrections")
-    if content.get("format") != FORMAT or not isinstance(found, list):
-        raise DataError(f"{path}: not the corrections of a page of `vit doctor --review`")
-    decided: dict[Place, dict[str, Any]] = {}
-    for number, entry in enumerate(found, 1):
+    entries = content.get("corrections")
+    if content.get("format") != FORMAT or not isinstance(entries, list):
+        raise DataError("not the corrections of a page of `vit doctor --review`", where=path)
+    decisions: dict[Position, dict[str, Any]] = {}
+    for number, entry in enumerate(entries, 1):
         try:
             split, index, key, was, label = (entry[name] for name in ("split", "index", "key", "was", "label"))
             source = data.splits[split]
             if not isinstance(index, int) or not 0 <= index < len(source):
                 raise IndexError
-            there = source.key(index), source.classes[source.label(index)]
+            actual = source.key(index), source.classes[source.label(index)]
         except (KeyError, TypeError, IndexError):
+            reason = f"correction {number} is not about an image of {data.name}"
+            raise DataError(reason, where=path, hint="check that it belongs to this dataset") from None
+        if (key, was) != actual:
             raise DataError(
-                f"{path}: correction {number} is of no image of {data.name}; are the data others?"
-            ) from None
-        if (key, was) != there:
-            raise DataError(
-                f"{path}: correction {number} is of {printable(str(key))} labeled {printable(str(was))}, but image "
-                f"{index} of {split} is {printable(there[0])} labeled {printable(there[1])}; the data have changed: "
-                "run `vit doctor --review` again"
+                f"correction {number} is about {printable(str(key))} labeled {printable(str(was))}, but image "
+                f"{index} of {split} is {printable(actual[0])} labeled {printable(actual[1])}",
+                where=path,
+                hint="the data has changed: run `vit doctor --review` again",
             )
         if label is not None and label not in source.classes:
-            raise DataError(f"{path}: correction {number}: there is no class {printable(str(label))!r} in {data.name}")
-        decided[split, index] = entry
-    return decided
+            raise DataError(f"correction {number}: no class {printable(str(label))!r} in {data.name}", where=path)
+        decisions[split, index] = entry
+    return decisions
 
 
 def check_out(out: Path, data: Path) -> None:
-    """FileError where the new manifest would change the data."""
+    """Raise FileError if the new manifest would change the data."""
     if out.suffix.lower() != ".csv":
-        raise FileError(f"{out}: wanted the name of a manifest, such as corrected.csv")
+        raise FileError("not the name of a manifest, such as corrected.csv", where=out)
     if data.exists() and out.exists() and os.path.samefile(out, data):
-        raise FileError(f"{out}: the data themselves, which stay as they are; choose another name")
+        raise FileError("this is the data itself", where=out, hint="choose another name")
     if data.is_dir() and Path(os.path.abspath(out)).is_relative_to(os.path.abspath(data)):
-        raise FileError(f"{out}: inside the data, which stay as they are; write it beside {data}")
+        raise FileError("inside the data", where=out, hint=f"write it beside {data}")

@@ -1,4 +1,4 @@
-"""What the doctor says: findings with their examples, the whole diagnosis, and its lines for a terminal."""
+"""The results of `vit doctor`: findings with examples, the diagnosis, and its lines for a terminal."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vitruvian.data.doctor.scan import Places, Scan
+from vitruvian.data.doctor.scan import Rows, Scan
 from vitruvian.text import plural, printable
 
-Level = Literal["hurts", "look", "fine"]
-"""Training would suffer; worth a look; nothing to do."""
+Level = Literal["problem", "warning", "ok"]
 
 EXACT = "exact copy"
-NEAR = "nearly the same"
+NEAR = "near duplicate"
 
 EXAMPLES = 12
-"""Examples of each finding that are shown; the count tells of all."""
+"""Maximum number of examples of a finding; its count includes all."""
 REVIEWED = 200
-"""Examples kept of findings about labels, which `--review` shows one by one."""
+"""Maximum number of examples of findings about labels, which `--review` shows one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageRef:
-    """Where an image is found again."""
+    """The position of an image in the dataset."""
 
     split: str
     index: int
@@ -35,7 +34,7 @@ class ImageRef:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Images that show a finding, and what to see there."""
+    """Images that show a finding, and a note about them."""
 
     note: str
     images: tuple[ImageRef, ...] = ()
@@ -61,7 +60,7 @@ class Diagnosis:
 
     data: str
     splits: dict[str, int]
-    """Images in each split, readable or not."""
+    """Number of images per split, readable or not."""
     classes: int
     bytes: int
     seconds: float
@@ -69,8 +68,8 @@ class Diagnosis:
 
     @property
     def healthy(self) -> bool:
-        """Whether training can do its best with these images."""
-        return not self.at("hurts")
+        """Whether there are no problems; warnings are allowed."""
+        return not self.at("problem")
 
     def at(self, level: Level) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.level == level)
@@ -80,30 +79,29 @@ class Diagnosis:
         return {**dataclasses.asdict(self), "healthy": self.healthy, "images": sum(self.splits.values())}
 
 
-def image(scan: Scan, place: int) -> ImageRef:
-    split, source, index = scan.source(place)
-    return ImageRef(split, index, source.key(index), source.classes[int(scan.records["label"][place])])
+def image_ref(scan: Scan, row: int) -> ImageRef:
+    split, source, index = scan.source(row)
+    return ImageRef(split, index, source.key(index), source.classes[int(scan.records["label"][row])])
 
 
-def about(scan: Scan, places: Places, check: str, level: Level, text: str, advice: str) -> Finding:
-    """A finding about images; the first few are its examples, each with its size or why it cannot be read."""
-    found = []
-    for place in places[:EXAMPLES].tolist():
-        record = scan.records[place]
-        size = f"{record['columns']}x{record['rows']} pixels"
-        found.append(Example(scan.reasons.get(place, size), (image(scan, place),)))
-    return Finding(check, level, text, len(places), advice, tuple(found))
+def finding_about(scan: Scan, rows: Rows, check: str, level: Level, text: str, advice: str) -> Finding:
+    """A finding about images; the first few are its examples, with their size or why they cannot be read."""
+    examples = []
+    for row in rows[:EXAMPLES].tolist():
+        size = f"{scan.records['columns'][row]}x{scan.records['rows'][row]} pixels"
+        examples.append(Example(scan.reasons.get(row, size), (image_ref(scan, row),)))
+    return Finding(check, level, text, len(rows), advice, tuple(examples))
 
 
-HEADINGS: dict[Level, str] = {"hurts": "WILL HURT TRAINING", "look": "WORTH A LOOK", "fine": "FINE"}
-MARKS: dict[Level, str] = {"hurts": "✗", "look": "!", "fine": "✓"}
+HEADINGS: dict[Level, str] = {"problem": "PROBLEMS", "warning": "WARNINGS", "ok": "PASSED"}
+MARKS: dict[Level, str] = {"problem": "✗", "warning": "!", "ok": "✓"}
 SHOWN = 4
 """Examples of a finding in the terminal; the page and the JSON object have more."""
 WIDTH = 110
 
 
 def report(diagnosis: Diagnosis) -> Iterator[tuple[Level | None, str]]:
-    """The lines of the report, each with the level of what it tells, for its color."""
+    """The lines of the report, each with the level that determines its color."""
     yield None, heading(diagnosis)
     for level, title in HEADINGS.items():
         findings = diagnosis.at(level)
@@ -126,10 +124,8 @@ def heading(diagnosis: Diagnosis) -> str:
 
 
 def finding_lines(finding: Finding) -> Iterator[tuple[Level | None, str]]:
-    yield (
-        finding.level,
-        textwrap.fill(finding.text, WIDTH, initial_indent=f"  {MARKS[finding.level]} ", subsequent_indent="    "),
-    )
+    indent = f"  {MARKS[finding.level]} "
+    yield finding.level, textwrap.fill(finding.text, WIDTH, initial_indent=indent, subsequent_indent="    ")
     if finding.advice:
         yield None, textwrap.fill(finding.advice, WIDTH, initial_indent="    → ", subsequent_indent="      ")
     for example in finding.examples[:SHOWN]:
@@ -140,18 +136,15 @@ def finding_lines(finding: Finding) -> Iterator[tuple[Level | None, str]]:
 
 
 def example_line(example: Example) -> str:
-    """Where the images are, and what to see; one line, whatever characters a file's name has."""
+    """The images and the note in one line, whatever characters the file names contain."""
     labels = {image.label for image in example.images}
-    where = ("  =  " if example.note == EXACT else "  ≈  ").join(
+    images = ("  =  " if example.note == EXACT else "  ≈  ").join(
         f"{image.split}: {image.key}" + (f" [{image.label}]" if len(labels) > 1 else "") for image in example.images[:2]
     )
-    return printable(f"{where}  ({example.note})" if where else example.note)
+    return printable(f"{images}  ({example.note})" if images else example.note)
 
 
 def verdict(diagnosis: Diagnosis) -> str:
-    hurting, looking = len(diagnosis.at("hurts")), len(diagnosis.at("look"))
-    if hurting:
-        return f"Training would suffer: {plural(hurting, 'problem')}, and {plural(looking, 'thing')} worth a look."
-    if looking:
-        return f"Ready for training; {plural(looking, 'thing')} worth a look."
-    return "Ready for training."
+    problems, warnings = len(diagnosis.at("problem")), len(diagnosis.at("warning"))
+    counts = [plural(count, noun) for count, noun in ((problems, "problem"), (warnings, "warning")) if count]
+    return f"{'Fix before training' if problems else 'Ready for training'}{': ' * bool(counts)}{' and '.join(counts)}."

@@ -3,7 +3,7 @@ const { data, classes, items } = JSON.parse(document.getElementById("content").t
 const at = (id) => document.getElementById(id);
 const memory = "vitruvian review " + data + " " + items.map((item) => item.split + item.index).join(" ");
 let place = 0;
-let decisions = {}; // by number of the item; null leaves the image out
+let decisions = {}; // by index of the item; null excludes the image
 try { decisions = JSON.parse(localStorage.getItem(memory)) || {}; } catch (error) { decisions = {}; }
 
 for (const name of classes) at("other").add(new Option(name));
@@ -12,7 +12,7 @@ function show() {
   items.forEach((_, number) => { at("item" + number).hidden = number !== place; });
   const decided = Object.keys(decisions).length;
   const changed = items.filter((item, number) => number in decisions && decisions[number] !== item.was).length;
-  const now = place in decisions ? (decisions[place] === null ? ": left out" : ": " + decisions[place]) : "";
+  const now = place in decisions ? (decisions[place] === null ? ": excluded" : ": " + decisions[place]) : "";
   at("place").textContent = (place + 1) + " of " + items.length + now;
   at("decided").textContent = decided + " decided, " + changed + " of them changed";
   at("other").value = place in decisions && decisions[place] !== null ? decisions[place] : items[place].was;

@@ -1,4 +1,8 @@
-"""Read every image of a dataset once: its properties and a small sketch of it, or why it cannot be read."""
+"""Read every image of a dataset once: its properties and a small sketch of it, or why it cannot be read.
+
+A sketch of 1,152 bytes is enough to recognize an image again and to compare it roughly with others: 32x32 values of
+brightness (Y) and 8x8 of each color difference (Cb, Cr), from 0 to 255.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import hashlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum, IntFlag, auto
+from enum import IntFlag, auto
 from functools import partial
 from typing import Any
 
@@ -14,141 +18,28 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitruvian.data.decode import Reduced, open_reduced, orientation, reason
+from vitruvian.data.decode import Problem, ReducedImage, open_reduced, orientation, problem_of, reason
 from vitruvian.data.sources import Source
 from vitruvian.data.workers import in_order
 from vitruvian.progress import Track
 
 Bytes = NDArray[np.uint8]
-
 Floats = NDArray[np.float32]
-
-Places = NDArray[np.int64]
-"""Numbers of images."""
-
-SIDE = 32
-
-CELLS = 8
-
-SKETCH_BYTES = SIDE * SIDE + 2 * CELLS * CELLS
-
-LEAST_CORRELATION = 0.98
-"""Of the brightness of two sketches that show the same image.
-
-This and the next two limits were measured on 502 photographs. Halved, at a third of the size, squashed, re-encoded
-(JPEG 50 and 20), 15% darker or with 20% more contrast, all stay within them; 15% brighter, which cuts the
-highlights, 98%; with a patch of an eighth of the side painted over, 21%; with a tenth cropped, 0.4%.
-"""
-
-MOST_LEVELS = 20.0
-"""Mean difference in a cell of 4x4 points, in levels of 255, once brightness and contrast are made equal."""
-
-MOST_COLOR_LEVELS = 20.0
-"""Difference of color in a cell."""
-
-BANDS = 8
-"""Parts of 16 bits in an image's hash; two images are compared where one part is equal."""
-
-CHUNK = 2048
-"""Sketches that are worked on at once; bounds the memory."""
-
-
-def sketch(image: Image.Image) -> Bytes:
-    """The sketch of an RGB image, of any size."""
-    small = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BILINEAR).convert("YCbCr"))
-    step = SIDE // CELLS
-    color = small[..., 1:].reshape(CELLS, step, CELLS, step, 2).mean((1, 3))
-    return np.concatenate([small[..., 0].ravel(), np.rint(color).astype(np.uint8).ravel()])
-
-
-def brightness(sketches: Bytes) -> Floats:  # (N, 1152) -> (N, 32, 32)
-    return sketches[:, : SIDE * SIDE].reshape(-1, SIDE, SIDE).astype(np.float32)
-
-
-def color(sketches: Bytes) -> Floats:  # (N, 1152) -> (N, 8, 8, 2), 0 for gray
-    return sketches[:, SIDE * SIDE :].reshape(-1, CELLS, CELLS, 2).astype(np.float32) - 128.0
-
-
-def is_gray(sketches: Bytes) -> NDArray[np.bool_]:
-    return np.asarray(np.abs(color(sketches)).max((1, 2, 3), initial=0) <= 2)
-
-
-def is_blank(sketches: Bytes) -> NDArray[np.bool_]:
-    """Whether an image shows one color only, give or take 2 levels."""
-    spread = np.ptp(brightness(sketches), axis=(1, 2)), np.ptp(color(sketches), axis=(1, 2)).max(-1, initial=0)
-    return np.asarray((spread[0] <= 4) & (spread[1] <= 4))
-
-
-def hashes(sketches: Bytes) -> NDArray[np.uint16]:  # (N, 1152) -> (N, 8)
-    """128 bits of each image: the signs of its lowest spatial frequencies, without the mean.
-
-    Brightness, contrast, scale and compression hardly change them.
-    """
-    order = np.arange(SIDE)
-    waves = np.cos(np.pi * (2 * order[None] + 1) * order[:16, None] / (2 * SIDE)).astype(np.float32)
-    lowest = sorted((u + v, u, v) for u in range(16) for v in range(16) if u + v)[: BANDS * 16]
-    rows, columns = [u for _, u, _ in lowest], [v for _, _, v in lowest]
-    spectrum = waves @ brightness(sketches) @ waves.T
-    return np.ascontiguousarray(np.packbits(spectrum[:, rows, columns] > 0, axis=1)).view(np.uint16)
-
-
-def same_image(first: Bytes, second: Bytes) -> NDArray[np.bool_]:
-    """Whether sketch k of `first` and sketch k of `second` show the same image."""
-    pairs = len(first)
-    one, two = (brightness(side).reshape(pairs, -1) for side in (first, second))
-    one, two = one - one.mean(1, keepdims=True), two - two.mean(1, keepdims=True)
-    spread_one, spread_two = (np.sqrt((side**2).mean(1, keepdims=True)) + 1e-6 for side in (one, two))
-    correlation = (one * two).mean(1) / (spread_one * spread_two)[:, 0]
-    difference = np.abs(one / spread_one - two / spread_two) * np.sqrt(spread_one * spread_two)
-    step = SIDE // CELLS
-    cells = difference.reshape(pairs, CELLS, step, CELLS, step).mean((2, 4)).max((1, 2), initial=0)
-    colors = np.abs(color(first) - color(second)).max((1, 2, 3), initial=0)
-    alike = (correlation >= LEAST_CORRELATION) & (cells <= MOST_LEVELS) & (colors <= MOST_COLOR_LEVELS)
-    return np.asarray(alike)
-
-
-def features(sketches: Bytes) -> Floats:  # (N, 1152) -> (N, 176), each of length 1
-    """What an image roughly looks like: directions of edges in 4x4 cells, and brightness and color of the cells."""
-    gray, count = brightness(sketches), len(sketches)
-    down, right = np.zeros_like(gray), np.zeros_like(gray)
-    down[:, 1:-1], right[:, :, 1:-1] = gray[:, 2:] - gray[:, :-2], gray[:, :, 2:] - gray[:, :, :-2]
-    strength, turn = np.hypot(down, right), (np.arctan2(down, right) % np.pi) * (8 / np.pi)
-    below, share = np.floor(turn).astype(int) % 8, turn - np.floor(turn)
-    edges = np.empty((count, 4, 4, 8), np.float32)
-    for direction in range(8):
-        part = np.where(below == direction, 1 - share, np.where((below + 1) % 8 == direction, share, 0))
-        edges[..., direction] = (strength * part).reshape(count, 4, 8, 4, 8).sum((2, 4))
-    light = (gray - 128).reshape(count, 4, 8, 4, 8).mean((2, 4)).reshape(count, -1)
-    hue = 2 * color(sketches).reshape(count, 4, 2, 4, 2, 2).mean((2, 4)).reshape(count, -1)
-    parts = unit(np.sqrt(edges).reshape(count, -1)), 0.6 * unit(np.concatenate([light, hue], 1))
-    return unit(np.concatenate(parts, 1))
-
-
-def unit(vectors: Floats) -> Floats:
-    return np.asarray(vectors / (np.linalg.norm(vectors, axis=1, keepdims=True) + np.float32(1e-6)))
-
-
-def mapped(function: Callable[[Bytes], NDArray[Any]], sketches: Bytes, places: Places) -> NDArray[Any]:
-    """A function of the sketches at some places, a part at a time."""
-    return np.concatenate([function(sketches[part]) for part in pieces(places)] or [function(sketches[:0])])
-
-
-def pieces(places: Places, size: int = CHUNK) -> Iterator[Places]:
-    """`places` cut into parts that fit in memory with their sketches."""
-    for start in range(0, len(places), size):
-        yield places[start : start + size]
-
+Rows = NDArray[np.int64]
+"""Indices of images in a scan."""
 
 WORKER_CHUNK = 32
-"""Images that a worker looks at before it reports."""
+"""Images that a worker examines before it returns results."""
+MAX_REASONS = 1000
 
-KEPT_REASONS = 1000
+DRAFT_SIDE = 256
+"""JPEG images are decoded at the smallest of their scales whose sides are at least this, in pixels."""
 
 RECORD = np.dtype(
     [
         ("split", np.uint8),
         ("problem", np.uint8),
-        ("oddity", np.uint16),
+        ("traits", np.uint16),
         ("label", np.int32),
         ("index", np.int64),
         ("rows", np.int32),
@@ -157,7 +48,34 @@ RECORD = np.dtype(
         ("pixels", np.uint64),
     ]
 )
-"""What is kept of one image in memory; the names are those of Look."""
+"""The record of one image in memory; the names are those of ImageRecord."""
+
+
+class Trait(IntFlag):
+    """Unusual properties of an image."""
+
+    NONE = 0
+    CMYK = auto()
+    DEEP = auto()
+    ALPHA = auto()
+    ROTATED = auto()
+    ANIMATED = auto()
+    GRAY_END = auto()
+
+
+@dataclass(kw_only=True, slots=True)
+class ImageRecord:
+    """The properties of one image."""
+
+    sketch: Bytes
+    bytes: int = 0
+    columns: int = 0
+    rows: int = 0
+    traits: Trait = Trait.NONE
+    pixels: int = 0
+    """A hash of its size and pixels."""
+    problem: Problem = Problem.NONE
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,37 +84,37 @@ class Scan:
 
     splits: Mapping[str, Source]
     records: NDArray[np.void]
-    """One RECORD an image."""
+    """One RECORD per image."""
     sketches: Bytes
-    """One sketch an image, in a temporary file rather than in memory; zeros where the image cannot be read."""
+    """One sketch per image, in a temporary file rather than in memory; zeros if the image cannot be read."""
     reasons: dict[int, str]
-    """Why an image cannot be read, by its place in `records`; the first thousand only."""
+    """Why images cannot be read, by row; the first thousand only."""
 
     @property
     def readable(self) -> NDArray[np.bool_]:
         return np.asarray(self.records["problem"] == Problem.NONE)
 
-    def source(self, place: int) -> tuple[str, Source, int]:
-        """The split, the source and the number within it of the image at `place`."""
-        name = list(self.splits)[self.records["split"][place]]
-        return name, self.splits[name], int(self.records["index"][place])
+    def source(self, row: int) -> tuple[str, Source, int]:
+        """The split, the source and the index in it of the image in this row."""
+        name = list(self.splits)[self.records["split"][row]]
+        return name, self.splits[name], int(self.records["index"][row])
 
 
 def scan(splits: Mapping[str, Source], *, workers: int, track: Track) -> Scan:
-    """Look at every image once; the result does not depend on the number of workers."""
+    """Examine every image once; the result does not depend on the number of workers."""
     sources = list(splits.values())
     total = sum(map(len, sources))
     records, reasons = np.zeros(total, RECORD), dict[int, str]()
-    with tempfile.TemporaryFile() as file:  # the mapping keeps the file's blocks after it is closed
+    with tempfile.TemporaryFile() as file:  # the memory map keeps the file after it is closed
         sketches = np.memmap(file, np.uint8, "w+", shape=(total, SKETCH_BYTES))
-    places = ((split, index) for split, source in enumerate(sources) for index in range(len(source)))
-    looks = in_order(partial(look_at, sources), places, workers=workers, chunk=WORKER_CHUNK)
-    for place, look in enumerate(track(looks, total)):
-        for name in ("problem", "oddity", "rows", "columns", "bytes", "pixels"):
-            records[name][place] = getattr(look, name)
-        sketches[place] = look.sketch
-        if look.reason and len(reasons) < KEPT_REASONS:
-            reasons[place] = look.reason
+    positions = ((split, index) for split, source in enumerate(sources) for index in range(len(source)))
+    examined = in_order(partial(examine, sources), positions, workers=workers, chunk=WORKER_CHUNK)
+    for row, record in enumerate(track(examined, total)):
+        for name in ("problem", "traits", "rows", "columns", "bytes", "pixels"):
+            records[name][row] = getattr(record, name)
+        sketches[row] = record.sketch
+        if record.reason and len(reasons) < MAX_REASONS:
+            reasons[row] = record.reason
     start = 0
     for split, source in enumerate(sources):
         part = records[start : start + len(source)]
@@ -205,94 +123,53 @@ def scan(splits: Mapping[str, Source], *, workers: int, track: Track) -> Scan:
     return Scan(splits, records, sketches, reasons)
 
 
-DRAFT_SIDE = 256
-"""JPEG images are decoded at the smallest of their scales whose sides are at least this, in pixels."""
-
-
-class Problem(IntEnum):
-    """Why an image cannot be read."""
-
-    NONE = 0
-    EMPTY = auto()
-    TRUNCATED = auto()
-    NOT_AN_IMAGE = auto()
-    BROKEN = auto()
-
-
-class Oddity(IntFlag):
-    """What an image has that others usually have not."""
-
-    NONE = 0
-    CMYK = auto()
-    DEEP = auto()
-    ALPHA = auto()
-    TURNED = auto()
-    ANIMATED = auto()
-    GRAY_END = auto()
-
-
-@dataclass(kw_only=True, slots=True)
-class Look:
-    """What is kept of one image."""
-
-    sketch: Bytes
-    bytes: int = 0
-    columns: int = 0
-    rows: int = 0
-    oddity: Oddity = Oddity.NONE
-    pixels: int = 0
-    """A hash of its size and pixels."""
-    problem: Problem = Problem.NONE
-    reason: str = ""
-
-
-def look_at(sources: Sequence[Source], place: tuple[int, int]) -> Look:
-    """The sample of a source, by their numbers, which may be broken in any way."""
-    split, index = place
-    look = Look(sketch=np.zeros(SKETCH_BYTES, np.uint8))
+def examine(sources: Sequence[Source], position: tuple[int, int]) -> ImageRecord:
+    """Read one sample, given by the indices of its source and in it; it may be broken in any way."""
+    split, index = position
+    record = ImageRecord(sketch=np.zeros(SKETCH_BYTES, np.uint8))
     try:
         data = sources[split].read(index)
-        look.bytes = len(data) if isinstance(data, bytes) else data.nbytes
+        record.bytes = len(data) if isinstance(data, bytes) else data.nbytes
         image = open_reduced(data, DRAFT_SIDE)
-        look.columns, look.rows = image.size
-        look.oddity = oddity_of(image.stored)
-        look.pixels = hash_of(image)
-        look.sketch = sketch(image.upright)
-    except Exception as error:  # sources and Pillow raise whatever broken bytes lead them to
-        look.reason = reason(error)
-        look.problem = problem_of(look.reason)
-    return look
+        record.columns, record.rows = image.size
+        record.traits = traits_of(image.stored)
+        record.pixels = hash_pixels(image)
+        record.sketch = sketch(image.upright)
+    except Exception as error:  # sources and Pillow raise any kind of error for broken files
+        record.reason = reason(error)
+        record.problem = problem_of(error)
+    return record
 
 
-def hash_of(image: Reduced) -> int:
+def hash_pixels(image: ReducedImage) -> int:
     """64 bits that are equal for images of equal size and pixels."""
     size = f"{image.size} as {image.upright.size}".encode()
     return int.from_bytes(hashlib.blake2b(image.upright.tobytes(), digest_size=8, key=size).digest(), "little")
 
 
-def oddity_of(image: Image.Image) -> Oddity:
-    """What is unusual about a decoded image."""
-    signs = {
-        Oddity.CMYK: image.mode == "CMYK",
-        Oddity.DEEP: image.mode == "F" or image.mode.startswith("I"),
-        Oddity.ALPHA: image.has_transparency_data,
-        Oddity.TURNED: orientation(image) in range(2, 9),
-        Oddity.ANIMATED: has_frames(image),
-        Oddity.GRAY_END: image.format == "JPEG" and ends_gray(image),
+def traits_of(image: Image.Image) -> Trait:
+    """The unusual properties of a decoded image."""
+    present = {
+        Trait.CMYK: image.mode == "CMYK",
+        Trait.DEEP: image.mode == "F" or image.mode.startswith("I"),
+        Trait.ALPHA: image.has_transparency_data,
+        Trait.ROTATED: orientation(image) in range(2, 9),
+        Trait.ANIMATED: has_frames(image),
+        Trait.GRAY_END: image.format == "JPEG" and ends_gray(image),
     }
-    return Oddity(sum(oddity for oddity, present in signs.items() if present))
+    return Trait(sum(trait for trait, is_present in present.items() if is_present))
 
 
 def has_frames(image: Image.Image) -> bool:
-    """Whether there is a second frame; the second image that some telephones hide in a JPEG does not count."""
+    """Whether there is a second frame; the second image that some phones hide in a JPEG does not count."""
     try:
         return image.format != "MPO" and bool(getattr(image, "is_animated", False))
-    except Exception:  # what follows the first frame is broken, and not used
+    except Exception:  # the data after the first frame is broken; it is not used
         return True
 
 
 def ends_gray(image: Image.Image) -> bool:
-    """Whether the last eighth of a JPEG is the even gray that decoders put in place of missing data."""
+    """Whether the last eighth of a JPEG is the uniform gray that decoders use for missing data."""
     height = image.height // 8
     if height < 2:
         return False
@@ -300,15 +177,108 @@ def ends_gray(image: Image.Image) -> bool:
     return bool(end.min() >= 127 and end.max() <= 129 and np.asarray(image).std() > 4)
 
 
-def problem_of(text: str) -> Problem:
-    """The kind of problem that `decode` tells in this line."""
-    for words, problem in (
-        ("is empty", Problem.EMPTY),
-        ("truncated", Problem.TRUNCATED),
-        ("cut short", Problem.TRUNCATED),
-        ("not an image", Problem.NOT_AN_IMAGE),
-        ("this is a", Problem.NOT_AN_IMAGE),
-    ):
-        if words in text.lower():
-            return problem
-    return Problem.BROKEN
+# Sketches: N images, each 32 x 32 brightness and 8 x 8 x 2 color
+
+SIDE = 32
+CELLS = 8
+SKETCH_BYTES = SIDE * SIDE + 2 * CELLS * CELLS
+
+# Two sketches show the same image within these limits, measured on 502 photographs. Halved, at a third of the size,
+# squashed, re-encoded (JPEG 50 and 20), 15% darker or with 20% more contrast, all stay within them; 15% brighter,
+# which clips the highlights, 98%; with a patch of an eighth of the side painted over, 21%; with a tenth cropped, 0.4%.
+MIN_CORRELATION = 0.98
+"""Minimum correlation of brightness."""
+MAX_LEVELS = 20.0
+"""Maximum mean difference in a cell of 4x4 points, in levels of 255, after equalizing brightness and contrast."""
+MAX_COLOR_LEVELS = 20.0
+"""Maximum difference of color in a cell."""
+
+BANDS = 8
+"""Parts of 16 bits in an image's hash; two images are compared if one part is equal."""
+CHUNK = 2048
+"""Sketches processed at once; bounds the memory."""
+
+
+def sketch(image: Image.Image) -> Bytes:
+    """The sketch of an RGB image of any size."""
+    small = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BILINEAR).convert("YCbCr"))
+    step = SIDE // CELLS
+    color = small[..., 1:].reshape(CELLS, step, CELLS, step, 2).mean((1, 3))
+    return np.concatenate([small[..., 0].ravel(), np.rint(color).astype(np.uint8).ravel()])
+
+
+def brightness_of(sketches: Bytes) -> Floats:  # (N, 1152) -> (N, 32, 32)
+    return sketches[:, : SIDE * SIDE].reshape(-1, SIDE, SIDE).astype(np.float32)
+
+
+def color_of(sketches: Bytes) -> Floats:  # (N, 1152) -> (N, 8, 8, 2), 0 for gray
+    return sketches[:, SIDE * SIDE :].reshape(-1, CELLS, CELLS, 2).astype(np.float32) - 128.0
+
+
+def is_gray(sketches: Bytes) -> NDArray[np.bool_]:
+    return np.asarray(np.abs(color_of(sketches)).max((1, 2, 3), initial=0) <= 2)
+
+
+def is_blank(sketches: Bytes) -> NDArray[np.bool_]:
+    """Whether an image has one color only, within 2 levels."""
+    light, color = brightness_of(sketches), color_of(sketches)
+    return np.asarray((np.ptp(light, axis=(1, 2)) <= 4) & (np.ptp(color, axis=(1, 2)).max(-1, initial=0) <= 4))
+
+
+def perceptual_hashes(sketches: Bytes) -> NDArray[np.uint16]:  # (N, 1152) -> (N, 8)
+    """128 bits per image: the signs of its lowest spatial frequencies (DCT), without the mean.
+
+    Changes of brightness, contrast, scale and compression hardly affect them.
+    """
+    order = np.arange(SIDE)
+    waves = np.cos(np.pi * (2 * order[None] + 1) * order[:16, None] / (2 * SIDE)).astype(np.float32)
+    lowest = sorted((u + v, u, v) for u in range(16) for v in range(16) if u + v)[: BANDS * 16]
+    rows, columns = [u for _, u, _ in lowest], [v for _, _, v in lowest]
+    spectrum = waves @ brightness_of(sketches) @ waves.T
+    return np.ascontiguousarray(np.packbits(spectrum[:, rows, columns] > 0, axis=1)).view(np.uint16)
+
+
+def is_same_image(first: Bytes, second: Bytes) -> NDArray[np.bool_]:
+    """Whether sketch k of `first` and sketch k of `second` show the same image."""
+    pairs = len(first)
+    one, two = (brightness_of(sketches).reshape(pairs, -1) for sketches in (first, second))
+    one, two = one - one.mean(1, keepdims=True), two - two.mean(1, keepdims=True)
+    spread_one, spread_two = (np.sqrt((values**2).mean(1, keepdims=True)) + 1e-6 for values in (one, two))
+    correlation = (one * two).mean(1) / (spread_one * spread_two)[:, 0]
+    difference = np.abs(one / spread_one - two / spread_two) * np.sqrt(spread_one * spread_two)
+    step = SIDE // CELLS
+    cells = difference.reshape(pairs, CELLS, step, CELLS, step).mean((2, 4)).max((1, 2), initial=0)
+    colors = np.abs(color_of(first) - color_of(second)).max((1, 2, 3), initial=0)
+    return np.asarray((correlation >= MIN_CORRELATION) & (cells <= MAX_LEVELS) & (colors <= MAX_COLOR_LEVELS))
+
+
+def sketch_features(sketches: Bytes) -> Floats:  # (N, 1152) -> (N, 176), each of length 1
+    """Features of the appearance: directions of edges in 4x4 cells, and brightness and color of the cells."""
+    gray, count = brightness_of(sketches), len(sketches)
+    down, right = np.zeros_like(gray), np.zeros_like(gray)
+    down[:, 1:-1], right[:, :, 1:-1] = gray[:, 2:] - gray[:, :-2], gray[:, :, 2:] - gray[:, :, :-2]
+    strength, angle = np.hypot(down, right), (np.arctan2(down, right) % np.pi) * (8 / np.pi)
+    below, share = np.floor(angle).astype(int) % 8, angle - np.floor(angle)
+    edges = np.empty((count, 4, 4, 8), np.float32)
+    for direction in range(8):
+        part = np.where(below == direction, 1 - share, np.where((below + 1) % 8 == direction, share, 0))
+        edges[..., direction] = (strength * part).reshape(count, 4, 8, 4, 8).sum((2, 4))
+    light = (gray - 128).reshape(count, 4, 8, 4, 8).mean((2, 4)).reshape(count, -1)
+    hue = 2 * color_of(sketches).reshape(count, 4, 2, 4, 2, 2).mean((2, 4)).reshape(count, -1)
+    parts = unit(np.sqrt(edges).reshape(count, -1)), 0.6 * unit(np.concatenate([light, hue], 1))
+    return unit(np.concatenate(parts, 1))
+
+
+def unit(vectors: Floats) -> Floats:
+    return np.asarray(vectors / (np.linalg.norm(vectors, axis=1, keepdims=True) + np.float32(1e-6)))
+
+
+def map_sketches(function: Callable[[Bytes], NDArray[Any]], sketches: Bytes, rows: Rows) -> NDArray[Any]:
+    """Apply a function to the sketches in these rows, a chunk at a time."""
+    return np.concatenate([function(sketches[chunk]) for chunk in chunks(rows)] or [function(sketches[:0])])
+
+
+def chunks(rows: Rows, size: int = CHUNK) -> Iterator[Rows]:
+    """`rows` in parts that fit in memory with their sketches."""
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
