@@ -50,8 +50,6 @@ CLASSES_LEFT = {
     "Parts",
     "Place",
     "Plan",
-    "Rows",
-    "Sample",
     "Search",
     "Seen",
     "Task",
