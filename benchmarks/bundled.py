@@ -33,7 +33,7 @@ from vitruvian.training.recipes import read_recipe
 
 def prepared(model: Model, images: Images) -> Model:
     """The model with the energy, the temperature and the threshold of the package."""
-    model.meta = model.meta.replace(preprocess=model.meta.preprocess.changed({"fit": "crop"}))
+    model.meta = model.meta.replace(preprocess=model.meta.preprocess.with_changes({"fit": "crop"}))
     model.meta = model.meta.replace(origin="trained on CIFAR-10; see card.md")
     classifier = Classifier(model)
     shift(classifier, images.train)

@@ -178,7 +178,7 @@ def main() -> None:
     images = images_for(given.data, read_recipe(given.recipe))
     model = vt.load(given.model)
     model.meta = model.meta.replace(
-        preprocess=model.meta.preprocess.changed({"fit": "squash" if given.squash else "crop"})
+        preprocess=model.meta.preprocess.with_changes({"fit": "squash" if given.squash else "crop"})
     )
     classifier = Classifier(model)
     if given.shift:

@@ -46,10 +46,13 @@ def test_an_unknown_setting_is_answered_with_the_nearest():
         ({"distillation": True, "pool": "mean"}, "distillation=True needs"),
         ({"dropout": 1.0}, "dropout=1.0 is not between 0.0 and 0.99"),
         ({"num_classes": -1}, "num_classes=-1 is not between 0 and 1000000"),
-        ({"pos_embed": "sincos", "width": 6, "num_heads": 2}, "sin-cos positions need a width divisible by 4"),
+        ({"pos_embed": "sincos", "width": 6, "num_heads": 2}, "pos_embed='sincos' needs a width divisible by 4"),
         ({"width": 10**9}, "width=1000000000 is not between 1 and 65536"),
         ({"image_size": 10**5}, "image_size=100000 is larger than 16384 a side"),
-        ({"pool": "token_mean", "norm_after_pool": True}, "norm_after_pool=True has no meaning with pool='token_mean'"),
+        (
+            {"pool": "token_mean", "norm_after_pool": True},
+            "norm_after_pool=True cannot be combined with pool='token_mean'",
+        ),
         ({"stem": StemConfig(stages=(3, 4, 9)), "patch_size": 16}, "patch and stem stride together of 256"),
     ],
 )
@@ -138,12 +141,12 @@ def test_every_number_of_every_setting_has_limits():
 
 def test_a_view_at_another_size_keeps_the_share_of_its_crop():
     view = Preprocess(image_size=224, fit="crop", scaled_size=256)
-    assert view.at(448).scaled_size == (512, 512)
-    assert view.at((224, 112)).scaled_size == (256, 128)
-    assert Preprocess().at(384) == Preprocess(image_size=384)
+    assert view.with_image_size(448).scaled_size == (512, 512)
+    assert view.with_image_size((224, 112)).scaled_size == (256, 128)
+    assert Preprocess().with_image_size(384) == Preprocess(image_size=384)
 
 
 def test_a_view_that_comes_to_squash_forgets_what_it_cut_from():
     cut = Preprocess(image_size=224, fit="crop", scaled_size=256)
-    assert cut.changed({"fit": "squash"}) == Preprocess(image_size=224, fit="squash")
-    assert cut.changed({}) == cut
+    assert cut.with_changes({"fit": "squash"}) == Preprocess(image_size=224, fit="squash")
+    assert cut.with_changes({}) == cut

@@ -24,9 +24,9 @@ ConvStyle = Literal["hybrid", "timm", "bit", "conv", "resnet_d", "mobile_clip"]
 ResNetStyle = Literal["bit", "timm_bit"]
 Fit = Literal["squash", "crop", "naflex"]
 ScoreFunction = Literal["softmax", "sigmoid"]
-"""How logits become probabilities: of one label among all, or of each label by itself."""
+"""How logits become probabilities: one label among all (softmax), or each label independently (sigmoid)."""
 ThresholdOn = Literal["probability", "energy"]
-"""What a threshold for "none of these" is compared with: the best probability, or log(sum(exp(logits)))."""
+"""The score that is compared with the rejection threshold: the largest probability, or logsumexp(logits)."""
 Interpolation = Literal["nearest", "bilinear", "bicubic", "area", "lanczos"]
 
 
@@ -36,22 +36,22 @@ Width = Annotated[int, Range(1, 65_536)]
 NumHeads = Annotated[int, Range(1, 4096)]
 Chance = Annotated[float, Range(0.0, 0.99)]
 MergedTokens = Annotated[int, Range(0, 65_536)]
-"""Limits far past every published model, and within what a machine can hold."""
+"""Limits well beyond every published model, but within the memory of a machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Numerics(Settings):
-    """The choices that differ between families of weights and change the numbers."""
+    """Numerical choices that differ between families of weights."""
 
     gelu: Gelu = "tanh"
-    """Exact (`erf`), the `tanh` approximation (they differ by up to 4.7e-4 an element) or CLIP's x sigmoid(1.702 x)
-    (`quick`, up to 0.02)."""
+    """Exact (`erf`), the `tanh` approximation (up to 4.7e-4 per element away) or CLIP's x sigmoid(1.702 x) (`quick`,
+    up to 0.02)."""
     norm_eps: Annotated[float, Range(0.0, 1e-2)] = 1e-6
     """Epsilon of every LayerNorm."""
     position_resize: PositionResize = "zoom"
-    """How learned positions follow another grid."""
+    """How position embeddings are resized to another grid."""
     square_positions: bool = False
-    """Another grid has its part of the positions of a square around it, so that all its steps are the same (NaFlex)."""
+    """Resize to the smallest square around the grid and crop, so that rows and columns have equal steps (NaFlex)."""
 
 
 GOOGLE_NUMERICS = Numerics(gelu="tanh", norm_eps=1e-6, position_resize="zoom")
@@ -64,7 +64,7 @@ DINOV3_NUMERICS = Numerics(gelu="erf", norm_eps=1e-5, position_resize="bicubic")
 DINO_NUMERICS = Numerics(gelu="erf", norm_eps=1e-6, position_resize="dino")
 
 ROOT_CHANNELS = 24
-"""Of a plain convolutional stem's first convolution: 12 directions of a patch of 3x3 pixels, each with both signs."""
+"""Channels of the first convolution of a `conv` stem: 12 directions of a 3x3 patch, each with both signs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,15 +72,15 @@ class StemConfig(Settings):
     """The convolutional network in front of a hybrid's patch embedding."""
 
     stages: tuple[Annotated[int, Range(1, 1024)], ...] = (3, 4, 9)
-    """Residual units, or plain convolutions, in each stage; empty for the root alone."""
+    """Residual units (or plain convolutions) per stage; empty for the root only."""
     width: Annotated[int, Range(8, 4096)] = 64
-    """Channels after a ResNet's root, whose stage k ends with 4 * width * 2**k; of `conv`, stage k has width * 2**k."""
+    """Channels after the root. Stage k of a ResNet ends with 4 * width * 2**k channels, of `conv` with width * 2**k."""
     widths: tuple[Annotated[int, Range(8, 4096)], ...] = ()
-    """Of `conv`: the channels of each stage, in place of `width`."""
+    """Channels of each stage of a `conv` stem, in place of `width`."""
     style: ConvStyle = "hybrid"
-    """`hybrid`: the ResNet of the paper's release; `timm`: the same with timm's standardization epsilon; `conv`: plain
-    3x3 convolutions with BatchNorm for small images, each stage of which halves the image; `resnet_d`: a ResNet-D with
-    BatchNorm; `mobile_clip`: two convolutions with BatchNorm, without stages, that reduce the image eight times."""
+    """`hybrid`: the ResNet of the paper's release; `timm`: with timm's standardization epsilon; `conv`: plain 3x3
+    convolutions with BatchNorm for small images, each stage halves the image; `resnet_d`: a ResNet-D with BatchNorm;
+    `mobile_clip`: two convolutions with BatchNorm and no stages, stride 8."""
 
     def check(self) -> None:
         if self.width % 32 and not self.has_batch_norm:
@@ -97,17 +97,17 @@ class StemConfig(Settings):
 
     @property
     def has_batch_norm(self) -> bool:
-        """Whether it normalizes with BatchNorm, whose statistics a checkpoint keeps."""
+        """Whether the stem uses BatchNorm, whose running statistics are part of a checkpoint."""
         return self.style in ("conv", "resnet_d", "mobile_clip")
 
     @property
     def is_plain(self) -> bool:
-        """Whether its convolutions are plain ones, without residual units."""
+        """Whether the stem consists of plain convolutions, without residual units."""
         return self.style == "conv"
 
     @property
     def stride(self) -> int:
-        """Pixels from one place of the feature map to the next."""
+        """Stride of the feature map, in pixels."""
         if self.style == "mobile_clip":
             return 8
         return 2 ** len(self.stages) if self.is_plain else 4 * 2 ** max(0, len(self.stages) - 1)
@@ -121,164 +121,166 @@ class StemConfig(Settings):
 
     @property
     def stage_widths(self) -> tuple[int, ...]:
-        """Channels of each stage, before a residual unit's last convolution."""
+        """Channels of each stage, before the last convolution of a residual unit."""
         return self.widths or tuple(self.width * 2**stage for stage in range(len(self.stages)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeConfig(Settings):
-    """Rotary positions: how patches' queries and keys are turned."""
+    """Rotary position embedding (RoPE) of the queries and keys of patches."""
 
     kind: Rope = "axial"
-    """`axial`: by row and by column, in patches; `normalized`: the same in shares of the image from -1 to 1 (DINOv3);
-    `mixed`: by learned mixtures of both, for each layer and head."""
+    """`axial`: by row and column, in patches; `normalized`: by row and column, scaled to -1..1 (DINOv3); `mixed`: by
+    learned mixtures of both, per layer and head."""
     temperature: Annotated[float, Range(1e-3, 1e9)] = 10_000.0
     """Longest wavelength, in units of 2 pi."""
     reference_grid: Size | None = None
-    """Places are scaled to this grid (EVA-02), so that another image size spans the same angles."""
+    """Coordinates are scaled to this grid, so that other image sizes span the same angles (EVA-02)."""
     offset: float = 0.0
-    """Place of the first row and column."""
+    """Coordinate of the first row and column."""
     columns_first: bool = False
-    """The first half of the channels turns by column, the second by row."""
+    """The first half of the channels rotates by column, the second by row."""
     half: bool = False
-    """Channel i turns with channel i + K / 2; else neighbors turn together."""
+    """Rotate channel i with channel i + K / 2, rather than adjacent channels."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CascadeConfig(Settings):
-    """A cheap pass over every image, and the whole model for those that it is unsure of."""
+    """A cheap first pass over every image; only uncertain images go through the full model."""
 
     threshold: Share = 1.0
-    """The first pass answers where its best answer has a larger probability; at 1 it never does."""
+    """The first pass decides if its largest probability is above this threshold; at 1 it never does."""
     image_size: Size | None = None
-    """Of the first pass, in pixels; None for the whole model's."""
+    """Image size of the first pass; None for the size of the full model."""
     tome_r: MergedTokens | tuple[MergedTokens, ...] = 0
-    """Tokens that merge in each layer of the first pass, as a ViT's `tome_r`."""
+    """Token merging in the first pass, like `ViTConfig.tome_r`."""
 
 
 INNER_POSITIONS = ("relative", "relative_bias")
-"""Kinds of positions that act inside attention, as rotary ones do."""
+"""Position encodings inside attention, besides RoPE."""
 
 REGULARIZERS = ("dropout", "attention_dropout", "drop_path")
-"""Settings of a ViT that act in training alone: they change neither its weights nor its answers."""
+"""ViT settings that only affect training, not parameters or predictions."""
 CHANGEABLE = (*REGULARIZERS, "tome_r", "tome_thresholds")
-"""Settings of a ViT that weights fit whatever they are."""
+"""ViT settings that do not change any parameter's shape."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ViTConfig(Settings):
-    """Shape and numerics of one Vision Transformer."""
+    """Architecture and numerics of a Vision Transformer."""
 
     image_size: Size = (224, 224)
-    """Rows and columns of the input, in pixels; a single number means a square."""
+    """Input rows and columns, in pixels; a single number means a square."""
     patch_size: Annotated[int, Range(1, 1024)] = 16
     """Side of one patch, in pixels (in stem features for a hybrid)."""
     trim: bool = False
-    """Pixels past the last whole patch are left out, as a convolution does (SigLIP's So400m/14 at 384); else such a
-    size is an error."""
+    """Ignore pixels beyond the last full patch, as a convolution does (SigLIP So400m/14 at 384). By default an image
+    size that the patches do not divide is an error."""
     in_channels: InChannels = 3
     num_classes: NumClasses = 1000
-    """Outputs of the head; 0 leaves the head out, and the model gives features."""
+    """Number of classes; 0 for no head, and the model returns features."""
     depth: Annotated[int, Range(1, 1024)] = 12
     width: Width = 768
     mlp_dim: Annotated[int, Range(1, 262_144)] = 3072
     num_heads: NumHeads = 12
     attn_dim: Annotated[int, Range(0, 65_536)] = 0
-    """Of all heads together; 0 for `width`. Two attentions side by side are one of twice the heads and width."""
+    """Total width of all attention heads; 0 for `width`."""
     pool: Pool = "token"
-    """`token`: the class token; `mean`: of the patch tokens; `map`: the MAP head, attention pooling by a
-    learned probe; `token_mean`: class token and mean of patches side by side."""
+    """`token`: class token; `mean`: mean of the patch tokens; `map`: MAP head, attention pooling by a learned probe;
+    `token_mean`: class token and mean of the patch tokens, concatenated."""
     norm_after_pool: bool = False
     """The final LayerNorm acts on the pooled vector instead of on every token."""
     cls_token: bool = True
     distillation: bool = False
-    """A second token with a head of its own; the two heads are averaged."""
+    """DeiT's distillation token with its own head; the logits of both heads are averaged."""
     reg_tokens: Annotated[int, Range(0, 4096)] = 0
-    """Extra tokens without position that no head reads."""
+    """Number of register tokens."""
     pos_embed: Positions = "learned"
-    """Added to the tokens (`learned`, `learned_2d` by row in half the channels and by column in the others,
-    `factorized` by row plus by column, `sincos`), or inside attention: the paper's `relative` offsets or
-    BEiT's `relative_bias`."""
+    """Added to the tokens: `learned`; `learned_2d` (rows in one half of the channels, columns in the other);
+    `factorized` (row plus column); fixed `sincos`. Inside attention: the paper's `relative` offsets, BEiT's
+    `relative_bias`."""
     rope: RopeConfig | None = None
-    """Rotary positions, alone or beside others."""
+    """Rotary position embedding, alone or in addition to `pos_embed`."""
     cls_pos_embed: bool = True
-    """The class and distillation tokens have positions of their own."""
+    """The class and distillation tokens have position embeddings."""
     representation_size: Annotated[int, Range(0, 65_536)] = 0
     """Width of the pre-logits layer (linear, tanh) before the head; 0 for none."""
     projection: bool = False
-    """The pre-logits layer is CLIP's projection: without bias and tanh."""
+    """The pre-logits layer is CLIP's projection, without bias and tanh."""
     unit_features: bool = False
-    """Features are scaled to unit length before the head, whose rows are embeddings of words (CLIP)."""
+    """Normalize features to unit length before the head, whose rows are text embeddings (CLIP)."""
     block: BlockOrder = "pre_norm"
-    """`pre_norm`: the paper's; `res_post_norm`: norms after the branches; `parallel`: both branches read one norm."""
+    """`pre_norm` (the paper), `res_post_norm` (norms after the branches), `parallel` (both branches share one norm)."""
     attention: AttentionKind = "softmax"
-    """`differential`: the difference of two attentions with half the channels each."""
+    """`differential`: the difference of two softmax attentions with half the channels each."""
     norm: Norm = "layer"
     patch_norm: bool = False
-    """A norm of the patches before positions are added (AIMv2)."""
+    """Norm of the patch tokens before position embeddings are added (AIMv2)."""
     pre_norm: bool = False
-    """A norm of the embedded tokens before the first block (CLIP)."""
+    """Norm of the embedded tokens before the first block (CLIP)."""
     final_norm: bool = True
     qk_norm: bool = False
-    """Queries and keys are normalized, each head by itself."""
+    """Normalize queries and keys per head."""
     attn_norm: bool = False
-    """A norm between attention's heads and its output layer (EVA-02)."""
+    """Norm before the output projection of attention (EVA-02)."""
     mlp: Mlp = "gelu"
     mlp_norm: bool = False
-    """A norm before the MLP's second layer (EVA-02)."""
+    """Norm before the second layer of the MLP (EVA-02)."""
     patch_bias: bool = True
     qkv_bias: bool = True
     dense_bias: bool = True
-    """Of attention's output layer and of the MLP."""
+    """Bias of the attention output projection and of the MLP."""
     layer_scale: bool = False
     mlp_scale: bool = True
-    """LayerScale acts on the MLP's branch, too (not in Sapiens 2)."""
+    """LayerScale also acts on the MLP branch (not in Sapiens 2)."""
     pool_num_heads: Annotated[int, Range(0, 4096)] = 0
-    """Heads of the MAP head; 0 for as many as elsewhere."""
+    """Attention heads of the MAP head; 0 for `num_heads`."""
     pool_mlp_dim: Annotated[int, Range(0, 262_144)] = 0
-    """Width of the MAP head's MLP; 0 for that of the blocks."""
+    """MLP width of the MAP head; 0 for `mlp_dim`."""
     pool_prefix: bool = False
-    """The MAP head reads the tokens before the patches too."""
+    """The MAP head also attends to class and register tokens."""
     dropout: Chance = 0.0
-    """After the position sum and every dense layer except qkv, while training."""
+    """Dropout after the position embedding and every dense layer except qkv."""
     attention_dropout: Chance = 0.0
     drop_path: Chance = 0.0
-    """Chance that the last block is skipped while training; earlier blocks less, linearly."""
+    """Stochastic depth rate of the last block; it increases linearly from 0 in the first."""
     stem: StemConfig | None = None
     tome_r: MergedTokens | tuple[MergedTokens, ...] = 0
-    """Token merging (ToMe): tokens that merge into others in each layer; one number, or one for each layer."""
+    """Token merging (ToMe): number of tokens merged in every layer, or one number per layer."""
     tome_thresholds: tuple[Annotated[float, Range(-1.0, 1.0)], ...] = ()
-    """In place of `tome_r`: cosine of keys, for each layer, above which tokens merge, as many as an image has."""
+    """Adaptive merging, in place of `tome_r`: per layer, the cosine similarity of keys above which tokens merge."""
     numerics: Numerics = GOOGLE_NUMERICS
 
     def check(self) -> None:
         if self.trim and self.stem:
-            raise ConfigError("trim=True has no meaning behind a convolutional stem, which pads images")
+            raise ConfigError("trim=True cannot be combined with a convolutional stem, which pads images")
         if self.rope is not None and self.head_width % 4:
-            raise ConfigError(f"rotary positions need 4 channels a head or a multiple, not {self.head_width}")
+            raise ConfigError(f"rope needs a multiple of 4 channels per head, not {self.head_width}")
         if self.width % (self.pool_num_heads or 1):
             raise ConfigError(f"width={self.width} is not divisible by pool_num_heads={self.pool_num_heads}")
         if self.pos_embed == "relative_bias" and (self.prefix_tokens != 1 or not self.cls_token or self.rope):
             raise ConfigError("pos_embed='relative_bias' needs a class token, no other token and no rope")
         if self.pos_embed == "relative" and self.rope:
-            raise ConfigError("pos_embed='relative' has no meaning beside rope")
+            raise ConfigError("pos_embed='relative' cannot be combined with rope")
         if self.attention == "differential" and (self.head_width % 2 or self.rope or self.pos_embed in INNER_POSITIONS):
-            raise ConfigError("attention='differential' needs an even width a head and no positions inside attention")
+            raise ConfigError("attention='differential' needs an even width per head and no positions inside attention")
         if (self.attn_dim or self.width) % self.num_heads:
             name = "attn_dim" if self.attn_dim else "width"
             raise ConfigError(
                 f"{name}={getattr(self, name)} is not divisible by {argument('num_heads', self.num_heads)}"
             )
         if self.pos_embed == "sincos" and (self.width % 4 or self.width < 8):
-            raise ConfigError(f"sin-cos positions need a width divisible by 4, not {self.width}")
+            raise ConfigError(f"pos_embed='sincos' needs a width divisible by 4, not {self.width}")
         if self.pos_embed == "learned_2d" and self.width % 2:
-            raise ConfigError(f"2-D learned positions need an even width, not {self.width}")
+            raise ConfigError(f"pos_embed='learned_2d' needs an even width, not {self.width}")
         if self.pool in ("token", "token_mean") and not self.cls_token:
             raise ConfigError(f"pool={self.pool!r} needs cls_token=True")
         if self.unit_features and self.distillation:
-            raise ConfigError("unit_features=True has no meaning with distillation=True")
+            raise ConfigError("unit_features=True cannot be combined with distillation=True")
         if self.pool == "token_mean" and self.norm_after_pool:
-            raise ConfigError("norm_after_pool=True has no meaning with pool='token_mean', which normalizes the tokens")
+            raise ConfigError(
+                "norm_after_pool=True cannot be combined with pool='token_mean', which normalizes the tokens"
+            )
         if self.distillation and (self.pool != "token" or not self.cls_token):
             raise ConfigError("distillation=True needs cls_token=True and pool='token'")
         self.check_merging()
@@ -288,16 +290,16 @@ class ViTConfig(Settings):
         for name in ("tome_r", "tome_thresholds"):
             value = getattr(self, name)
             if isinstance(value, tuple) and len(value) not in (0 if name == "tome_thresholds" else -1, self.depth):
-                raise ConfigError(f"{name} has {len(value)} numbers for {self.depth} layers")
+                raise ConfigError(f"{name} has {len(value)} values for {self.depth} layers")
         name = "tome_thresholds" if self.tome_thresholds else "tome_r"
         if self.tome_thresholds and any(self.tome_counts):
-            raise ConfigError("tome_r and tome_thresholds are two ways to merge tokens: set one of them to 0 or []")
+            raise ConfigError("tome_r and tome_thresholds cannot be combined; set one of them to 0 or []")
         if self.merges_tokens and (self.rope or self.pos_embed in INNER_POSITIONS):
-            raise ConfigError(f"{name} has no meaning with positions inside attention, which need every patch")
+            raise ConfigError(f"{name} cannot be combined with positions inside attention, which need every patch")
 
     @property
     def tome_counts(self) -> tuple[int, ...]:
-        """Tokens that merge in each layer, before the threshold of any."""
+        """Number of tokens to merge in each layer."""
         return self.tome_r if isinstance(self.tome_r, tuple) else (self.tome_r,) * self.depth
 
     @property
@@ -307,7 +309,7 @@ class ViTConfig(Settings):
 
     @property
     def stride(self) -> int:
-        """Pixels from one patch to the next."""
+        """Patch stride, in pixels."""
         return self.patch_size * (self.stem.stride if self.stem else 1)
 
     @property
@@ -316,7 +318,7 @@ class ViTConfig(Settings):
         return self.grid_of(self.image_size)
 
     def grid_of(self, image_size: Size) -> Size:
-        """Rows and columns of patches of an image of this size."""
+        """Rows and columns of patches for an image of this size. Raises ConfigError if the patches do not divide it."""
         rows, columns = image_size
         over = not self.trim and (rows % self.stride or columns % self.stride)
         if rows < self.stride or columns < self.stride or over:
@@ -326,48 +328,48 @@ class ViTConfig(Settings):
 
     @property
     def prefix_tokens(self) -> int:
-        """Tokens before the patches: class, distillation, registers."""
+        """Number of tokens before the patches: class, distillation, registers."""
         return self.cls_token + self.distillation + self.reg_tokens
 
     @property
     def tokens_read(self) -> int | None:
-        """How many of the first tokens the head reads; None is all of them."""
+        """Number of leading tokens that the head reads; None for all."""
         return 1 + self.distillation if self.pool == "token" else None
 
     @property
     def prefix_pos_embeds(self) -> int:
-        """Tokens before the patches that have a learned position."""
+        """Number of prefix tokens with a learned position embedding."""
         learned = self.cls_pos_embed and self.pos_embed in ("learned", "learned_2d")
         return (self.cls_token + self.distillation) if learned else 0
 
     @property
     def head_width(self) -> int:
-        """Channels of one head of attention."""
+        """Channels per attention head."""
         return (self.attn_dim or self.width) // self.num_heads
 
     @property
     def pooled_width(self) -> int:
-        """Length of the pooled vector, before a pre-logits layer."""
+        """Width of the pooled vector, before a pre-logits layer."""
         return self.width * 2 if self.pool == "token_mean" else self.width
 
     @property
     def feature_width(self) -> int:
-        """Length of the vector the head reads."""
+        """Width of the features that the head reads."""
         return self.representation_size or self.pooled_width
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResNetConfig(Settings):
-    """Shape of one BiT ResNet: pre-activation, GroupNorm, standardized convolutions."""
+    """Architecture of a BiT ResNet: pre-activation, GroupNorm, standardized convolutions."""
 
     image_size: Size = (224, 224)
     in_channels: InChannels = 3
     num_classes: NumClasses = 1000
     stages: tuple[Annotated[int, Range(1, 1024)], ...] = (3, 4, 6, 3)
     width: Annotated[int, Range(32, 4096)] = 64
-    """Channels after the root: 64 times the width factor."""
+    """Channels after the root convolution: 64 times the width factor."""
     style: ResNetStyle = "bit"
-    """`bit`: the release's; `timm_bit`: the same with timm's standardization epsilon."""
+    """`bit`: as released; `timm_bit`: with timm's standardization epsilon."""
 
     def check(self) -> None:
         if self.width % 32:
@@ -377,7 +379,7 @@ class ResNetConfig(Settings):
 
     @property
     def feature_width(self) -> int:
-        """Length of the vector the head reads."""
+        """Width of the features that the head reads."""
         return self.width * 4 * 2 ** (len(self.stages) - 1)
 
 
@@ -387,7 +389,7 @@ MODEL_KINDS: dict[str, type[ViTConfig] | type[ResNetConfig]] = {"vit": ViTConfig
 
 
 DEFAULT_BATCH_SIZE = 16
-"""Images that a model answers at a time, unless told."""
+"""Default inference batch size."""
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -404,23 +406,23 @@ class Preprocess(Settings):
 
     image_size: Size = (224, 224)
     fit: Fit = "squash"
-    """`squash`: straight to `scaled_size`; `crop`: scale to just cover `scaled_size`. Then the center is cut.
-    `naflex`: each image keeps its shape, in whole patches, so that images differ in size."""
+    """`squash`: resize to `scaled_size`, ignoring the aspect ratio; `crop`: resize to cover `scaled_size`. Both then
+    take the center crop. `naflex`: each image keeps its aspect ratio, so images differ in size."""
     scaled_size: Size | None = None
-    """None means `image_size`. Shorter side 256, crop 224 is (256, 256)."""
+    """Size before the center crop; None for `image_size`. Shorter side 256, crop 224 is (256, 256)."""
     patch_size: Annotated[int, Range(1, 2**14)] | None = None
     max_num_patches: Annotated[int, Range(1, 2**20)] | None = None
-    """Of `naflex`: an image has as many whole patches of this size as its shape allows, at most so many."""
+    """For `naflex`: an image becomes as many full patches as its aspect ratio allows, up to this number."""
     floor_crop: bool = False
-    """A center that falls between two pixels is cut from the first (transformers), not from the even (torchvision)."""
+    """Round the crop offset down (transformers) instead of to even (torchvision)."""
     interpolation: Interpolation = "bilinear"
     antialias: bool = True
-    """False samples without a low-pass filter, as TensorFlow's resize does."""
+    """False: no low-pass filter when downsampling, like TensorFlow's resize."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
-    """Subtracted from values between 0 and 1."""
+    """Subtracted from pixel values in 0..1; one value per channel."""
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     stated: bool = True
-    """False where no file says how images are prepared and models of the family differ: to prepare one is an error."""
+    """False if no file states the preprocessing and the models of the family differ: applying it is an error."""
 
     def check(self) -> None:
         if {self.patch_size is not None, self.max_num_patches is not None} != {self.fit == "naflex"}:
@@ -435,8 +437,8 @@ class Preprocess(Settings):
         if len(self.mean) != len(self.std) or not self.std or not all(0 < x < 1e9 for x in self.std):
             raise ConfigError(f"mean={self.mean} and std={self.std} do not fit together")
 
-    def brief(self) -> str:
-        """The view in one phrase, for a line of text."""
+    def summary(self) -> str:
+        """A one-line summary."""
         size = "x".join(map(str, dict.fromkeys(self.image_size)))
         scaled = "x".join(map(str, dict.fromkeys(self.scaled_size or self.image_size)))
         cut = f"{scaled} -> {size}" if self.fit == "crop" or scaled != size else size
@@ -444,13 +446,13 @@ class Preprocess(Settings):
         how = {"crop": cut, "squash": f"squash {cut}", "naflex": flexible}[self.fit]
         return f"({how}, {self.interpolation}, mean {', '.join(f'{m:g}' for m in dict.fromkeys(self.mean))})"
 
-    def changed(self, changes: Mapping[str, Any]) -> Preprocess:
-        """The view with other settings by name; one that squashes has nothing to cut from."""
+    def with_changes(self, changes: Mapping[str, Any]) -> Preprocess:
+        """A copy with other settings. `squash` without a `scaled_size` in `changes` has no crop."""
         reset = {"scaled_size": None} if changes.get("fit") == "squash" else {}
-        return (self.at(self.image_size) if "fit" in changes else self).replace(**reset, **changes)
+        return (self.with_image_size(self.image_size) if "fit" in changes else self).replace(**reset, **changes)
 
-    def one_size(self, what: str) -> Size:
-        """The size of all images; `what` needs one, and is refused where each image has its own."""
+    def require_one_size(self, what: str) -> Size:
+        """The common size of all images. Raises ConfigError naming `what` if each image has its own (NaFlex)."""
         if self.fit == "naflex":
             raise ConfigError(
                 f"{what} needs images of one size, and this model keeps each image's shape (NaFlex): "
@@ -458,8 +460,8 @@ class Preprocess(Settings):
             )
         return self.image_size
 
-    def at(self, image_size: int | Size) -> Preprocess:
-        """The same view for another input size, the same for all images; the share that the crop keeps is as before."""
+    def with_image_size(self, image_size: int | Size) -> Preprocess:
+        """A copy for another, common input size; the crop keeps the same fraction of the image."""
         size = as_size(image_size)
         if self.fit == "naflex":
             return self.replace(image_size=size, fit="squash", patch_size=None, max_num_patches=None)

@@ -262,7 +262,7 @@ class Encoder:
                 f"its preprocessing gives {len(model.meta.preprocess.mean)}: set model.meta"
             )
         if self.engine != "torch":
-            model.meta.preprocess.one_size(argument("engine", engine))
+            model.meta.preprocess.require_one_size(argument("engine", engine))
         try:
             if torch.device(device).type == "meta":
                 raise RuntimeError("it does not compute")

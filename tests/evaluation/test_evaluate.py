@@ -275,7 +275,7 @@ def test_a_dataset_of_hugging_face_is_measured(photos):
 
 def vtab_kitti(root, model):
     """A task whose own view squashes images, with four classes; two of three labels are the model's answers."""
-    classifier = Classifier(model).with_preprocess(model.meta.preprocess.changed({"fit": "squash"}))
+    classifier = Classifier(model).with_preprocess(model.meta.preprocess.with_changes({"fit": "squash"}))
     folder = root / "vtab-1k" / "kitti"
     rng = np.random.default_rng(0)
     for name, each in (("train800", 1), ("val200", 12), ("test", 6)):

@@ -164,14 +164,14 @@ def test_other_image_sizes_merge_too():
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"tome_r": (8, 8)}, "tome_r has 2 numbers for 3 layers"),
-        ({"tome_r": ()}, "tome_r has 0 numbers for 3 layers"),
-        ({"tome_thresholds": (0.9,)}, "tome_thresholds has 1 numbers for 3 layers"),
+        ({"tome_r": (8, 8)}, "tome_r has 2 values for 3 layers"),
+        ({"tome_r": ()}, "tome_r has 0 values for 3 layers"),
+        ({"tome_thresholds": (0.9,)}, "tome_thresholds has 1 values for 3 layers"),
         ({"tome_r": -1}, "tome_r=-1 is not between 0 and"),
         ({"tome_thresholds": (2.0, 1, 1)}, "tome_thresholds=2.0 is not between -1.0 and 1.0"),
-        ({"tome_r": 1, "tome_thresholds": (0.9,) * 3}, "tome_r and tome_thresholds are two ways to merge tokens"),
-        ({"tome_r": 8, "pos_embed": "relative_bias"}, "tome_r has no meaning with positions inside attention"),
-        ({"tome_thresholds": (0.9,) * 3, "pos_embed": "relative"}, "tome_thresholds has no meaning with positions"),
+        ({"tome_r": 1, "tome_thresholds": (0.9,) * 3}, "tome_r and tome_thresholds cannot be combined"),
+        ({"tome_r": 8, "pos_embed": "relative_bias"}, "tome_r cannot be combined with positions inside attention"),
+        ({"tome_thresholds": (0.9,) * 3, "pos_embed": "relative"}, "tome_thresholds cannot be combined with positions"),
     ],
 )
 def test_what_cannot_be_merged_is_refused(changes, text):

@@ -80,7 +80,7 @@ def fit_cascade(
     whole = load(model) if isinstance(model, str | Path) else model
     if not isinstance(whole.config, ViTConfig):
         raise ConfigError("a cascade is for Vision Transformers; this model has no tokens")
-    own = whole.meta.preprocess.one_size("a cascade")
+    own = whole.meta.preprocess.require_one_size("a cascade")
     cascade = CascadeConfig(image_size=None if image_size is None else as_size(image_size), tome_r=tome_r)
     size = cascade.image_size or own
     first = with_merging(whole, cascade.tome_r)
@@ -165,7 +165,7 @@ def fit_merging(
     assert isinstance(merging, ViT)
     if not any(merging.config.tome_counts):
         raise ConfigError(f"{argument('tome_r', 0)} merges nothing: say how many tokens merge in each layer, such as 8")
-    merging.meta.preprocess.one_size("a threshold for merging")
+    merging.meta.preprocess.require_one_size("a threshold for merging")
     source = images_to_fit(data, split)
     unreadable: list[Unreadable] = []
     chosen = np.unique(np.linspace(0, len(source) - 1, min(MOST_IMAGES, len(source))).astype(np.int64))

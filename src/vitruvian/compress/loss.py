@@ -128,7 +128,7 @@ def read_sample(classifier: Classifier, data: object, *, images: int, training: 
     """At most so many images of a dataset or a folder, drawn anew by the seed; of its training split if asked for."""
     source, space = opened(data, classifier.model, training=training)
     order = np.random.default_rng(seed).permutation(len(source))[:images]
-    size = classifier.model.meta.preprocess.one_size("a fast graph")
+    size = classifier.model.meta.preprocess.require_one_size("a fast graph")
     shape = (len(order), classifier.model.config.in_channels, *size)
     stored = np.memmap(scratch_folder() / f"pixels{id(order)}.f32", np.float32, "w+", shape=shape)
     unreadable: list[Unreadable] = []

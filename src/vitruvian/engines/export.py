@@ -105,9 +105,11 @@ def export(
         model = load(model, num_heads=num_heads, image_size=image_size)
     validate("batch_size", BatchSize, 1 if batch_size is None else batch_size)
     if image_size is None and not dynamic_size:
-        model.meta.preprocess.one_size(f"a graph without {argument('dynamic_size', True)}")
+        model.meta.preprocess.require_one_size(f"a graph without {argument('dynamic_size', True)}")
     size = as_size(model.config.image_size if image_size is None else image_size)
-    preprocess = model.meta.preprocess if image_size is None and dynamic_size else model.meta.preprocess.at(size)
+    preprocess = (
+        model.meta.preprocess if image_size is None and dynamic_size else model.meta.preprocess.with_image_size(size)
+    )
     check_model(model, to, dynamic_size=dynamic_size)
     stride = model.config.stride if isinstance(model.config, ViTConfig) else 1
     with atomic_path(Path(path).expanduser()) as new, evaluating(model):

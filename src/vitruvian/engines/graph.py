@@ -115,7 +115,7 @@ def open_graph(path: Path, *, engine: str = "auto", image_size: int | Size | Non
         meta = meta.replace(cascade=cascade)
     if image_size is None:
         return Graph(graph, config, meta)
-    model = Graph(graph, config, meta.replace(preprocess=meta.preprocess.at(image_size)))
+    model = Graph(graph, config, meta.replace(preprocess=meta.preprocess.with_image_size(image_size)))
     model.check_size(config.in_channels, *as_size(image_size))
     return model
 

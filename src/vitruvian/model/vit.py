@@ -101,7 +101,7 @@ class ViT(nn.Module):
     def drop_patches(self, tokens: Tensor) -> Tensor:
         """Patch dropout: keep a random fraction 1 - `patch_drop` of each image's patches, and all other tokens."""
         if self.config.rope or self.config.pos_embed in INNER_POSITIONS:
-            raise ConfigError("patch_drop has no meaning with positions inside attention, which need every patch")
+            raise ConfigError("patch_drop cannot be combined with positions inside attention, which need every patch")
         B, N, D = tokens.shape
         T = self.config.prefix_tokens
         count = max(1, round((N - T) * (1 - self.patch_drop)))

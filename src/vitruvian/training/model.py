@@ -41,7 +41,7 @@ def model_for(recipe: Recipe, labels: Sequence[str]) -> Model:
     if masked:
         model = MaskedViT.around(model, recipe.seed)
     # what was fitted to the weights that it starts from no longer holds
-    preprocess = model.meta.preprocess.changed(recipe.view).at(model.config.image_size)
+    preprocess = model.meta.preprocess.with_changes(recipe.view).with_image_size(model.config.image_size)
     model.meta = model.meta.for_new_head(tuple(labels) or None).replace(preprocess=preprocess)
     freeze(model, recipe)
     set_options(model, recipe)

@@ -89,7 +89,7 @@ def open_model(
         if hints.preprocess is not None:
             meta = meta.replace(preprocess=hints.preprocess)
         elif changes.size or changes.patch_size:
-            meta = meta.replace(preprocess=meta.preprocess.at(changes.size or config.image_size))
+            meta = meta.replace(preprocess=meta.preprocess.with_image_size(changes.size or config.image_size))
         return assemble(model, state, meta), family
     except (CheckpointError, ConfigError) as error:
         hint = ""

@@ -136,7 +136,7 @@ def describe(
     if view is None:
         view = family.default_preprocess(checkpoint, config)
         if view is not None:
-            assumed.append(f"preprocess={view.brief()}")
+            assumed.append(f"preprocess={view.summary()}")
     left_out = [f"{name} ({why})" for name in reading.unused if (why := first_match(name, family.ignored))]
     origin = f"{family.name} weights from {hints.name or checkpoint.path.name}"
     if left_out or checkpoint.beside:

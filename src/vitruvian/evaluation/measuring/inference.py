@@ -38,7 +38,7 @@ def with_task_preprocess(encoder: Any_Encoder, data: object, preprocess: Preproc
     """The encoder with `preprocess` if given, else with the preprocessing of the task that `data` names, if any."""
     default = encoder.preprocess
     if preprocess is None and isinstance(data, str) and isinstance(default, Preprocess):
-        preprocess = default.changed(preprocess_for(data))
+        preprocess = default.with_changes(preprocess_for(data))
     return encoder if preprocess is None else encoder.with_preprocess(preprocess)
 
 
