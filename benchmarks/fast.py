@@ -26,22 +26,22 @@ import vitruvian as vt
 from apart import apart, in_turn
 from inference import random_model
 from peers import Forward, timm_model
-from vitruvian.compress.loss import loss_of, read_sample
+from vitruvian.compress.loss import accuracy_loss, read_sample
 
 MOST_IMAGES = 50_000
 
 
 def random_int8(model: vt.ViT, folder: Path, r: int) -> Path:
     """All dense layers in int8, with ranges of noise, and `r` tokens merged in each layer."""
-    from vitruvian.compress.int8 import prepared, quick_layers
+    from vitruvian.compress.int8 import prepare, rounded_layers
     from vitruvian.compress.int8_graph import write_int8
     from vitruvian.engines.export import export
 
     noise = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
-    ready, inputs = prepared(model.eval(), [noise])
+    ready, inputs = prepare(model.eval(), [noise])
     merged = vt.with_merging(ready, r) if r else ready
     export(merged, folder / "float.onnx")
-    write_int8(folder / "float.onnx", folder / "int8.onnx", merged, quick_layers(ready, inputs))
+    write_int8(folder / "float.onnx", folder / "int8.onnx", merged, rounded_layers(ready, inputs))
     return folder / "int8.onnx"
 
 
@@ -83,7 +83,7 @@ def lose(model: vt.ViT, fast: dict[str, Forward], data: str) -> None:
     sample = read_sample(classifier, data, images=MOST_IMAGES, training=False)
     before = sample.logits(classifier.logits, "exact")
     for name, forward in fast.items():
-        print(f"{name}: {loss_of(model, before, sample.logits(forward, name), sample)}", flush=True)
+        print(f"{name}: {accuracy_loss(model, before, sample.logits(forward, name), sample)}", flush=True)
 
 
 def main() -> None:

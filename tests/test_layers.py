@@ -49,9 +49,6 @@ CLASSES_LEFT = {
     "Images",
     "Parts",
     "Place",
-    "Plan",
-    "Search",
-    "Seen",
     "Task",
 }
 FILE_NAMES_LEFT = {

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import vitruvian as vt
 from vitruvian.cli.app import app
-from vitruvian.compress.cascade import fit_cascade
+from vitruvian.compress.fewer_tokens import fit_cascade
 from vitruvian.config import Preprocess
 from vitruvian.data.preprocess import naflex_size, preprocess_image
 from vitruvian.errors import CheckpointError, ConfigError

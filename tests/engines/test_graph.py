@@ -38,7 +38,7 @@ def test_a_graph_of_another_dtype_than_float32_is_refused(tmp_path, engine, dtyp
 def test_features_of_another_exporter_are_not_logits(tmp_path):
     """transformers' ViTModel has one vector an image, which would pass for logits of 768 classes."""
     path = flat_graph(tmp_path / "model.onnx", output="pooler_output")
-    with pytest.raises(ConfigError, match="this model has no head"):
+    with pytest.raises(ConfigError, match="this model has no classification head"):
         vt.Classifier(path)
 
 

@@ -190,7 +190,7 @@ def cascade(
     at most --max-loss.
     """
     with quick_imports():
-        from vitruvian.compress.cascade import fit_cascade
+        from vitruvian.compress.fewer_tokens import fit_cascade
         from vitruvian.weights.convert import check_other
         from vitruvian.weights.load import load, locate
         from vitruvian.weights.save import save
@@ -226,7 +226,7 @@ def tome(
     fitted on the images.
     """
     with quick_imports():
-        from vitruvian.compress.cascade import fit_merging
+        from vitruvian.compress.fewer_tokens import fit_merging
         from vitruvian.weights.convert import check_other
         from vitruvian.weights.load import load, locate
         from vitruvian.weights.save import save

@@ -1,8 +1,8 @@
-"""Eight-bit integers for a model's dense layers, and what each layer's rounding changes.
+"""Int8 for the dense layers of a model: activation ranges, GPTQ rounding of weights, and each layer's sensitivity.
 
-Activations have one scale a layer, found on calibration images; weights have one for each output. Sums, norms,
-softmax, the patch embedding and the head stay float. Weights use seven of the eight bits: processors without VNNI add
-two products in 16 bits, which larger weights make saturate, and a file that was right on one machine would be wrong on
+Activations have one scale per layer, found on calibration images; weights have one per output channel. Residual sums,
+norms, softmax, patch embedding and head stay float. Weights use 7 of the 8 bits: processors without VNNI add two
+products in 16 bits, which saturates with larger weights, so a file that is right on one machine would be wrong on
 another.
 """
 
@@ -10,18 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitruvian.compress.gptq import gptq, nearest
-from vitruvian.compress.ranges import Int8Input, inputs_of
-from vitruvian.compress.smooth import channel_maxima, dense_layers, smoothed, watched
+from vitruvian.compress.smooth import channel_maxima, dense_layers, hook_inputs, smooth
 from vitruvian.engines.export import Forward
-from vitruvian.errors import ConfigError, argument
+from vitruvian.errors import ConfigError, ConversionError, argument
 from vitruvian.machine import processor_flags
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
@@ -29,9 +27,167 @@ from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import Size
 from vitruvian.weights.load import with_merging
 
+# n tokens, D channels of a layer's input, O of its output
+
 WEIGHT_BITS = 7
 VNNI = {"avx512_vnni", "avx_vnni", "asimddp"}
-"""Flags of processors that multiply eight-bit numbers and add them in 32 bits."""
+"""Flags of processors that multiply 8-bit numbers and add the products in 32 bits."""
+LEVELS = 255
+"""Steps of an 8-bit activation."""
+TOKENS_PER_BATCH = 256
+"""Tokens of each batch from which the range of an activation is found."""
+QUANTILES = (1.0, 0.9999, 0.999, 0.998, 0.995)
+"""Fractions of the values that a candidate range covers."""
+MAX_FLOAT_CHANNELS = 2
+"""Channels of a layer that may stay float."""
+FLOAT_CHANNEL_GAIN = 0.5
+"""A float channel costs extra operations, so the error must fall below this fraction."""
+DAMPING = 0.01
+"""Added to the diagonal of GPTQ's second moments, as a fraction of its mean, to regularize few calibration images."""
+BLOCK_COLUMNS = 128
+"""Columns whose errors GPTQ propagates to later columns in one product."""
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Int8Input:
+    """The input of a dense layer in 8 bits.
+
+    A channel with much larger values than all others would leave them only a few steps of the range. Such channels are
+    computed in float instead, as in LLM.int8() (Dettmers et al., 2022).
+    """
+
+    ends: Range
+    float_channels: tuple[int, ...] = ()
+
+    def mask(self, x: Tensor, float_value: Tensor | float) -> Tensor:
+        """x (..., D) with `float_value` in the float channels."""
+        if not self.float_channels:
+            return x
+        is_int8 = torch.ones(x.shape[-1], dtype=torch.bool)
+        is_int8[list(self.float_channels)] = False
+        return torch.where(is_int8, x, float_value)
+
+    def quantize(self, x: Tensor) -> Tensor:
+        """Fake-quantize x (..., D), except the float channels."""
+        return self.mask(fake_quantize(x, self.ends), x)
+
+
+def fake_quantize(x: Tensor, ends: Range) -> Tensor:
+    """Fake-quantize `x` to 8 bits over this range."""
+    scale = (ends[1] - ends[0]) / LEVELS
+    return torch.fake_quantize_per_tensor_affine(x, scale, round(-ends[0] / scale), 0, LEVELS)
+
+
+def best_range(values: Tensor) -> Range:
+    """The range, among those that cut off few outliers, whose rounding and clipping have the least squared error."""
+    ordered = values.sort().values
+    errors: dict[Range, float] = {}
+    for quantile in QUANTILES:
+        cut = round((1 - quantile) / 2 * (len(ordered) - 1))
+        ends = min(0.0, float(ordered[cut])), max(0.0, float(ordered[len(ordered) - 1 - cut]))
+        if ends[0] < ends[1]:
+            errors[ends] = float(F.mse_loss(fake_quantize(values, ends), values))
+    return min(errors, key=errors.__getitem__) if errors else (0.0, 1.0)
+
+
+@dataclass(slots=True)
+class InputSample:
+    """Sampled tokens of a layer's input, and the smallest and largest value of each channel."""
+
+    tokens: list[Tensor] = field(default_factory=list)
+    ends: list[Tensor] = field(default_factory=list)
+
+    def fit(self, weight: Tensor, bits: int) -> Int8Input:
+        """The best range, with as few float channels as are worth their cost, those with the largest values."""
+        x, ends = torch.cat(self.tokens), torch.cat(self.ends)
+        by_size = ends.abs().amax(dim=0).argsort(descending=True).tolist()
+        best, error = fit_input(x, ends, weight, bits, ())
+        for count in range(1, min(MAX_FLOAT_CHANNELS, len(by_size) - 1) + 1):
+            candidate, smaller = fit_input(x, ends, weight, bits, tuple(by_size[:count]))
+            if smaller < FLOAT_CHANNEL_GAIN * error:
+                best, error = candidate, smaller
+        return best
+
+
+def fit_input(
+    x: Tensor, ends: Tensor, weight: Tensor, bits: int, float_channels: tuple[int, ...]
+) -> tuple[Int8Input, float]:
+    """The range for given float channels, and the mean squared error of the layer's output in int8."""
+    values = torch.cat([x, ends])
+    int8_channels = [channel for channel in range(values.shape[1]) if channel not in float_channels]
+    layer_input = Int8Input(ends=best_range(values[:, int8_channels].flatten()), float_channels=float_channels)
+    codes, scale = round_weights(layer_input.mask(weight, 0.0), bits)
+    output = F.linear(layer_input.quantize(x), layer_input.mask(codes * scale, weight))
+    return layer_input, float(F.mse_loss(output, F.linear(x, weight)))
+
+
+def fit_inputs(model: ViT, batches: Sequence[Tensor], bits: int) -> dict[str, Int8Input]:
+    """Range and float channels of each dense layer's input, from calibration images."""
+    layers, samples = dense_layers(model), dict[str, InputSample]()
+    generator = torch.Generator().manual_seed(0)
+
+    def add(name: str, x: Tensor) -> None:
+        flat = x.detach().flatten(0, -2)
+        sample = samples.setdefault(name, InputSample())
+        sample.tokens.append(flat[torch.randperm(len(flat), generator=generator)[:TOKENS_PER_BATCH]])
+        sample.ends.append(torch.stack(list(flat.aminmax(dim=0))))
+
+    with torch.inference_mode():
+        with hook_inputs(layers, add):
+            for pixels in batches:
+                model(pixels)
+        return {name: sample.fit(layers[name].weight, bits) for name, sample in samples.items()}
+
+
+def weight_scale(weight: Tensor, bits: int) -> tuple[int, Tensor]:
+    """The largest code, and the value (O, 1) of one step in each row."""
+    largest = 2 ** (bits - 1) - 1
+    return largest, weight.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / largest
+
+
+def round_weights(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Integer codes (O, D) and scales (O, 1), rounding each weight to the nearest."""
+    largest, scale = weight_scale(weight, bits)
+    return (weight / scale).round().clamp(-largest, largest).to(torch.int8), scale
+
+
+def gptq(weight: Tensor, moments: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Integer codes (O, D) and scales (O, 1) by GPTQ, given the second moments (D, D) of the layer's input.
+
+    GPTQ (Frantar et al., 2023) minimizes the change of the layer's output. It rounds one column of the weight after the
+    other and lets the columns that are not yet rounded compensate the error. With H the moments and U the upper
+    Cholesky factor of H^-1, an error e of column j is best compensated by subtracting e / U[j, j] * U[j, k] from each
+    later column k. Columns with the largest moments are rounded first, while most columns are left to compensate.
+    Errors are applied at once within a block of columns, and to all later columns in one product after the block.
+    """
+    largest, scale = weight_scale(weight, bits)
+    order = moments.diagonal().argsort(descending=True)
+    remaining, step = weight.double()[:, order], scale.double()[:, 0]
+    U = inverse_cholesky(moments.double()[order][:, order])
+    codes = torch.empty_like(remaining)
+    for start in range(0, remaining.shape[1], BLOCK_COLUMNS):
+        end = min(start + BLOCK_COLUMNS, remaining.shape[1])
+        errors = torch.empty_like(remaining[:, start:end])
+        for j in range(start, end):
+            codes[:, j] = (remaining[:, j] / step).round().clamp(-largest, largest)
+            errors[:, j - start] = (remaining[:, j] - codes[:, j] * step) / U[j, j]
+            remaining[:, j:end] -= errors[:, j - start, None] * U[j, j:end]
+        remaining[:, end:] -= errors @ U[start:end, end:]
+    return codes[:, order.argsort()].to(torch.int8), scale
+
+
+def inverse_cholesky(moments: Tensor) -> Tensor:
+    """Upper Cholesky factor of the inverse of (D, D), with more damping until rounding errors do not matter."""
+    mean = float(moments.diagonal().mean())
+    damping = torch.eye(len(moments), dtype=moments.dtype) * (DAMPING * mean if mean > 0 else 1.0)
+    for exponent in range(8):
+        lower, failed = torch.linalg.cholesky_ex(moments + 10**exponent * damping)
+        if not failed:
+            factor: Tensor = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
+            return factor
+    raise ConversionError(f"int8: the input of a layer is not finite on the images of {argument('calibrate')}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +196,7 @@ class Int8Layer:
 
     input: Int8Input
     codes: Tensor
-    """(O, D) The weights as integers."""
+    """(O, D) integer weights."""
     scale: Tensor
     """(O, 1)"""
 
@@ -50,103 +206,103 @@ class Int8Layer:
 
 
 def has_vnni() -> bool:
-    """Whether the processor adds eight-bit products without saturation, as far as the system reports it."""
+    """Whether the processor is known to add 8-bit products without saturation."""
     return bool(VNNI & processor_flags())
 
 
 def check_bits(bits: int) -> None:
     if bits not in (7, 8):
-        raise ConfigError(f"{argument('weight_bits', bits)} is neither 7 nor 8")
+        raise ConfigError(f"{argument('weight_bits', bits)} is not 7 or 8")
     if bits == 8 and not has_vnni():
-        raise ConfigError(
-            f"{argument('weight_bits', 8)} saturates on this processor, which has no VNNI; leave it out for 7"
-        )
+        raise ConfigError(f"{argument('weight_bits', 8)} saturates on this processor, which has no VNNI", hint="use 7")
 
 
-def prepared(model: Model, batches: Sequence[Tensor], bits: int = WEIGHT_BITS) -> tuple[ViT, dict[str, Int8Input]]:
-    """The model with scales moved into its weights, and what enters each dense layer of it."""
-    dense_layers(model)  # refuses what is no Vision Transformer
+def prepare(model: Model, batches: Sequence[Tensor], bits: int = WEIGHT_BITS) -> tuple[ViT, dict[str, Int8Input]]:
+    """The smoothed model in eval mode, and the int8 inputs of its dense layers."""
+    dense_layers(model)  # raises if it is not a ViT
     assert isinstance(model, ViT)
-    ready = smoothed(model, channel_maxima(model, batches)).eval()
-    return ready, inputs_of(ready, batches, bits)
+    smoothed = smooth(model, channel_maxima(model, batches)).eval()
+    return smoothed, fit_inputs(smoothed, batches, bits)
 
 
-def quick_layers(model: ViT, inputs: Mapping[str, Int8Input], bits: int = WEIGHT_BITS) -> dict[str, Int8Layer]:
-    """Every dense layer, each weight rounded by itself."""
-    layers = dense_layers(model)
-    made = {name: nearest(each.in_int8(layers[name].weight.detach(), 0.0), bits) for name, each in inputs.items()}
-    return {name: Int8Layer(input=inputs[name], codes=codes, scale=scale) for name, (codes, scale) in made.items()}
+def rounded_layers(model: ViT, inputs: Mapping[str, Int8Input], bits: int = WEIGHT_BITS) -> dict[str, Int8Layer]:
+    """All dense layers in int8, with each weight rounded to the nearest: fast to compute."""
+    layers, quantized = dense_layers(model), dict[str, Int8Layer]()
+    for name, layer_input in inputs.items():
+        codes, scale = round_weights(layer_input.mask(layers[name].weight.detach(), 0.0), bits)
+        quantized[name] = Int8Layer(input=layer_input, codes=codes, scale=scale)
+    return quantized
 
 
 @torch.no_grad()
-def int8_layers(
+def gptq_layers(
     model: ViT, inputs: Mapping[str, Int8Input], batches: Sequence[Tensor], *, bits: int, track: Track = no_tracking
 ) -> dict[str, Int8Layer]:
-    """Every dense layer, with weights rounded by GPTQ; a block at a time, so that the moments of one are held."""
-    layers, found = dense_layers(model), dict[str, Int8Layer]()
+    """All dense layers in int8, with weights rounded by GPTQ; block by block, to hold the moments of one at a time."""
+    layers, quantized = dense_layers(model), dict[str, Int8Layer]()
     tokens, grids = [model.embed(pixels) for pixels in batches], [model.grid_of(pixels) for pixels in batches]
-    for number, block in track(list(enumerate(model.blocks)), len(model.blocks)):
-        own = {name: layer for name, layer in layers.items() if name.startswith(f"blocks.{number}.")}
+    for index, block in track(list(enumerate(model.blocks)), len(model.blocks)):
+        block_layers = {name: layer for name, layer in layers.items() if name.startswith(f"blocks.{index}.")}
         moments: dict[str, Tensor] = {}
 
-        def see(name: str, x: Tensor, moments: dict[str, Tensor] = moments) -> None:
-            flat = inputs[name].in_int8(inputs[name].rounded(x), 0.0).flatten(0, -2)  # (n, D)
+        def add(name: str, x: Tensor, moments: dict[str, Tensor] = moments) -> None:
+            flat = inputs[name].mask(inputs[name].quantize(x), 0.0).flatten(0, -2)  # (n, D)
             moments[name] = moments.get(name, 0) + flat.T @ flat
 
-        with watched(own, see):
+        with hook_inputs(block_layers, add):
             tokens = [block(x, None, grid) for x, grid in zip(tokens, grids)]
-        for name, layer in own.items():
-            codes, scale = gptq(inputs[name].in_int8(layer.weight, 0.0), moments[name], bits)
-            found[name] = Int8Layer(input=inputs[name], codes=codes, scale=scale)
-    return found
+        for name, layer in block_layers.items():
+            codes, scale = gptq(inputs[name].mask(layer.weight, 0.0), moments[name], bits)
+            quantized[name] = Int8Layer(input=inputs[name], codes=codes, scale=scale)
+    return quantized
 
 
-def simulated(model: ViT, chosen: Mapping[str, Int8Layer], run: Forward | None = None) -> Forward:
-    """The model, or a part of it, with these layers rounded as int8 rounds them, computed in float."""
-    layers = {name: layer for name, layer in dense_layers(model).items() if name in chosen}
+def simulate(model: ViT, quantized: Mapping[str, Int8Layer], run: Forward | None = None) -> Forward:
+    """The forward pass of the model (or its part `run`) with these layers rounded as in int8, computed in float."""
+    layers = {name: layer for name, layer in dense_layers(model).items() if name in quantized}
 
     def forward(pixels: Tensor) -> Tensor:
-        kept = {name: layer.weight.data for name, layer in layers.items()}
+        weights = {name: layer.weight.data for name, layer in layers.items()}
         try:
             for name, layer in layers.items():
-                layer.weight.data = chosen[name].input.in_int8(chosen[name].weight, kept[name])
-            with watched(layers, lambda name, x: chosen[name].input.rounded(x)), torch.no_grad():
+                layer.weight.data = quantized[name].input.mask(quantized[name].weight, weights[name])
+            with hook_inputs(layers, lambda name, x: quantized[name].input.quantize(x)), torch.no_grad():
                 return (run or model)(pixels)
         finally:
             for name, layer in layers.items():
-                layer.weight.data = kept[name]
+                layer.weight.data = weights[name]
 
     return forward
 
 
 def sensitivity(
-    model: ViT, found: Mapping[str, Int8Layer], pixels: Tensor, *, track: Track = no_tracking
+    model: ViT, quantized: Mapping[str, Int8Layer], pixels: Tensor, *, track: Track = no_tracking
 ) -> dict[str, float]:
-    """How far each layer alone in int8 moves the answers: mean Kullback-Leibler divergence in nats, largest first.
+    """Mean Kullback-Leibler divergence of the outputs, in nats, with one layer at a time in int8; largest first.
 
-    Where tokens merge, of the same weights without merging.
+    For a model that merges tokens it is measured without merging.
     """
     if model.config.merges_tokens:
-        plain = with_merging(model).eval()
-        assert isinstance(plain, ViT)
-        model = plain
-    inputs: list[Tensor] = []
+        unmerged = with_merging(model).eval()
+        assert isinstance(unmerged, ViT)
+        model = unmerged
+    block_inputs: list[Tensor] = []
     with torch.no_grad(), ExitStack() as stack:
         for block in model.blocks:
-            seen = block.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
-            stack.callback(seen.remove)
-        wanted = model(pixels).log_softmax(dim=-1)
-    moved: dict[str, float] = {}
-    for name in track(list(found), len(found)):
-        number = int(name.split(".")[1])
-        rest = partial(from_block, model, number, model.grid_of(pixels))
-        given = simulated(model, {name: found[name]}, rest)(inputs[number]).log_softmax(dim=-1)
-        moved[name] = float(F.kl_div(given, wanted, log_target=True, reduction="batchmean"))
-    return dict(sorted(moved.items(), key=lambda pair: -pair[1]))
+            hook = block.register_forward_pre_hook(lambda _, args: block_inputs.append(args[0]))
+            stack.callback(hook.remove)
+        expected = model(pixels).log_softmax(dim=-1)
+    divergence: dict[str, float] = {}
+    for name in track(list(quantized), len(quantized)):
+        index = int(name.split(".")[1])
+        rest = partial(forward_from_block, model, index, model.grid_of(pixels))
+        actual = simulate(model, {name: quantized[name]}, rest)(block_inputs[index]).log_softmax(dim=-1)
+        divergence[name] = float(F.kl_div(actual, expected, log_target=True, reduction="batchmean"))
+    return dict(sorted(divergence.items(), key=lambda item: -item[1]))
 
 
-def from_block(model: ViT, number: int, grid: Size, x: Tensor) -> Tensor:
-    """The answers (B, K) from what enters a block (B, N, D)."""
-    for block in model.blocks[number:]:
+def forward_from_block(model: ViT, index: int, grid: Size, x: Tensor) -> Tensor:
+    """Logits (B, K) from the input of a block (B, N, D)."""
+    for block in model.blocks[index:]:
         x = block(x, model.tokens_read if block is model.blocks[-1] else None, grid)
     return model.forward_head(x if model.config.norm_after_pool else model.norm(x))

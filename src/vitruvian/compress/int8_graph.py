@@ -1,4 +1,4 @@
-"""An ONNX file of a model with dense layers in int8, as ONNX Runtime and OpenVINO run it."""
+"""Write an ONNX file with dense layers in int8, for ONNX Runtime and OpenVINO."""
 
 from __future__ import annotations
 
@@ -19,133 +19,81 @@ from vitruvian.model.encoder import Attention
 from vitruvian.model.vit import ViT
 
 UNROUNDED = ".unrounded"
-"""How the names of nodes end that read what another node reads in int8, as it was before."""
+"""Suffix of the names of nodes that read a quantized tensor as it was before quantization."""
 
 
-def write_int8(graph: Path, path: Path, model: ViT, chosen: Mapping[str, Int8Layer]) -> None:
-    """An exported ONNX file of the model with these layers in int8, for ONNX Runtime and OpenVINO."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Product:
+    """A MatMul or Gemm with the weight of a dense layer, or with one third of the weight of `qkv`."""
+
+    node: Any
+    layer: str
+    part: int
+    """0, 1, 2 for queries, keys and values."""
+    rows: slice
+    """Rows of the layer's weight."""
+    factor: float
+    """Factor of the weights in the graph: the attention scale is folded into the queries'."""
+    transposed: bool
+    """Whether the graph stores the weight as (outputs, inputs)."""
+
+
+def write_int8(graph: Path, path: Path, model: ViT, quantized: Mapping[str, Int8Layer]) -> None:
+    """Write a copy of an exported ONNX file of the model, with these layers in int8.
+
+    ONNX Runtime's quantizer inserts QuantizeLinear and DequantizeLinear with our ranges; then its own rounding of the
+    weights is replaced by ours.
+    """
     onnx = require("onnx", "onnx")
     tools = require("onnxruntime.quantization", "onnx")
     quantizers = require("onnxruntime.quantization.qdq_quantizer", "onnx")
     loaded = onnx.load(str(graph))
-    del loaded.graph.value_info[:]  # stated shapes would contradict the quantizer's own
-    products = products_of(loaded, model)
-    missing = set(chosen) - {each.layer for each in products}
+    del loaded.graph.value_info[:]  # these shapes would contradict the quantizer's own
+    products = find_products(loaded, model)
+    missing = set(quantized) - {product.layer for product in products}
     if missing:
-        raise ConversionError(f"{path}: not written, the graph does not show the product of {min(missing)}")
-    wanted = [each for each in products if each.layer in chosen]
-    ends: dict[str, tuple[Any, ...]] = {}
-    for each in wanted:
-        each.node.name = f"{each.layer}.{each.part}"
-        own = tuple(map(np.float32, chosen[each.layer].input.ends))
-        if ends.get(each.node.input[0], own) != own:
-            read_apart(loaded.graph, each)
-        ends[each.node.input[0]] = own
-        keep_channels(loaded.graph, each, chosen[each.layer].input.float_channels)
-    options = {
-        "WeightSymmetric": True,
-        "ActivationSymmetric": False,
-        "OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"],
-        "DefaultTensorType": onnx.TensorProto.FLOAT,
-    }
+        raise ConversionError(f"not written, the product of {min(missing)} is not in the graph", where=path)
+    products = [product for product in products if product.layer in quantized]
+    ranges: dict[str, tuple[Any, ...]] = {}
+    for product in products:
+        layer_input = quantized[product.layer].input
+        product.node.name = f"{product.layer}.{product.part}"
+        ends = tuple(map(np.float32, layer_input.ends))
+        if ranges.get(product.node.input[0], ends) != ends:
+            separate_input(loaded.graph, product)
+        ranges[product.node.input[0]] = ends
+        add_float_channels(loaded.graph, product, layer_input.float_channels)
     settings: dict[str, Any] = {
         "per_channel": True,
         "reduce_range": True,
         "weight_qType": tools.QuantType.QInt8,
         "activation_qType": tools.QuantType.QUInt8,
-        "tensors_range": tools.calibrate.TensorsData(tools.CalibrationMethod.MinMax, ends),
-        "nodes_to_quantize": [each.node.name for each in wanted],
+        "tensors_range": tools.calibrate.TensorsData(tools.CalibrationMethod.MinMax, ranges),
+        "nodes_to_quantize": [product.node.name for product in products],
         "nodes_to_exclude": [],
         "op_types_to_quantize": ["MatMul", "Gemm"],
-        "extra_options": options,
+        "extra_options": {
+            "WeightSymmetric": True,
+            "ActivationSymmetric": False,
+            "OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"],
+            "DefaultTensorType": onnx.TensorProto.FLOAT,
+        },
     }
-    names = [each.node.input[1] for each in wanted]  # the quantizer puts others in their place
+    weight_names = [product.node.input[1] for product in products]  # the quantizer changes the nodes' inputs
     quantizer = quantizers.QDQQuantizer(loaded, **settings)
     quantizer.quantize_model()
-    undo_rounding(quantizer.model.model.graph)
-    held = {each.name: each for each in quantizer.model.model.graph.initializer}
-    for each, name in zip(wanted, names):
-        layer, rows = chosen[each.layer], each.rows
-        codes = layer.codes[rows].numpy()
-        overwrite(held[f"{name}_quantized"], codes if each.turned else codes.T)
-        overwrite(held[f"{name}_scale"], layer.scale[rows, 0].numpy() * np.float32(each.factor))
+    bypass_quantization(quantizer.model.model.graph)
+    initializers = {tensor.name: tensor for tensor in quantizer.model.model.graph.initializer}
+    for product, name in zip(products, weight_names):
+        layer = quantized[product.layer]
+        codes = layer.codes[product.rows].numpy()
+        overwrite(initializers[f"{name}_quantized"], codes if product.transposed else codes.T)
+        overwrite(initializers[f"{name}_scale"], layer.scale[product.rows, 0].numpy() * np.float32(product.factor))
     onnx.save(quantizer.model.model, str(path))
 
 
-def read_apart(graph: Any, product: Product) -> None:
-    """A name of its own for what enters a product, where another layer that reads the same has another range."""
-    from onnx import helper
-
-    name, given = product.node.name, product.node.input[0]
-    product.node.input[0] = f"{name}.given"
-    made = helper.make_node("Identity", [given], [f"{name}.given"], f"{name}.give{UNROUNDED}")
-    insert(graph, place_of(graph, name), [made])
-
-
-def place_of(graph: Any, name: str) -> int:
-    return next(number for number, node in enumerate(graph.node) if node.name == name)
-
-
-def insert(graph: Any, place: int, nodes: Sequence[Any]) -> None:
-    for number, node in enumerate(nodes, start=place):
-        graph.node.insert(number, node)
-
-
-def keep_channels(graph: Any, product: Product, channels: tuple[int, ...]) -> None:
-    """A product in float of these channels, added to that in int8, whose weights for them are zero."""
-    if not channels:
-        return
-    from onnx import helper
-    from onnx.numpy_helper import from_array, to_array
-
-    node, name = product.node, product.node.name
-    held = to_array(next(each for each in graph.initializer if each.name == node.input[1]))
-    weight = (held.T if product.turned else held)[list(channels)]  # (channels, O)
-    graph.initializer.append(from_array(np.array(channels), f"{name}.channels"))
-    graph.initializer.append(from_array(np.ascontiguousarray(weight), f"{name}.float_weight"))
-    given, answer = node.input[0], node.output[0]
-    node.output[0] = f"{name}.int8"
-    made = [
-        helper.make_node("Gather", [given, f"{name}.channels"], [f"{name}.picked"], f"{name}.pick{UNROUNDED}", axis=-1),
-        helper.make_node("MatMul", [f"{name}.picked", f"{name}.float_weight"], [f"{name}.float"], f"{name}.kept"),
-        helper.make_node("Add", [f"{name}.int8", f"{name}.float"], [answer], f"{name}.sum"),
-    ]
-    insert(graph, place_of(graph, name) + 1, made)
-
-
-def undo_rounding(graph: Any) -> None:
-    """The quantizer gives what it rounds to all readers; some need it unrounded."""
-    read_by = {node.output[0]: node.input[0] for node in graph.node if node.input}
-    for node in graph.node:
-        if node.name.endswith(UNROUNDED):
-            node.input[0] = read_by[read_by[node.input[0]]]  # by DequantizeLinear, which reads QuantizeLinear
-
-
-def overwrite(held: Any, values: NDArray[Any]) -> None:
-    """The numbers of an initializer by others of its type and shape."""
-    from onnx.numpy_helper import from_array
-
-    assert list(held.dims) == list(values.shape)
-    held.CopyFrom(from_array(np.ascontiguousarray(values), held.name))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Product:
-    """A product of a graph with the weights of a dense layer, or with some rows of them."""
-
-    node: Any
-    layer: str
-    part: int
-    """Of queries, keys and values, which have a product each."""
-    rows: slice
-    factor: float
-    """Of these weights in the graph; queries have theirs in it."""
-    turned: bool
-    """Whether the graph has outputs as rows."""
-
-
-def products_of(loaded: Any, model: ViT) -> list[Product]:
-    """The products of each dense layer in a graph, told by their weights."""
+def find_products(loaded: Any, model: ViT) -> list[Product]:
+    """The products of all dense layers in a graph, recognized by the checksums of their weights."""
     from onnx.numpy_helper import to_array
 
     known: dict[bytes, dict[str, Any]] = {}
@@ -155,24 +103,84 @@ def products_of(loaded: Any, model: ViT) -> list[Product]:
         if type(attention) is Attention and layer is attention.qkv:
             parts, factors = split_qkv(attention), [query_scale(attention), 1.0, 1.0]
         count = layer.out_features // len(parts)
-        for part, (each, factor) in enumerate(zip(parts, factors)):
-            rows = slice(part * count, (part + 1) * count)
-            shown = digest(each.weight.detach().numpy().T)
-            other = known.get(shown, {"layer": name})["layer"]
-            if other != name:
-                raise ConversionError(f"{other} and {name} have equal weights, which a graph in int8 cannot tell apart")
-            known[shown] = {"layer": name, "part": part, "rows": rows, "factor": factor}
-    held = {each.name: each for each in loaded.graph.initializer}
-    found: list[Product] = []
+        for index, (part, factor) in enumerate(zip(parts, factors)):
+            key = checksum(part.weight.detach().numpy().T)
+            twin = known.get(key, {"layer": name})["layer"]
+            if twin != name:
+                raise ConversionError(
+                    f"{twin} and {name} have equal weights, so they cannot be told apart in the graph"
+                )
+            rows = slice(index * count, (index + 1) * count)
+            known[key] = {"layer": name, "part": index, "rows": rows, "factor": factor}
+    initializers = {tensor.name: tensor for tensor in loaded.graph.initializer}
+    products: list[Product] = []
     for node in loaded.graph.node:
-        if node.op_type in ("MatMul", "Gemm") and node.input[1] in held:
-            array = to_array(held[node.input[1]])
-            turned = any(each.name == "transB" and each.i for each in node.attribute)
-            told = known.get(digest(array.T if turned else array))
-            if told is not None:
-                found.append(Product(node=node, turned=turned, **told))
-    return found
+        if node.op_type in ("MatMul", "Gemm") and node.input[1] in initializers:
+            weight = to_array(initializers[node.input[1]])
+            transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+            match = known.get(checksum(weight.T if transposed else weight))
+            if match is not None:
+                products.append(Product(node=node, transposed=transposed, **match))
+    return products
 
 
-def digest(array: Any) -> bytes:
+def checksum(array: NDArray[Any]) -> bytes:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest()
+
+
+def separate_input(graph: Any, product: Product) -> None:
+    """Rename the input of a product by an Identity node, since another layer quantizes it with another range."""
+    from onnx import helper
+
+    name, source = product.node.name, product.node.input[0]
+    product.node.input[0] = f"{name}.input"
+    identity = helper.make_node("Identity", [source], [f"{name}.input"], f"{name}.identity{UNROUNDED}")
+    insert_nodes(graph, node_index(graph, name), [identity])
+
+
+def add_float_channels(graph: Any, product: Product, channels: tuple[int, ...]) -> None:
+    """Add a float product of these channels to the int8 product, whose weights for them are zero."""
+    if not channels:
+        return
+    from onnx import helper
+    from onnx.numpy_helper import from_array, to_array
+
+    node, name = product.node, product.node.name
+    stored = to_array(next(tensor for tensor in graph.initializer if tensor.name == node.input[1]))
+    weight = (stored.T if product.transposed else stored)[list(channels)]  # (channels, O)
+    graph.initializer.append(from_array(np.array(channels), f"{name}.channels"))
+    graph.initializer.append(from_array(np.ascontiguousarray(weight), f"{name}.float_weight"))
+    source, output = node.input[0], node.output[0]
+    node.output[0] = f"{name}.int8"
+    picked, product_output = f"{name}.picked", f"{name}.float"
+    nodes = [
+        helper.make_node("Gather", [source, f"{name}.channels"], [picked], f"{name}.pick{UNROUNDED}", axis=-1),
+        helper.make_node("MatMul", [picked, f"{name}.float_weight"], [product_output], f"{name}.float_product"),
+        helper.make_node("Add", [f"{name}.int8", product_output], [output], f"{name}.sum"),
+    ]
+    insert_nodes(graph, node_index(graph, name) + 1, nodes)
+
+
+def node_index(graph: Any, name: str) -> int:
+    return next(index for index, node in enumerate(graph.node) if node.name == name)
+
+
+def insert_nodes(graph: Any, index: int, nodes: Sequence[Any]) -> None:
+    for offset, node in enumerate(nodes):
+        graph.node.insert(index + offset, node)
+
+
+def bypass_quantization(graph: Any) -> None:
+    """Connect nodes marked UNROUNDED to the tensor before quantization; the quantizer changes all readers."""
+    source = {node.output[0]: node.input[0] for node in graph.node if node.input}
+    for node in graph.node:
+        if node.name.endswith(UNROUNDED):
+            node.input[0] = source[source[node.input[0]]]  # through DequantizeLinear and QuantizeLinear
+
+
+def overwrite(tensor: Any, values: NDArray[Any]) -> None:
+    """Replace the values of an initializer by others of its type and shape."""
+    from onnx.numpy_helper import from_array
+
+    assert list(tensor.dims) == list(values.shape)
+    tensor.CopyFrom(from_array(np.ascontiguousarray(values), tensor.name))

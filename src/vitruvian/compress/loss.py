@@ -1,4 +1,9 @@
-"""What a faster model loses, with how sure that is: on labels where there are any, else by the model's own word."""
+"""The accuracy that a faster model loses, with its uncertainty: from labels if there are any, and without them.
+
+Without labels, the loss is estimated from the original model's probabilities: where the two predictions differ, it is
+the probability of the original prediction minus that of the new one. If the probabilities are calibrated, its mean is
+the expected loss of top-1. It varies less than a count of correct predictions over as many labeled images.
+"""
 
 from __future__ import annotations
 
@@ -24,63 +29,64 @@ from vitruvian.evaluation.measuring.label_spaces import LabelSpace
 from vitruvian.inference import Classifier, probabilities_of
 from vitruvian.model.build import Model
 from vitruvian.progress import Track, print_status, track
+from vitruvian.text import plural
 
 # n images, K outputs
 
-FEWEST = 32
-"""Images below which nothing is said about a loss."""
+MIN_IMAGES = 32
+"""Fewest images to measure a loss on."""
 BATCH_SIZE = 16
 ONE_SIDED = 1.645
-"""Standard errors above a mean that 95% of estimates lie below."""
+"""Standard errors of a one-sided 95% confidence bound."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Sample:
-    """Images as the model sees them, on disk, and their labels where the model knows them."""
+class PixelSample:
+    """Preprocessed images, memory-mapped from a file, with their labels if the model has their classes."""
 
     name: str
     pixels: NDArray[np.float32]
-    """(n, channels, rows, columns), mapped from a file."""
+    """(n, channels, rows, columns)"""
     labels: NDArray[np.int64]
-    """(n,) Classes in the label space; -1 where there is none."""
+    """(n,) classes in the label space; -1 if unknown."""
     space: LabelSpace | None
 
     def batches(self) -> list[Tensor]:
-        return [self.tensor(slice(start, start + BATCH_SIZE)) for start in range(0, len(self.pixels), BATCH_SIZE)]
+        return [self.tensor(slice(i, i + BATCH_SIZE)) for i in range(0, len(self.pixels), BATCH_SIZE)]
 
-    def tensor(self, part: slice) -> Tensor:
-        return torch.from_numpy(np.array(self.pixels[part]))
+    def tensor(self, rows: slice) -> Tensor:
+        return torch.from_numpy(np.array(self.pixels[rows]))
 
-    def part(self, rows: slice) -> Sample:
+    def part(self, rows: slice) -> PixelSample:
         return dataclasses.replace(self, pixels=self.pixels[rows], labels=self.labels[rows])
 
     def logits(self, forward: Forward, label: str) -> Tensor:
-        """(n, K) with progress."""
+        """Logits (n, K) of a model, with a progress bar."""
         starts = range(0, len(self.pixels), BATCH_SIZE)
         return torch.cat([forward(self.tensor(slice(i, i + BATCH_SIZE))) for i in track(starts, len(starts), label)])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Loss:
-    """How a faster model's answers compare with the model's, in percent and points."""
+class AccuracyLoss:
+    """The predictions of a faster model compared with the original's, in percent and percentage points."""
 
     images: int
     agreement: float
-    """Images with the same best answer."""
+    """Percent of images with the same prediction."""
     expected: float
-    """Points of top-1 lost if the model's probabilities are true: an answer that changed costs their difference."""
+    """Expected loss of top-1 in points, by the original model's probabilities."""
     expected_error: float
-    """Standard error."""
+    """Standard error of `expected`."""
     labeled: int
-    """Images with a label that the model has; the following are of these."""
+    """Images whose label is a class of the model; the following fields are about these."""
     top1_before: float | None = None
     top1_after: float | None = None
     top1_error: float | None = None
-    """Standard error of the difference; both models answer the same images."""
+    """Standard error of the paired difference in top-1."""
 
     @property
     def points(self) -> float:
-        """What the loss may be at most, with 95% in the first part: the expected one and the one on labels."""
+        """Upper bound of the loss in points: the larger of the 95% bound of `expected` and the loss on labels."""
         bound = self.expected + ONE_SIDED * self.expected_error
         if self.top1_before is None or self.top1_after is None:
             return bound
@@ -90,75 +96,79 @@ class Loss:
         return dataclasses.asdict(self) | {"points": self.points}
 
     def __str__(self) -> str:
-        words = (
-            f"{self.images:,} images: {self.agreement:.1f}% same answers, expected loss {self.expected:.2f} "
-            f"(standard error {self.expected_error:.2f}) points"
+        text = (
+            f"{self.images:,} images: {self.agreement:.1f}% same predictions, expected loss {self.expected:.2f} points "
+            f"(standard error {self.expected_error:.2f})"
         )
         if self.top1_before is not None:
-            words += f"; top-1 {self.top1_before:.2f} -> {self.top1_after:.2f} on {self.labeled:,} labels"
-            words += f" (standard error of the difference {self.top1_error:.2f})"
-        return words
+            text += f"; top-1 {self.top1_before:.2f} -> {self.top1_after:.2f} on {self.labeled:,} labels"
+            text += f" (standard error of the difference {self.top1_error:.2f})"
+        return text
 
 
-def loss_of(model: Model, before: Tensor, after: Tensor, sample: Sample) -> Loss:
-    """Of answers (n, K) before and after."""
+def expected_losses(model: Model, before: Tensor, after: Tensor) -> Tensor:
+    """Expected loss (n,) of each image as a fraction, for logits (n, K) of the original and the faster model."""
     probabilities = probabilities_of(model, before.double())
     old, new = before.argmax(dim=1), after.argmax(dim=1)
-    lost = (probabilities.gather(1, old[:, None]) - probabilities.gather(1, new[:, None]))[:, 0]
-    count = len(lost)
-    known = np.flatnonzero(sample.labels >= 0)
-    measured: dict[str, float] = {}
-    if sample.space is not None and len(known) >= FEWEST:
-        rights = [sample.space.right_among_all(each[known], sample.labels[known]) for each in (before, after)]
-        worse = rights[0].astype(float) - rights[1]
-        error = 100 * float(worse.std()) / sqrt(len(known))
-        measured = {f"top1_{name}": 100 * float(right.mean()) for name, right in zip(("before", "after"), rights)}
-        measured["top1_error"] = error
-    return Loss(
-        images=count,
-        agreement=100 * float((old == new).double().mean()),
+    return (probabilities.gather(1, old[:, None]) - probabilities.gather(1, new[:, None]))[:, 0]
+
+
+def accuracy_loss(model: Model, before: Tensor, after: Tensor, sample: PixelSample) -> AccuracyLoss:
+    """Compare the logits (n, K) of the original and the faster model."""
+    lost = expected_losses(model, before, after)
+    labeled = np.flatnonzero(sample.labels >= 0)
+    top1: dict[str, float] = {}
+    if sample.space is not None and len(labeled) >= MIN_IMAGES:
+        correct = [sample.space.right_among_all(logits[labeled], sample.labels[labeled]) for logits in (before, after)]
+        difference = correct[0].astype(float) - correct[1]
+        top1["top1_before"], top1["top1_after"] = (100 * float(values.mean()) for values in correct)
+        top1["top1_error"] = 100 * float(difference.std()) / sqrt(len(labeled))
+    return AccuracyLoss(
+        images=len(lost),
+        agreement=100 * float((before.argmax(dim=1) == after.argmax(dim=1)).double().mean()),
         expected=100 * float(lost.mean()),
-        expected_error=100 * float(lost.std()) / sqrt(count),
-        labeled=len(known),
-        **measured,
+        expected_error=100 * float(lost.std()) / sqrt(len(lost)),
+        labeled=len(labeled),
+        **top1,
     )
 
 
-def read_sample(classifier: Classifier, data: object, *, images: int, training: bool, seed: int = 0) -> Sample:
-    """At most so many images of a dataset or a folder, drawn anew by the seed; of its training split if asked for."""
-    source, space = opened(data, classifier.model, training=training)
+def read_sample(classifier: Classifier, data: object, *, images: int, training: bool, seed: int = 0) -> PixelSample:
+    """Preprocess at most `images` random images of a dataset or folder; of its training split if `training`."""
+    source, space = open_labeled(data, classifier.model, training=training)
     order = np.random.default_rng(seed).permutation(len(source))[:images]
     size = classifier.model.meta.preprocess.require_one_size("a fast graph")
     shape = (len(order), classifier.model.config.in_channels, *size)
-    stored = np.memmap(scratch_folder() / f"pixels{id(order)}.f32", np.float32, "w+", shape=shape)
+    stored = np.memmap(scratch_folder() / "pixels.f32", np.float32, "w+", shape=shape)
     unreadable: list[Unreadable] = []
-    done: list[int] = []
+    read: list[int] = []
     reading: Track = partial(track, label="images read")
-    for indices, pixels in classifier.run_source(
-        Tensor.contiguous, source, order, unreadable=unreadable, track=reading
-    ):
-        stored[len(done) : len(done) + len(indices)] = pixels.numpy()
-        done += indices
+    batches = classifier.run_source(Tensor.contiguous, source, order, unreadable=unreadable, track=reading)
+    for indices, pixels in batches:
+        stored[len(read) : len(read) + len(indices)] = pixels.numpy()
+        read += indices
     if unreadable:
-        print_status(f"note: {len(unreadable):,} images of {source.name} cannot be read and are not used")
-    if len(done) < FEWEST:
-        raise DataError(f"{source.name}: has {len(done)} images, and at least {FEWEST} are needed to measure a loss")
-    known = np.full(len(done), -1) if space is None else space.labels[np.asarray(source.labels())[done]]
-    return Sample(name=source.name, pixels=stored[: len(done)], labels=known, space=space)
+        print_status(f"note: skipped {plural(len(unreadable), 'unreadable image')} of {source.name}")
+    if len(read) < MIN_IMAGES:
+        raise DataError(
+            f"{plural(len(read), 'image')}, but at least {MIN_IMAGES} are needed to measure a loss", where=source.name
+        )
+    labels = np.full(len(read), -1) if space is None else space.labels[np.asarray(source.labels())[read]]
+    return PixelSample(name=source.name, pixels=stored[: len(read)], labels=labels, space=space)
 
 
-def opened(data: object, model: Model, *, training: bool) -> tuple[Source, LabelSpace | None]:
-    """The images, and what their classes mean where the model has them."""
+def open_labeled(data: object, model: Model, *, training: bool) -> tuple[Source, LabelSpace | None]:
+    """The images, and the label space of their classes if the model has them."""
     try:
         dataset = open_dataset(data)
     except DataError:
         splits = open_images(data)
         return next(iter(splits.values())), None
-    name = "train" if training and "train" in dataset.splits else chosen_split(dataset, None)
+    split = dataset.splits["train" if training and "train" in dataset.splits else chosen_split(dataset, None)]
     try:
-        return dataset.splits[name], space_for(dataset.classes, model, ids=None, mappings=None)
+        return split, space_for(dataset.classes, model, ids=None, mappings=None)
     except DataError:
         print_status(
-            f"note: the model does not have the classes of {dataset.name}; its own answers are what is compared"
+            f"note: the classes of {dataset.name} are not the model's; the loss is estimated from its probabilities"
         )
-        return dataset.splits[name], None
+        return split, None

@@ -1,38 +1,114 @@
-"""The fastest model within a loss, among engines, int8 and merged tokens, all measured on this machine."""
+"""Search for the fastest form of a model within an accuracy loss, among engines, int8, merged tokens and cascades.
+
+Exporting graphs and running images take the time, so few candidates are tried: the numbers of float layers in int8 and
+of merged tokens are found by bisection, and nothing new is started after the time limit. Speed is measured at the end,
+of all candidates in interleaved rounds.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import shutil
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from vitruvian.cache import scratch_folder
 from vitruvian.compress.compress_report import optimize_page
-from vitruvian.compress.loss import BATCH_SIZE, FEWEST, Sample, read_sample
-from vitruvian.compress.merging import merging
-from vitruvian.compress.quantize import CALIBRATION, EVALUATION, Timer, median_seconds, workplace
-from vitruvian.compress.search import Candidate, Limits, Search
-from vitruvian.engines.export import check_model
+from vitruvian.compress.fewer_tokens import (
+    Counts,
+    certainty_and_losses,
+    describe_counts,
+    fit_threshold,
+    merge_tokens,
+    merging_steps,
+)
+from vitruvian.compress.int8 import WEIGHT_BITS, Int8Input, prepare, rounded_layers
+from vitruvian.compress.int8_graph import write_int8
+from vitruvian.compress.loss import (
+    BATCH_SIZE,
+    MIN_IMAGES,
+    AccuracyLoss,
+    PixelSample,
+    accuracy_loss,
+    read_sample,
+)
+from vitruvian.compress.quantize import (
+    CALIBRATION_IMAGES,
+    EVALUATION_IMAGES,
+    Int8Plan,
+    Timer,
+    check_new,
+    median_seconds,
+    plan_int8,
+)
+from vitruvian.config import CascadeConfig
+from vitruvian.engines.choose import RunMode, open_forward
+from vitruvian.engines.export import Forward, check_model, export
 from vitruvian.engines.graph import CASCADE_FILE
-from vitruvian.engines.runtimes import check_engine
-from vitruvian.errors import ConversionError, require
+from vitruvian.engines.runtimes import OpenGraph, check_engine, installed
+from vitruvian.errors import ConversionError, VitruvianError, require
 from vitruvian.files import atomic_path, check_writable, json_bytes
-from vitruvian.inference import Classifier
+from vitruvian.inference import Classifier, probabilities_of
 from vitruvian.model.build import Model
+from vitruvian.model.vit import ViT
 from vitruvian.progress import print_status
 from vitruvian.report.html import PAGE
 from vitruvian.settings import BatchSize, check_range, validate
-from vitruvian.text import table
+from vitruvian.text import format_duration, table
 from vitruvian.weights.save import save
 
+# n images, K outputs
+
 MINUTES = 7.0
-"""After which the search begins nothing new; measuring what it has found takes a minute more."""
+"""Default time after which nothing new is tried; measuring the candidates takes about a minute more."""
+INT8_SHARE = 0.5
+"""Fraction of the allowed loss that int8 may use if tokens can be merged, too."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """One way to run the model."""
+
+    engine: str
+    counts: Counts = ()
+    """Tokens merged in each block; by the first pass in a cascade."""
+    int8_layers: int
+    loss: AccuracyLoss
+    cascade: CascadeConfig | None = None
+    again: float = 0.0
+    """Fraction of the images that the full model of a cascade computes."""
+    path: str = ""
+    """The graph during the search; empty for torch."""
+    seconds: float = 0.0
+    """Per batch."""
+
+    @property
+    def name(self) -> str:
+        parts = [self.engine, f"int8 in {self.int8_layers} layers" if self.int8_layers else "float32"]
+        if self.cascade is not None:
+            parts.append(f"cascade ({describe_counts(self.counts)}; {100 * self.again:.0f}% computed again)")
+        elif self.counts:
+            parts.append(describe_counts(self.counts))
+        return ", ".join(parts)
+
+    def to_json(self) -> dict[str, Any]:
+        content = dataclasses.asdict(self) | {"name": self.name, "loss": self.loss.to_json()}
+        del content["path"]
+        return content
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimized:
-    """What was tried, the fastest first, and what was written."""
+    """All candidates, fastest first, and the one that was written."""
 
     path: str
     max_loss: float
@@ -40,7 +116,7 @@ class Optimized:
     sample: str
     chosen: Candidate
     baseline: Candidate
-    """The model itself, in torch."""
+    """The original model in torch."""
     candidates: tuple[Candidate, ...]
 
     def speedup(self, candidate: Candidate) -> float:
@@ -54,26 +130,31 @@ class Optimized:
             "images": self.sample,
             "chosen": self.chosen.name,
             "speedup": self.speedup(self.chosen),
-            "candidates": [each.to_json() | {"speedup": self.speedup(each)} for each in self.candidates],
+            "candidates": [candidate.to_json() | {"speedup": self.speedup(candidate)} for candidate in self.candidates],
         }
 
     def rows(self) -> list[tuple[str, ...]]:
-        return [
-            (
-                each.name,
-                f"{self.batch_size / each.seconds:.1f}",
-                f"{self.speedup(each):.2f}",
-                f"{each.loss.points:.2f}",
-                f"{each.loss.agreement:.1f}",
-                "-" if each.loss.top1_after is None else f"{each.loss.top1_after:.2f}",
-                "written" if each is self.chosen else "" if each.loss.points <= self.max_loss else "loses too much",
+        """The candidates as rows of a table."""
+        rows: list[tuple[str, ...]] = []
+        for candidate in self.candidates:
+            loss = candidate.loss
+            remark = "written" if candidate is self.chosen else "" if loss.points <= self.max_loss else "loses too much"
+            rows.append(
+                (
+                    candidate.name,
+                    f"{self.batch_size / candidate.seconds:.1f}",
+                    f"{self.speedup(candidate):.2f}",
+                    f"{loss.points:.2f}",
+                    f"{loss.agreement:.1f}",
+                    "-" if loss.top1_after is None else f"{loss.top1_after:.2f}",
+                    remark,
+                )
             )
-            for each in self.candidates
-        ]
+        return rows
 
     def __str__(self) -> str:
-        heads = ("", ">images/s", ">times torch", ">points lost at most", ">same answers %", ">top-1", "")
-        return f"{table(heads, self.rows())}\n\n{self.chosen.name}: {self.chosen.loss}"
+        columns = ("", ">images/s", ">speedup", ">max. points lost", ">same predictions %", ">top-1", "")
+        return f"{table(columns, self.rows())}\n\n{self.chosen.name}: {self.chosen.loss}"
 
 
 def optimize(
@@ -83,88 +164,281 @@ def optimize(
     calibrate: object,
     max_loss: float = 0.5,
     batch_size: int = BATCH_SIZE,
-    images: int = EVALUATION,
+    images: int = EVALUATION_IMAGES,
     minutes: float = MINUTES,
     num_heads: int | None = None,
     timer: Timer = median_seconds,
 ) -> Optimized:
-    """Write the fastest form of a model that loses at most `max_loss` points of top-1, as a folder `vit predict` takes.
+    """Write the fastest form of a model that loses at most `max_loss` points of top-1.
 
-    Some images of `calibrate` fit ranges and scales; the others, `images` at most, measure the loss: by their labels
-    where these are the model's classes, and always by the probabilities of answers that change. The folder also has
-    the page report.html with all that was tried. After `minutes` nothing new is tried, and what is there is measured.
+    The folder works with `vt.Classifier(path)` and `vit predict --model`, and contains report.html with all candidates.
+
+    Args:
+        model: A model, or a file, directory or published name to load.
+        path: The folder to write; it must not exist.
+        calibrate: Images. Some are fitted on, the others measure the loss: by their labels if their classes are the
+            model's, and always by the probabilities of changed predictions.
+        max_loss: Largest loss of top-1 in percentage points.
+        batch_size: Batch size at which the speed is measured.
+        images: Most images that the loss is measured on.
+        minutes: Time after which nothing new is tried.
+        num_heads: Number of attention heads, if the weight file does not store it.
+        timer: Measures the speed.
     """
     out = Path(path).expanduser()
-    if out.exists():
-        raise ConversionError(f"{out}: exists already; give another name or remove it")
+    check_new(out)
     check_range("max_loss", max_loss, 0, 100)
-    check_range("images", images, FEWEST)
+    check_range("images", images, MIN_IMAGES)
     check_range("minutes", minutes, 0)
     validate("batch_size", BatchSize, batch_size)
-    check_engine("onnxruntime")  # what int8 is written with
+    check_engine("onnxruntime")  # writes int8
     check_writable(out)
     classifier = Classifier(model, num_heads=num_heads)
     check_model(classifier.model, "onnx", dynamic_size=False)
-    fitted, sample = divided(read_sample(classifier, calibrate, images=CALIBRATION + images, training=True))
-    with workplace() as folder:
-        limits = Limits(max_loss=max_loss, seconds=60 * minutes)
-        search = Search(classifier.model, fitted, sample, folder, limits=limits, timer=timer, batch_size=batch_size)
-        candidates = search.candidates()
-        forwards = {each.name: search.forward(each) for each in candidates}
-        print_status(f"measuring {len(forwards)} ways to run the model, in turn ...")
-        seconds = timer(forwards, search.some())
-        timed = [dataclasses.replace(each, seconds=seconds[each.name]) for each in candidates]
-        timed += search.cascades(timed)
-        ordered = sorted(timed, key=lambda each: each.seconds)
-        found = Optimized(
+    everything = read_sample(classifier, calibrate, images=CALIBRATION_IMAGES + images, training=True)
+    calibration, sample = split_sample(everything)
+    with TemporaryDirectory(dir=scratch_folder()) as name:
+        search = CompressionSearch(
+            classifier.model, calibration, sample, Path(name), max_loss=max_loss, seconds=60 * minutes, timer=timer
+        )
+        candidates = search.run(sample.tensor(slice(batch_size)))
+        by_speed = sorted(candidates, key=lambda candidate: candidate.seconds)
+        result = Optimized(
             path=str(path),
             max_loss=max_loss,
             batch_size=batch_size,
             sample=f"{len(sample.pixels):,} images of {sample.name} that nothing was fitted on",
-            chosen=next(each for each in ordered if each.loss.points <= max_loss),
-            baseline=timed[0],
-            candidates=tuple(ordered),
+            chosen=next(candidate for candidate in by_speed if candidate.loss.points <= max_loss),
+            baseline=candidates[0],
+            candidates=tuple(by_speed),
         )
-        with atomic_path(out) as place:
-            write(search, found.chosen, place)
-            numbers = found.to_json()
-            (place / "optimize.json").write_bytes(json_bytes(numbers))
-            made = optimize_page(f"{classifier.name}, faster", numbers, found.rows(), str(found.chosen.loss))
-            (place / PAGE).write_text(made, encoding="utf-8")
-    return found
+        with atomic_path(out) as folder:
+            search.write(result.chosen, folder)
+            numbers = result.to_json()
+            (folder / "optimize.json").write_bytes(json_bytes(numbers))
+            page = optimize_page(f"{classifier.name}, faster", numbers, result.rows(), str(result.chosen.loss))
+            (folder / PAGE).write_text(page, encoding="utf-8")
+    return result
 
 
-def divided(sample: Sample) -> tuple[Sample, Sample]:
-    """What is fitted on, and what the loss is measured on: at least as many."""
-    first = min(CALIBRATION, len(sample.pixels) // 2)
-    if len(sample.pixels) - first < FEWEST:
+def split_sample(sample: PixelSample) -> tuple[PixelSample, PixelSample]:
+    """Images to fit on, and at least as many to measure the loss on."""
+    count = min(CALIBRATION_IMAGES, len(sample.pixels) // 2)
+    if len(sample.pixels) - count < MIN_IMAGES:
         raise ConversionError(
-            f"{sample.name}: {len(sample.pixels)} images, of which half measure the loss; give {2 * FEWEST} or more"
+            f"{len(sample.pixels)} images, but half of them measure the loss",
+            where=sample.name,
+            hint=f"give at least {2 * MIN_IMAGES}",
         )
-    return sample.part(slice(first)), sample.part(slice(first, None))
+    return sample.part(slice(count)), sample.part(slice(count, None))
 
 
-def write(search: Search, candidate: Candidate, folder: Path) -> None:
-    """A folder of weights, of ONNX, or of OpenVINO; of a cascade, with both passes."""
-    cascade = candidate.cascade
-    if not candidate.path:
-        chosen = merging(search.model, () if cascade else candidate.counts)
-        meta = chosen.meta
-        chosen.meta = meta.replace(cascade=cascade)
-        save(chosen, folder)
-        chosen.meta = meta
-        return
-    folder.mkdir()
-    write_graph(search.exported(()) if cascade else Path(candidate.path), folder, "model", candidate.engine)
-    if cascade is not None:
-        write_graph(Path(candidate.path), folder, "first", candidate.engine)
-        (folder / CASCADE_FILE).write_bytes(json_bytes(cascade.to_json()))
+class CompressionSearch:
+    """Tries ways to run one model faster and measures the loss of each."""
+
+    def __init__(
+        self,
+        model: Model,
+        calibration: PixelSample,
+        sample: PixelSample,
+        folder: Path,
+        *,
+        max_loss: float,
+        seconds: float,
+        timer: Timer,
+    ) -> None:
+        self.model, self.calibration, self.sample = model.eval(), calibration, sample
+        self.folder, self.max_loss, self.timer = folder, max_loss, timer
+        self.start, self.seconds = time.monotonic(), seconds
+        self.logits: dict[Counts, Tensor] = {}
+        """Float logits (n, K) by the merged tokens."""
+        self.smoothed, self.inputs = self.model, dict[str, Int8Input]()
+        """The model with scales moved for int8, which changes no output, so one graph serves both."""
+        self.plan: Int8Plan | None = None
+        self.candidates: list[Candidate] = []
+
+    def run(self, pixels: Tensor) -> list[Candidate]:
+        """All candidates, the original model first, with their seconds for the batch `pixels`."""
+        if isinstance(self.model, ViT):
+            print_status("finding ranges and moving scales into the weights ...")
+            self.smoothed, self.inputs = prepare(self.model, self.calibration.batches())
+        self.try_float(())
+        steps = merging_steps(self.model, self.calibration.tensor(slice(None))) if self.has_time() else []
+        float_layers = self.try_int8(pixels, within=self.max_loss * (INT8_SHARE if steps else 1))
+        self.try_merging(steps, float_layers)
+        if steps and steps[-1] not in self.logits and self.has_time():
+            self.try_float(steps[-1])  # the first pass of a cascade may lose more
+        if not self.has_time():
+            print_status("note: the time limit was reached before everything was tried; --minutes N (minutes=) sets it")
+        forwards = {candidate.name: self.open(candidate) for candidate in self.candidates}
+        print_status(f"measuring the speed of {len(forwards)} candidates, in turn ...")
+        seconds = self.timer(forwards, pixels)
+        timed = [dataclasses.replace(item, seconds=seconds[item.name]) for item in self.candidates]
+        return timed + self.cascades(timed)
+
+    def has_time(self) -> bool:
+        return time.monotonic() - self.start < self.seconds
+
+    def try_float(self, counts: Counts) -> bool:
+        """Add float candidates of all engines; returns whether their loss is within the limit."""
+        label = describe_counts(counts) if counts else "float32"
+        self.logits[counts] = self.sample.logits(self.fast_forward(counts), label)
+        loss = self.loss(self.logits[counts])
+        self.add(Candidate(engine="torch", counts=counts, int8_layers=0, loss=loss))
+        for engine in installed()[1:]:
+            try:
+                path = str(self.export(counts))
+                self.candidates.append(Candidate(engine=engine, counts=counts, int8_layers=0, loss=loss, path=path))
+            except VitruvianError as error:
+                print_status(f"note: skipping {engine}: {error}")
+        return loss.points <= self.max_loss
+
+    def try_int8(self, pixels: Tensor, within: float) -> int | None:
+        """Find the fewest float layers whose loss is `within`; returns their number, or None if int8 does not help."""
+        if not isinstance(self.smoothed, ViT) or not self.has_time() or not self.is_faster(self.smoothed, pixels):
+            return None
+        self.plan = plan_int8(self.smoothed, self.inputs, self.calibration, bits=WEIGHT_BITS)
+        steps = self.plan.steps()
+        losses: dict[int, float] = {}
+
+        def is_within(count: int) -> bool:
+            if not self.has_time():
+                return False
+            losses[count] = self.add_int8((), count).points
+            return losses[count] <= within
+
+        first = bisect_left(steps, True, key=is_within)
+        if first < len(steps):
+            return steps[first]
+        best = min(losses, key=losses.__getitem__, default=0)
+        return best if losses and losses[best] <= self.max_loss else None
+
+    def try_merging(self, steps: Sequence[Counts], float_layers: int | None) -> None:
+        """Find the most merged tokens within the limit, in int8 if that helps; then try the same counts in float."""
+        tried: list[Counts] = []
+
+        def is_too_much(counts: Counts) -> bool:
+            if not self.has_time():
+                return False
+            tried.append(counts)
+            if float_layers is None:
+                return not self.try_float(counts)
+            return self.add_int8(counts, float_layers).points > self.max_loss
+
+        bisect_left(steps, True, key=is_too_much)
+        for counts in tried:
+            if counts not in self.logits and self.has_time():
+                self.try_float(counts)
+
+    def add_int8(self, counts: Counts, float_layers: int) -> AccuracyLoss:
+        assert self.plan is not None
+        path = self.folder / f"int8_{len(self.candidates)}.onnx"
+        self.plan.write(self.export(counts), path, float_layers)
+        layers = len(self.inputs) - float_layers
+        logits = self.sample.logits(OpenGraph(path, "onnxruntime"), f"int8 in {layers} layers")
+        loss = self.loss(logits)
+        self.add(Candidate(engine="onnxruntime", counts=counts, int8_layers=layers, loss=loss, path=str(path)))
+        return loss
+
+    def add(self, candidate: Candidate) -> None:
+        self.candidates.append(candidate)
+        spent = f"{format_duration(time.monotonic() - self.start)} of {format_duration(self.seconds)}"
+        print_status(f"{candidate.name}: at most {candidate.loss.points:.2f} points lost ({spent})")
+
+    def cascades(self, timed: list[Candidate]) -> list[Candidate]:
+        """Cascades of the float candidates that lose too much by themselves, with the full model in the same engine.
+
+        Thresholds are fitted on one half of the sample, and the loss is measured on the other. An image takes the time
+        of the first pass; the fraction that is computed again also takes that of the full model.
+        """
+        half = len(self.sample.pixels) // 2
+        if half < MIN_IMAGES:
+            return []
+        test_half, cascades = self.sample.part(slice(half, None)), []
+        full_models = {item.engine: item for item in timed if not item.int8_layers and not item.counts}
+        for first in timed:
+            if first.int8_layers or not first.counts or first.loss.points <= self.max_loss:
+                continue
+            before, after = self.logits[()], self.logits[first.counts]
+            certainty, losses = certainty_and_losses(self.model, before[:half], after[:half])
+            threshold = fit_threshold(certainty, losses, self.max_loss / 2)  # the loss on other images is larger
+            uncertain = probabilities_of(self.model, after[half:]).amax(dim=1) <= threshold
+            combined = torch.where(uncertain[:, None], before[half:], after[half:])
+            again = float(uncertain.double().mean())
+            cascades.append(
+                dataclasses.replace(
+                    first,
+                    loss=accuracy_loss(self.model, before[half:], combined, test_half),
+                    cascade=CascadeConfig(tome_r=first.counts, threshold=threshold),
+                    again=again,
+                    seconds=first.seconds + again * full_models[first.engine].seconds,
+                )
+            )
+        return cascades
+
+    def is_faster(self, model: ViT, pixels: Tensor) -> bool:
+        """Whether int8 in all layers is faster than float, measured before time is spent on its loss."""
+        paths = {"float": self.export(()), "int8": self.folder / "all_int8.onnx"}
+        try:
+            write_int8(paths["float"], paths["int8"], model, rounded_layers(model, self.inputs))
+        except ConversionError as error:
+            print_status(f"note: skipping int8: {error}")
+            return False
+        seconds = self.timer({name: OpenGraph(path, "onnxruntime") for name, path in paths.items()}, pixels)
+        speedup = seconds["float"] / seconds["int8"]
+        skipped = "" if speedup > 1 else "; skipping int8"
+        print_status(f"int8 in all layers: {speedup:.2f} times the speed of float{skipped}")
+        return speedup > 1
+
+    def loss(self, logits: Tensor) -> AccuracyLoss:
+        return accuracy_loss(self.model, self.logits[()], logits, self.sample)
+
+    def export(self, counts: Counts) -> Path:
+        """Path of the ONNX graph with these merged tokens, which all runtimes read; exported once."""
+        path = self.folder / f"float{'_'.join(map(str, counts))}.onnx"
+        if not path.is_file():
+            print_status(f"exporting the graph{f' with {describe_counts(counts)}' if counts else ''} ...")
+            export(merge_tokens(self.smoothed, counts), path)
+        return path
+
+    def fast_forward(self, counts: Counts) -> Forward:
+        """The forward pass in a runtime if there is one, since running images takes most of the search's time."""
+        for engine in reversed(installed()[1:]):
+            with suppress(VitruvianError):
+                return OpenGraph(self.export(counts), engine)
+        return self.torch_forward(counts)
+
+    def torch_forward(self, counts: Counts) -> Forward:
+        size = self.model.meta.preprocess.image_size
+        return open_forward(merge_tokens(self.model, counts), RunMode("torch", split=True), size)
+
+    def open(self, candidate: Candidate) -> Forward:
+        """The forward pass as `vit predict` will run it."""
+        if not candidate.path:
+            return self.torch_forward(candidate.counts)
+        return OpenGraph(Path(candidate.path), candidate.engine)
+
+    def write(self, candidate: Candidate, folder: Path) -> None:
+        """Write a candidate as a folder of weights, ONNX or OpenVINO; both passes of a cascade."""
+        cascade = candidate.cascade
+        if not candidate.path:
+            model = merge_tokens(self.model, () if cascade else candidate.counts)
+            meta = model.meta
+            model.meta = meta.replace(cascade=cascade)
+            save(model, folder)
+            model.meta = meta
+            return
+        folder.mkdir()
+        write_graph(self.export(()) if cascade else Path(candidate.path), folder, "model", candidate.engine)
+        if cascade is not None:
+            write_graph(Path(candidate.path), folder, "first", candidate.engine)
+            (folder / CASCADE_FILE).write_bytes(json_bytes(cascade.to_json()))
 
 
-def write_graph(made: Path, folder: Path, name: str, engine: str) -> None:
-    """An ONNX file in the form that makes `vit predict` take this engine."""
+def write_graph(graph: Path, folder: Path, name: str, engine: str) -> None:
+    """Write an ONNX graph in the format that `vit predict` runs with this engine."""
     if engine == "onnxruntime":
-        shutil.copy(made, folder / f"{name}.onnx")
+        shutil.copy(graph, folder / f"{name}.onnx")
     else:
         openvino = require("openvino", "openvino")
-        openvino.save_model(openvino.Core().read_model(made), folder / f"{name}.xml", compress_to_fp16=False)
+        openvino.save_model(openvino.Core().read_model(graph), folder / f"{name}.xml", compress_to_fp16=False)

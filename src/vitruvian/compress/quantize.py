@@ -1,11 +1,11 @@
-"""A model in int8: as many layers as the loss allows, written only where it keeps the answers and is faster."""
+"""Quantize a model to int8: as many layers as the allowed loss permits, written only if it is faster than float."""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,16 +17,16 @@ from torch import Tensor
 from vitruvian.cache import scratch_folder
 from vitruvian.compress.int8 import (
     WEIGHT_BITS,
+    Int8Input,
     Int8Layer,
     check_bits,
+    gptq_layers,
     has_vnni,
-    int8_layers,
-    prepared,
+    prepare,
     sensitivity,
 )
 from vitruvian.compress.int8_graph import write_int8
-from vitruvian.compress.loss import BATCH_SIZE, Loss, Sample, loss_of, read_sample
-from vitruvian.compress.ranges import Int8Input
+from vitruvian.compress.loss import BATCH_SIZE, AccuracyLoss, PixelSample, accuracy_loss, read_sample
 from vitruvian.compress.smooth import dense_layers
 from vitruvian.engines.choose import measure
 from vitruvian.engines.export import Forward, check_model, export
@@ -41,62 +41,61 @@ from vitruvian.progress import print_status, track
 from vitruvian.settings import BatchSize, check_range, validate
 from vitruvian.weights.load import without_cascade
 
-CALIBRATION = 64
+CALIBRATION_IMAGES = 64
 """Images that ranges and scales are found on."""
-EVALUATION = 1000
-"""Images that the loss is measured on, at most."""
-LOOKED_AT = 16
-"""Images that the layers' sensitivities are measured on."""
-STEPS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75)
-"""Shares of the layers, the most sensitive, that stay float; often one layer alone loses the most."""
-ROUNDS, MOST_SECONDS = 15, 60.0
-"""Of a measurement, which ends after three rounds at the earliest."""
+EVALUATION_IMAGES = 1000
+"""Most images that the loss is measured on."""
+SENSITIVITY_IMAGES = 16
+"""Images that the sensitivity of each layer is measured on."""
+FLOAT_SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75)
+"""Fractions of the layers, the most sensitive, that may stay float; often a single layer loses the most."""
+ROUNDS, MAX_SECONDS = 15, 60.0
+"""Rounds and time of a measurement, which has at least three rounds."""
 
 Timer = Callable[[dict[str, Forward], Tensor], dict[str, float]]
-"""Seconds of each for these pixels."""
+"""Measures the seconds of each forward pass on the same pixels."""
+
+
+def median_seconds(forwards: dict[str, Forward], pixels: Tensor) -> dict[str, float]:
+    """Median seconds of each forward pass, in interleaved rounds."""
+    return {name: statistics.median(times) for name, times in measure(forwards, pixels, ROUNDS, MAX_SECONDS).items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quantized:
-    """What was measured, whether or not it was written."""
+    """A model in int8: its loss, speed and size."""
 
     path: str
     engine: str
-    loss: Loss
+    loss: AccuracyLoss
     speedup: float
-    """Of the float graph in the same engine."""
+    """Speed relative to the float graph in the same engine."""
     batch_size: int
     bytes_before: int
     bytes_after: int
     weight_bits: int
     vnni: bool
     sensitivity: dict[str, float]
-    """Mean divergence of the answers, in nats, with one layer in int8; most sensitive first."""
+    """Divergence of the outputs with one layer in int8, in nats; most sensitive layer first."""
     float_layers: tuple[str, ...]
-    """Left as they are."""
     tried: tuple[tuple[int, float], ...]
-    """Layers left float, and the loss in points, of each step."""
+    """Number of float layers and loss in points of each step."""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"loss": self.loss.to_json()}
 
     def __str__(self) -> str:
         count = len(self.sensitivity)
-        kind = "has" if self.vnni else "does not have"
+        vnni = "has" if self.vnni else "does not have"
         return "\n".join(
             [
-                f"int8 in {count - len(self.float_layers)} of {count} layers, weights of {self.weight_bits} bits "
-                f"(this processor {kind} VNNI)",
+                f"int8 in {count - len(self.float_layers)} of {count} layers, {self.weight_bits}-bit weights "
+                f"(this processor {vnni} VNNI)",
                 str(self.loss),
-                f"{self.engine}: {self.speedup:.2f} times the speed of float at batch {self.batch_size}; "
+                f"{self.engine}: {self.speedup:.2f} times the speed of float at batch size {self.batch_size}; "
                 f"{self.bytes_before / 1e6:.1f} MB -> {self.bytes_after / 1e6:.1f} MB",
             ]
         )
-
-
-def median_seconds(forwards: dict[str, Forward], pixels: Tensor) -> dict[str, float]:
-    """Of interleaved rounds."""
-    return {name: statistics.median(times) for name, times in measure(forwards, pixels, ROUNDS, MOST_SECONDS).items()}
 
 
 def quantize(
@@ -112,79 +111,93 @@ def quantize(
     num_heads: int | None = None,
     timer: Timer = median_seconds,
 ) -> Quantized:
-    """Write a model in int8 as ONNX, with at most `max_loss` points of top-1 lost on the images of `evaluate`.
+    """Write a model in int8 as ONNX, losing at most `max_loss` points of top-1.
 
-    Ranges are found on images of `calibrate`, which need no labels; those of `evaluate` are used where their classes
-    are the model's. Nothing is written if the loss is larger with every layer that helps left float, or if the result
-    is not faster than float in the same engine at this batch, which `timer` measures.
+    The most sensitive layers stay float, as few as the loss requires.
+
+    Args:
+        model: A model, or a file, directory or published name to load.
+        path: The `.onnx` file to write; it must not exist.
+        calibrate: Images that ranges and scales are found on; labels are not used.
+        evaluate: Other images that the loss is measured on. Labels are used if their classes are the model's.
+        max_loss: Largest loss of top-1 in percentage points.
+        engine: Runtime in which loss and speed are measured: `onnxruntime` or `openvino`.
+        batch_size: Batch size at which the speed is measured.
+        weight_bits: 7, which is exact on all processors, or 8 for those with VNNI.
+        num_heads: Number of attention heads, if the weight file does not store it.
+        timer: Measures the speed.
+
+    Raises:
+        ConversionError: More than `max_loss` is lost, or int8 is not faster than float; nothing is written.
     """
     out = check_request(path, max_loss, engine, batch_size, weight_bits)
     classifier = Classifier(model, num_heads=num_heads)
-    dense_layers(classifier.model)  # refuses what is no Vision Transformer before images are read
+    dense_layers(classifier.model)  # raises if it is not a ViT, before images are read
     check_model(classifier.model, "onnx", dynamic_size=False)
-    calibration = read_sample(classifier, calibrate, images=CALIBRATION, training=True)
-    sample = read_sample(classifier, evaluate, images=EVALUATION, training=False)
+    calibration = read_sample(classifier, calibrate, images=CALIBRATION_IMAGES, training=True)
+    sample = read_sample(classifier, evaluate, images=EVALUATION_IMAGES, training=False)
     before = sample.logits(Classifier(without_cascade(classifier.model)).logits, "float")
-    with workplace() as folder:
+    with TemporaryDirectory(dir=scratch_folder()) as name:
+        folder = Path(name)
         print_status("finding ranges and moving scales into the weights ...")
-        ready, inputs = prepared(classifier.model.eval(), calibration.batches(), weight_bits)
-        export(ready, folder / "float.onnx")
-        plan = plan_of(ready, inputs, calibration, bits=weight_bits)
-        float_run = open_session(folder / "float.onnx", engine)
-        steps, tried = plan.steps(), dict[int, Loss]()
+        smoothed, inputs = prepare(classifier.model.eval(), calibration.batches(), weight_bits)
+        float_graph = folder / "float.onnx"
+        export(smoothed, float_graph)
+        plan = plan_int8(smoothed, inputs, calibration, bits=weight_bits)
+        float_run = open_session(float_graph, engine)
+        steps, losses = plan.steps(), dict[int, AccuracyLoss]()
 
-        def good(place: int) -> bool:
-            kept = steps[place]
-            new = plan.write(folder / "float.onnx", folder / f"{kept}.onnx", kept)
-            if not tried:
-                check_runs(new, engine)
-            logits = sample.logits(open_session(new, engine), f"int8, {kept} layers float")
-            tried[kept] = loss_of(classifier.model, before, logits, sample)
-            return tried[kept].points <= max_loss
+        def is_within(step: int) -> bool:
+            count = steps[step]
+            graph = plan.write(float_graph, folder / f"{count}.onnx", count)
+            if not losses:
+                check_runs(graph, engine)
+            logits = sample.logits(open_session(graph, engine), f"int8, {count} layers float")
+            losses[count] = accuracy_loss(classifier.model, before, logits, sample)
+            return losses[count].points <= max_loss
 
-        fewest = least(len(steps), good)
-        if fewest == len(steps):
+        first = bisect_left(range(len(steps)), True, key=is_within)  # the loss falls with the number of float layers
+        if first == len(steps):
             raise ConversionError(
-                f"not written, {min(each.points for each in tried.values()):.2f} points may be lost where "
-                f"{argument('max_loss', max_loss, 'g')} is allowed, even with {steps[-1]} of {len(inputs)} layers left "
-                "float",
+                f"not written, {min(loss.points for loss in losses.values()):.2f} points may be lost, more than "
+                f"{argument('max_loss', max_loss, 'g')}, even with {steps[-1]} of {len(inputs)} layers in float",
                 where=path,
             )
-        kept = steps[fewest]
-        new = folder / f"{kept}.onnx"
-        run = open_session(new, engine)
-        seconds = timer({"float": float_run, "int8": run}, sample.tensor(slice(batch_size)))
+        count = steps[first]
+        graph = folder / f"{count}.onnx"
+        pixels = sample.tensor(slice(batch_size))
+        seconds = timer({"float": float_run, "int8": open_session(graph, engine)}, pixels)
         speedup = seconds["float"] / seconds["int8"]
         if speedup <= 1:
             raise ConversionError(
-                f"{path}: not written, int8 is not faster here: {speedup:.2f} times the speed of float in {engine} "
-                f"at batch {batch_size}"
+                f"not written, int8 is not faster on this machine: {speedup:.2f} times the speed of float in {engine} "
+                f"at batch size {batch_size}",
+                where=path,
             )
-        with atomic_path(out) as place:
-            place.write_bytes(new.read_bytes())
+        with atomic_path(out) as new:
+            new.write_bytes(graph.read_bytes())
         return Quantized(
             path=str(path),
             engine=engine,
-            loss=tried[kept],
+            loss=losses[count],
             speedup=speedup,
             batch_size=batch_size,
-            bytes_before=(folder / "float.onnx").stat().st_size,
-            bytes_after=new.stat().st_size,
+            bytes_before=float_graph.stat().st_size,
+            bytes_after=graph.stat().st_size,
             weight_bits=weight_bits,
             vnni=has_vnni(),
             sensitivity=plan.sensitivity,
-            float_layers=tuple(plan.sensitivity)[:kept],
-            tried=tuple((each, tried[each].points) for each in sorted(tried)),
+            float_layers=tuple(plan.sensitivity)[:count],
+            tried=tuple((count, losses[count].points) for count in sorted(losses)),
         )
 
 
 def check_request(path: str | Path, max_loss: float, engine: str, batch_size: int, weight_bits: int) -> Path:
-    """Refuse early what cannot be done."""
+    """Raise for invalid arguments before anything is loaded; returns the expanded path."""
     out = Path(path).expanduser()
     if out.suffix != ".onnx":
-        raise ConversionError(f"{out}: an int8 model is a file that ends in .onnx")
-    if out.exists():
-        raise ConversionError(f"{out}: exists already; give another name or remove it")
+        raise ConversionError("the file name of an int8 model must end in .onnx", where=out)
+    check_new(out)
     check_range("max_loss", max_loss, 0, 100)
     validate("batch_size", BatchSize, batch_size)
     check_bits(weight_bits)
@@ -196,41 +209,33 @@ def check_request(path: str | Path, max_loss: float, engine: str, batch_size: in
     return out
 
 
-@contextmanager
-def workplace() -> Iterator[Path]:
-    with TemporaryDirectory(dir=scratch_folder()) as name:
-        yield Path(name)
+def check_new(path: Path) -> None:
+    if path.exists():
+        raise ConversionError("already exists", where=path, hint="choose another name or remove it")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """A model ready for int8: smoothed, with each layer in int8, and its sensitivity."""
+class Int8Plan:
+    """A smoothed model, its layers in int8, and their sensitivity."""
 
     model: ViT
     layers: Mapping[str, Int8Layer]
     sensitivity: dict[str, float]
 
     def steps(self) -> list[int]:
-        """Numbers of layers that stay float, from none."""
-        return sorted({round(share * len(self.layers)) for share in STEPS})
+        """Numbers of layers that stay float, in increasing order."""
+        return sorted({round(share * len(self.layers)) for share in FLOAT_SHARES})
 
-    def write(self, graph: Path, path: Path, kept: int) -> Path:
-        """A graph of the model, with merged tokens or not, in int8 but for the `kept` most sensitive layers."""
-        write_int8(graph, path, self.model, {name: self.layers[name] for name in list(self.sensitivity)[kept:]})
+    def write(self, graph: Path, path: Path, float_layers: int) -> Path:
+        """Write an exported graph of the model in int8, except for its most sensitive layers."""
+        names = list(self.sensitivity)[float_layers:]
+        write_int8(graph, path, self.model, {name: self.layers[name] for name in names})
         return path
 
 
-def plan_of(ready: ViT, inputs: Mapping[str, Int8Input], calibration: Sample, *, bits: int) -> Plan:
-    rounding, looking = (partial(track, label=label) for label in ("blocks rounded", "sensitivity of layers"))
-    layers = int8_layers(ready, inputs, calibration.batches(), bits=bits, track=rounding)
-    moved = sensitivity(ready, layers, calibration.tensor(slice(LOOKED_AT)), track=looking)
-    return Plan(model=ready, layers=layers, sensitivity=moved)
-
-
-def least(count: int, good: Callable[[int], bool]) -> int:
-    """The least number from 0 that is good, where all above it are, too; `count` if none below is. By halving."""
-    low, high = 0, count
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if good(middle) else (middle + 1, high)
-    return low
+def plan_int8(model: ViT, inputs: Mapping[str, Int8Input], calibration: PixelSample, *, bits: int) -> Int8Plan:
+    """Quantize all layers of a smoothed model with GPTQ and measure their sensitivity."""
+    rounding, measuring = (partial(track, label=label) for label in ("blocks quantized", "sensitivity of layers"))
+    layers = gptq_layers(model, inputs, calibration.batches(), bits=bits, track=rounding)
+    pixels = calibration.tensor(slice(SENSITIVITY_IMAGES))
+    return Int8Plan(model=model, layers=layers, sensitivity=sensitivity(model, layers, pixels, track=measuring))

@@ -1,8 +1,8 @@
-"""Channel scales moved from activations into weights, so that eight bits suffice for both (SmoothQuant, RepQ-ViT).
+"""SmoothQuant: move channel scales from activations into weights, so that 8 bits suffice for both.
 
-Where a norm, or another linear map, makes the input of a dense layer, its channel j may be divided by s_j if column j
-of the layer's weight is multiplied by s_j. All s_j are powers of two, which floats multiply without rounding: the
-model's answers stay the same, bit for bit.
+If a norm or another linear map produces the input of a dense layer, its channel j can be divided by s_j and column j
+of the layer's weight multiplied by s_j (Xiao et al., 2023; RepQ-ViT, Li et al., 2023). All s_j are powers of two, by
+which floats are multiplied without rounding: the model's outputs stay bitwise equal.
 """
 
 from __future__ import annotations
@@ -24,110 +24,107 @@ from vitruvian.model.vit import ViT
 
 ALPHA = 0.5
 """How much of the difference between channels moves into the weights; SmoothQuant's value."""
-LARGEST = 2.0**12
-"""Scales lie between this and its inverse."""
+MAX_SCALE = 2.0**12
+"""Scales are clamped to this and its inverse."""
 
 
 def dense_layers(model: Model) -> dict[str, nn.Linear]:
-    """The layers of all blocks that are quantized, by name: nine tenths of the arithmetic and more."""
+    """The layers that are quantized, by name: all dense layers of the blocks, over 90% of the arithmetic."""
     if not isinstance(model, ViT):
-        raise ConfigError("int8 is for Vision Transformers, and this model is a ResNet")
-    names = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
-    wanted = [f"blocks.{layer}.{name}" for layer in range(len(model.blocks)) for name in names]
-    found = {name: model.get_submodule(name) for name in wanted}
-    return {name: layer for name, layer in found.items() if isinstance(layer, nn.Linear)}
+        raise ConfigError("int8 is for Vision Transformers, this model is a ResNet")
+    suffixes = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+    names = [f"blocks.{block}.{suffix}" for block in range(len(model.blocks)) for suffix in suffixes]
+    modules = {name: model.get_submodule(name) for name in names}
+    return {name: layer for name, layer in modules.items() if isinstance(layer, nn.Linear)}
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Layers that read the same channels, and the parameters that make these, a row a channel."""
+    """Layers that read the same channels, and the parameters that produce them, one row per channel."""
 
     readers: tuple[nn.Linear, ...]
-    made_by: tuple[Tensor, ...]
+    producers: tuple[Tensor, ...]
     name: str
-    """Of the first reader."""
+    """Name of the first reader."""
 
 
 def folds(model: ViT) -> Iterator[Fold]:
-    """Every place where scales can move."""
-    for number, block in enumerate(model.blocks):
+    """All places where scales can be moved."""
+    for index, block in enumerate(model.blocks):
         assert isinstance(block, Block)
-        attention, mlp, name = block.attn, block.mlp, f"blocks.{number}"
-        if not isinstance(block, ResPostNormBlock):
-            shared = (mlp.fc1,) if isinstance(block, ParallelBlock) else ()
-            yield from fold((attention.qkv, *shared), affine(block.norm1), f"{name}.attn.qkv")
-            if not shared:
-                yield from fold((mlp.fc1,), affine(block.norm2), f"{name}.mlp.fc1")
+        attention, mlp, name = block.attn, block.mlp, f"blocks.{index}"
+        if isinstance(block, ParallelBlock):
+            yield Fold((attention.qkv, mlp.fc1), affine(block.norm1), f"{name}.attn.qkv")
+        elif not isinstance(block, ResPostNormBlock):
+            yield Fold((attention.qkv,), affine(block.norm1), f"{name}.attn.qkv")
+            yield Fold((mlp.fc1,), affine(block.norm2), f"{name}.mlp.fc1")
         if not isinstance(attention.norm, nn.Identity):
-            made = affine(attention.norm)
-        else:  # weighted means of values; a differential attention has a norm in between
-            made = rows(attention.qkv, 2 * attention.proj.in_features) if type(attention) is Attention else ()
-        yield from fold((attention.proj,), made, f"{name}.attn.proj")
+            yield Fold((attention.proj,), affine(attention.norm), f"{name}.attn.proj")
+        elif type(attention) is Attention:  # its output is a weighted mean of values; differential attention has a norm
+            values = last_rows(attention.qkv, 2 * attention.proj.in_features)
+            yield Fold((attention.proj,), values, f"{name}.attn.proj")
         if not isinstance(mlp.norm, nn.Identity):
-            made = affine(mlp.norm)
-        else:  # a gate is not linear, what it multiplies is
-            made = rows(mlp.fc1, mlp.fc2.in_features) if mlp.gated else ()
-        yield from fold((mlp.fc2,), made, f"{name}.mlp.fc2")
-
-
-def fold(readers: tuple[nn.Linear, ...], made_by: tuple[Tensor, ...], name: str) -> Iterator[Fold]:
-    if made_by:
-        yield Fold(readers, made_by, name)
+            yield Fold((mlp.fc2,), affine(mlp.norm), f"{name}.mlp.fc2")
+        elif mlp.gated:  # the gate is nonlinear, its factor is linear
+            yield Fold((mlp.fc2,), last_rows(mlp.fc1, mlp.fc2.in_features), f"{name}.mlp.fc2")
 
 
 def affine(norm: nn.Module) -> tuple[Tensor, ...]:
+    """Weight and bias of a norm."""
     assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
-    found = (norm.weight, norm.bias if isinstance(norm, nn.LayerNorm) else None)
-    return tuple(each.data for each in found if each is not None)
+    parameters = (norm.weight, norm.bias if isinstance(norm, nn.LayerNorm) else None)
+    return tuple(parameter.data for parameter in parameters if parameter is not None)
 
 
-def rows(layer: nn.Linear, start: int) -> tuple[Tensor, ...]:
-    """What makes the last outputs of a layer."""
-    return tuple(each.data[start:] for each in (layer.weight, layer.bias) if each is not None)
+def last_rows(layer: nn.Linear, start: int) -> tuple[Tensor, ...]:
+    """Weight and bias of the outputs from `start` on."""
+    return tuple(parameter.data[start:] for parameter in (layer.weight, layer.bias) if parameter is not None)
 
 
-def smoothed(model: ViT, largest: Mapping[str, Tensor], alpha: float = ALPHA) -> ViT:
-    """A copy with scales moved, by the largest magnitude (D,) of each channel that enters the named layers."""
-    copied = deepcopy(model)
-    for each in folds(copied):
-        weights = torch.stack([reader.weight.data.abs().amax(dim=0) for reader in each.readers]).amax(dim=0)
-        scale = powers_of_two(largest[each.name].to(weights), weights, alpha)
-        for reader in each.readers:
+def smooth(model: ViT, maxima: Mapping[str, Tensor], alpha: float = ALPHA) -> ViT:
+    """A copy with moved scales, given the largest magnitude (D,) of each channel that enters the named layers."""
+    smoothed = deepcopy(model)
+    for fold in folds(smoothed):
+        if not fold.producers:  # a norm without parameters
+            continue
+        weights = torch.stack([reader.weight.data.abs().amax(dim=0) for reader in fold.readers]).amax(dim=0)
+        scale = powers_of_two(maxima[fold.name].to(weights), weights, alpha)
+        for reader in fold.readers:
             reader.weight.data.mul_(scale)
-        for made in each.made_by:
-            made.div_(scale if made.dim() == 1 else scale[:, None])
-    return copied
+        for producer in fold.producers:
+            producer.div_(scale if producer.dim() == 1 else scale[:, None])
+    return smoothed
 
 
 def powers_of_two(inputs: Tensor, weights: Tensor, alpha: float) -> Tensor:
-    """inputs^alpha / weights^(1 - alpha), each (D,), as the nearest power of two; 1 for channels without values."""
+    """inputs^alpha / weights^(1 - alpha), each (D,), rounded to powers of two; 1 for channels that are always zero."""
     exponent = alpha * inputs.log2() - (1 - alpha) * weights.log2()
     exponent = torch.where(exponent.isfinite(), exponent - exponent[exponent.isfinite()].mean(), 0.0)
-    return exponent.round().exp2().clamp(1 / LARGEST, LARGEST)
+    return exponent.round().exp2().clamp(1 / MAX_SCALE, MAX_SCALE)
 
 
 @contextmanager
-def watched(layers: Mapping[str, nn.Linear], see: Callable[[str, Tensor], Tensor | None]) -> Iterator[None]:
-    """While active, `see` gets what enters each layer, and may replace it."""
+def hook_inputs(layers: Mapping[str, nn.Linear], hook: Callable[[str, Tensor], Tensor | None]) -> Iterator[None]:
+    """In this block, call `hook(name, x)` with the input of each layer; a returned tensor replaces it."""
 
-    def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], Tensor | None]:
-        return lambda _, given: see(name, given[0])
+    def pre_hook(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], Tensor | None]:
+        return lambda _, args: hook(name, args[0])
 
     with ExitStack() as stack:
         for name, layer in layers.items():
-            stack.callback(layer.register_forward_pre_hook(watch(name)).remove)
+            stack.callback(layer.register_forward_pre_hook(pre_hook(name)).remove)
         yield
 
 
 def channel_maxima(model: ViT, batches: Sequence[Tensor]) -> dict[str, Tensor]:
     """The largest magnitude of each channel (D,) that enters each dense layer."""
-    found: dict[str, Tensor] = {}
+    maxima: dict[str, Tensor] = {}
 
-    def see(name: str, x: Tensor) -> None:
-        most = x.detach().abs().flatten(0, -2).amax(dim=0)
-        found[name] = torch.maximum(found[name], most) if name in found else most
+    def update(name: str, x: Tensor) -> None:
+        largest = x.detach().abs().flatten(0, -2).amax(dim=0)
+        maxima[name] = torch.maximum(maxima[name], largest) if name in maxima else largest
 
-    with watched(dense_layers(model), see), torch.inference_mode():
+    with hook_inputs(dense_layers(model), update), torch.inference_mode():
         for pixels in batches:
             model(pixels)
-    return {name: value.clone() for name, value in found.items()}
+    return {name: values.clone() for name, values in maxima.items()}

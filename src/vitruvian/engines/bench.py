@@ -41,7 +41,7 @@ IMAGE_SIZE = (500, 375)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Speed:
+class EngineSpeed:
     """One engine at one batch size."""
 
     engine: str
@@ -61,7 +61,7 @@ class Speed:
 class Bench:
     """Results of `bench`."""
 
-    speeds: tuple[Speed, ...]
+    speeds: tuple[EngineSpeed, ...]
     shares: dict[str, float]
     """Milliseconds per image of each part, in torch on all cores; for a graph, in its first engine."""
     limit_gflops: float
@@ -137,7 +137,7 @@ def bench(
             rate = batch_size / statistics.median(seconds)
             p50, p90, p99 = (1000 * float(np.percentile(seconds, p)) for p in (50, 90, 99))
             speeds.append(
-                Speed(
+                EngineSpeed(
                     engine=mode.engine,
                     batch_size=batch_size,
                     images_per_second=rate,

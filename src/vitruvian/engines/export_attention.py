@@ -1,4 +1,4 @@
-"""Attention as it is exported, in the form that the runtimes execute fastest.
+"""Attention in exported graphs, in the form that the runtimes execute fastest.
 
 Queries, keys and values have one product each, because ONNX Runtime copies the parts of a joint product. Softmax is
 written between two products, which OpenVINO fuses into one kernel, and the scale of the queries is folded into their

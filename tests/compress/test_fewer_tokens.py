@@ -1,12 +1,14 @@
-"""Cascades and fitted merging: the laws of both, what is saved, and what is refused."""
+"""Cascades and token merging: their laws, how they are saved, and their errors."""
 
 import numpy as np
 import pytest
 import torch
+from compress_models import tiny_model
 from PIL import Image
 
 import vitruvian as vt
-from vitruvian.compress.cascade import fit_cascade, fit_merging
+from vitruvian.compress import fewer_tokens
+from vitruvian.compress.fewer_tokens import fit_cascade, fit_merging
 from vitruvian.config import CascadeConfig
 from vitruvian.errors import ConfigError, DataError
 from vitruvian.inference import first_pass_pixels, probabilities_of
@@ -96,7 +98,7 @@ def test_a_fitted_cascade_keeps_within_the_expected_loss_on_its_images(model, fo
     assert found[1].expected_loss <= 2.0
     assert found[1].images == 24
     assert found[1].again >= found[0].again
-    with pytest.raises(ConfigError, match="the first pass costs as much as the whole model"):
+    with pytest.raises(ConfigError, match="the first pass costs as much as the full model"):
         fit_cascade(model, folder)
 
 
@@ -139,7 +141,7 @@ def test_images_without_classes_suffice_to_fit_on(model, folder, tmp_path):
 def test_merging_needs_no_head_and_something_to_merge(model, folder):
     bare = vt.build(TINY.replace(num_classes=0)).eval()
     assert len(fit_merging(bare, folder, 8).config.tome_thresholds) == 2
-    with pytest.raises(ConfigError, match="tome_r=0 merges nothing"):
+    with pytest.raises(ConfigError, match="tome_r=0 merges no tokens"):
         fit_merging(model, folder, 0)
 
 
@@ -162,3 +164,29 @@ def test_the_commands_write_models_that_predict_uses(model, folder, tmp_path, ca
         assert "is the source itself, choose another destination" in str(own.exception)
     assert vt.load(tmp_path / "cascade").meta.cascade.tome_r == 12
     assert len(vt.load(tmp_path / "tome").config.tome_thresholds) == 2
+
+
+def test_tokens_merge_where_the_outputs_change_the_least():
+    model = tiny_model(depth=6, image_size=64)
+    pixels = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    candidates = fewer_tokens.candidate_blocks(6)
+    assert candidates == [(1, 2, 3), (2, 3, 4)]
+    expected = fewer_tokens.log_probabilities(model, pixels)
+    costs = {}
+    for blocks in candidates:
+        counts = fewer_tokens.counts_in(blocks, 6, 64, fewer_tokens.COMPARED_SHARE)
+        costs[blocks] = fewer_tokens.merging_cost(model, counts, pixels, expected)
+    best = min(costs, key=costs.__getitem__)
+    assert len(set(costs.values())) == 2
+    steps = fewer_tokens.merging_steps(model, pixels)
+    assert all(tuple(block for block, r in enumerate(counts) if r) == best for counts in steps)
+    amounts = [max(counts) for counts in steps]
+    assert amounts == sorted(set(amounts))
+    assert amounts[-1] == round(0.2 * 64)
+
+
+def test_models_that_need_all_patches_merge_nothing():
+    pixels = torch.zeros(2, 3, 16, 16)
+    assert fewer_tokens.merging_steps(tiny_model(pos_embed="relative"), pixels) == []
+    assert fewer_tokens.merging_steps(vt.with_merging(tiny_model(), 1), pixels) == []
+    assert fewer_tokens.merging_steps(tiny_model(depth=1), pixels) == []

@@ -1,0 +1,145 @@
+"""The fastest model within a loss is written and used by `vit predict`."""
+
+import pytest
+import torch
+from compress_models import LABELS, faster, tiny_model
+
+import vitruvian as vt
+from vitruvian.compress import fewer_tokens
+from vitruvian.compress.compress_report import frontier, optimize_page
+from vitruvian.compress.optimize import Candidate, CompressionSearch
+from vitruvian.compress.smooth import dense_layers
+from vitruvian.config import CascadeConfig
+from vitruvian.engines.export import export
+from vitruvian.errors import ConfigError, ConversionError
+
+
+def test_the_page_draws_the_frontier_and_names_what_was_written():
+    def tried(name, points, speedup):
+        return {"name": name, "engine": name, "loss": {"points": points}, "speedup": speedup}
+
+    rows = [
+        tried("torch", 0.0, 1.0),
+        tried("openvino", 0.0, 1.5),
+        tried("int8", 0.4, 1.75),
+        tried("worse", 0.6, 1.25),
+    ]
+    numbers = {
+        "candidates": rows,
+        "max_loss": 0.5,
+        "images": "40 images",
+        "batch_size": 16,
+        "chosen": "int8",
+        "speedup": 1.75,
+    }
+    page = optimize_page("a model", numbers, [], "a note")
+    assert "Written: int8." in page
+    assert "0.40" in page
+    assert frontier([(0.0, 1.0), (0.0, 1.5), (0.4, 1.75), (0.6, 1.25)]) == [(0.0, 1.5), (0.4, 1.75)]
+
+
+def half_as_fast(forwards, pixels):
+    return {name: 2.0 if "int8" in name else 1.0 for name in forwards}
+
+
+@pytest.mark.slow
+def test_the_fastest_model_within_the_loss_is_written_and_predicts(images, tmp_path, monkeypatch):
+    monkeypatch.setattr(fewer_tokens, "MERGED_SHARES", (0.25,))
+    monkeypatch.setattr("vitruvian.compress.optimize.installed", lambda: ["torch", "onnxruntime"])
+    result = vt.optimize(tiny_model(), tmp_path / "fast", calibrate=images, max_loss=20, timer=faster)
+    assert result.chosen.seconds == min(each.seconds for each in result.candidates if each.loss.points <= 20)
+    assert result.baseline.name == "torch, float32"
+    assert {"report.html", "optimize.json"} <= {file.name for file in (tmp_path / "fast").iterdir()}
+    assert "<svg" in (tmp_path / "fast" / "report.html").read_text()
+    output = vt.Classifier(tmp_path / "fast").predict(sorted(images.iterdir())[:3])
+    assert output[0][0].label in LABELS
+    with pytest.raises(ConversionError, match="already exists"):
+        vt.optimize(tiny_model(), tmp_path / "fast", calibrate=images)
+
+
+@pytest.mark.slow
+def test_int8_that_is_not_faster_costs_the_search_no_time(images, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(fewer_tokens, "MERGED_SHARES", ())
+    monkeypatch.setattr("vitruvian.compress.optimize.installed", lambda: ["torch", "onnxruntime"])
+    result = vt.optimize(tiny_model(), tmp_path / "fast", calibrate=images, max_loss=20, timer=half_as_fast)
+    assert {each.int8_layers for each in result.candidates} == {0}
+    assert "skipping int8" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_layers_with_equal_weights_stay_float_and_the_search_continues(images, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(fewer_tokens, "MERGED_SHARES", ())
+    monkeypatch.setattr("vitruvian.compress.optimize.installed", lambda: ["torch", "onnxruntime"])
+    model = tiny_model()
+    first, second = (dense_layers(model)[f"blocks.{number}.mlp.fc2"] for number in (0, 1))
+    second.weight.data = first.weight.data.clone()
+    result = vt.optimize(model, tmp_path / "fast", calibrate=images, max_loss=20, timer=faster)
+    assert {each.int8_layers for each in result.candidates} == {0}
+    equal = "blocks.0.mlp.fc2 and blocks.1.mlp.fc2 have equal weights"
+    assert f"note: skipping int8: {equal}" in capsys.readouterr().err
+    with pytest.raises(ConversionError, match=equal):
+        vt.quantize(model, tmp_path / "q.onnx", calibrate=images, evaluate=images)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["onnxruntime", pytest.param("openvino", marks=pytest.mark.openvino)])
+def test_a_cascade_of_graphs_runs_the_full_model_if_the_first_pass_is_uncertain(engine, tmp_path):
+    model = tiny_model(image_size=32)
+    pixels = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    search = CompressionSearch(model, None, None, tmp_path, max_loss=1.0, seconds=0.0, timer=faster)
+    with torch.no_grad():
+        full, first = model(pixels), vt.with_merging(model, (4, 0))(pixels)
+    threshold = float((first / 1.5).softmax(dim=1).amax(dim=1).median())
+    cascade = CascadeConfig(tome_r=(4, 0), threshold=threshold)
+    chosen = Candidate(
+        engine=engine, counts=(4, 0), int8_layers=0, loss=None, cascade=cascade, again=0.5, path=search.export((4, 0))
+    )
+    search.write(chosen, tmp_path / "fast")
+    output = vt.Classifier(tmp_path / "fast").logits(pixels)
+    certain = (first / 1.5).softmax(dim=1).amax(dim=1, keepdim=True) > threshold
+    assert 0 < certain.sum() < 8
+    torch.testing.assert_close(output, torch.where(certain, first, full), rtol=0, atol=1e-4)
+    assert chosen.name == f"{engine}, float32, cascade (4 tokens merged in block 0; 50% computed again)"
+
+
+@pytest.mark.slow
+def test_a_cascade_costs_its_first_pass_and_the_full_model_for_uncertain_images(images, tmp_path, monkeypatch):
+    monkeypatch.setattr("vitruvian.compress.optimize.MIN_IMAGES", 8)
+    monkeypatch.setattr(fewer_tokens, "MERGED_SHARES", (0.5,))
+    monkeypatch.setattr("vitruvian.compress.optimize.installed", lambda: ["torch"])
+    monkeypatch.setattr(CompressionSearch, "try_int8", lambda *_, **__: None)
+    result = vt.optimize(tiny_model(), tmp_path / "fast", calibrate=images, max_loss=0.01, timer=faster)
+    (both,) = (each for each in result.candidates if each.cascade is not None)
+    first = next(each for each in result.candidates if each.counts and each.cascade is None)
+    assert both.seconds == pytest.approx(first.seconds + both.again * result.baseline.seconds)
+    assert both.loss.images == 18
+
+
+@pytest.mark.slow
+def test_a_search_without_time_measures_the_engines_alone(images, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("vitruvian.compress.optimize.installed", lambda: ["torch", "onnxruntime"])
+    result = vt.optimize(tiny_model(), tmp_path / "fast", calibrate=images, minutes=0, timer=faster)
+    assert {each.name for each in result.candidates} == {"torch, float32", "onnxruntime, float32"}
+    printed = capsys.readouterr().err
+    assert "of 0" in printed
+    assert "the time limit was reached before everything was tried" in printed
+    with pytest.raises(ConfigError, match="minutes"):
+        vt.optimize(tiny_model(), tmp_path / "other", calibrate=images, minutes=-1)
+
+
+@pytest.mark.slow
+def test_one_graph_serves_float_and_int8(images, tmp_path, monkeypatch):
+    """Exporting is what takes the time of a search."""
+    exported = []
+
+    def counted(model, path, **settings):
+        exported.append(path.name)
+        return export(model, path, **settings)
+
+    monkeypatch.setattr(fewer_tokens, "MERGED_SHARES", (0.25,))
+    monkeypatch.setattr("vitruvian.compress.optimize.export", counted)
+    monkeypatch.setattr("vitruvian.compress.optimize.installed", lambda: ["torch", "onnxruntime"])
+    result = vt.optimize(tiny_model(), tmp_path / "fast", calibrate=images, max_loss=50, timer=faster)
+    merged = [each for each in result.candidates if each.counts and each.cascade is None]
+    assert {each.int8_layers > 0 for each in merged} == {True, False}
+    assert exported == ["float.onnx", "float1_0.onnx"]
