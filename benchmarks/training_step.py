@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peers import Forward, declare_torchvision_operators
-from vitruvian.training.model import give_back_freed
+from vitruvian.training.initial_model import return_freed_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +149,7 @@ def megabytes_of(name: str, shape: str) -> float:
 
 def print_memory(name: str, shape: Shape) -> None:
     if name.endswith("checkpointed"):
-        give_back_freed()  # as a run with this setting does; it holds for the whole process, so not among the others
+        return_freed_memory()  # as in a run with this setting; it affects the whole process
     tiny = Shape(image=8, patch=4, layers=1, width=12, heads=1, batch=1, classes=2)
     stepper(*LIBRARIES[name](tiny), tiny)()  # imports what a step needs
     before = peak_kilobytes()

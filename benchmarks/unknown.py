@@ -28,8 +28,8 @@ from vitruvian.data.formats import open_dataset
 from vitruvian.data.sources import Source
 from vitruvian.evaluation.measuring.energy import shift_energy
 from vitruvian.inference import Classifier, batched
-from vitruvian.training.images import images_for
-from vitruvian.training.recipes import read_recipe
+from vitruvian.training.recipe import read_recipe
+from vitruvian.training.splits import split_data
 
 ANSWERED = 0.93
 """Share of the held-out images that the threshold lets pass."""
@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--squash", action="store_true", help="the whole photo, not its middle")
     parser.add_argument("--shift", action="store_true", help="fit the energy to generated outliers")
     given = parser.parse_args()
-    images = images_for(given.data, read_recipe(given.recipe))
+    images = split_data(given.data, read_recipe(given.recipe))
     model = vt.load(given.model)
     model.meta = model.meta.replace(
         preprocess=model.meta.preprocess.with_changes({"fit": "squash" if given.squash else "crop"})

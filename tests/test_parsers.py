@@ -14,8 +14,8 @@ from vitruvian.errors import ConfigError, VitruvianError
 from vitruvian.files import parse_json, parse_toml
 from vitruvian.training.checkpoint import read_position
 from vitruvian.training.journal import read_journal
-from vitruvian.training.recipes import changed, read_recipe, to_toml
-from vitruvian.training.run import Run
+from vitruvian.training.recipe import change_recipe, read_recipe, to_toml
+from vitruvian.training.run_folder import Run
 from vitruvian.weights.load import load
 
 DEEP, DIGITS, NAME = "[" * 50_000, "9" * 5_000, '{"%s": 1}' % ("n" * 50_000)
@@ -66,7 +66,7 @@ def test_a_hostile_file_is_one_short_line(tmp_path, reader, content):
 @pytest.mark.parametrize("key", ["epochs", "seed", "architecture", "augment.hflip", "n" * 5000, "a." * 5000 + "b"])
 def test_a_hostile_change_is_one_short_line(key, text):
     with pytest.raises(VitruvianError) as caught:
-        changed(read_recipe("digits"), [f"{key}={text}"])
+        change_recipe(read_recipe("digits"), [f"{key}={text}"])
     check(caught.value)
 
 

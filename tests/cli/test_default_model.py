@@ -13,7 +13,7 @@ from vitruvian.cost import parameters
 from vitruvian.data.formats import open_dataset
 from vitruvian.errors import CheckpointError, HubError
 from vitruvian.model.build import build
-from vitruvian.training.given import chosen_recipe
+from vitruvian.training.train import choose_recipe
 from vitruvian.weights import hub
 
 
@@ -119,10 +119,10 @@ def test_training_starts_from_the_model_in_the_package_where_none_can_be_downloa
 def test_training_starts_from_the_published_default_where_it_can_be_downloaded(box, tmp_path, monkeypatch, capsys):
     make_photos(tmp_path / "photos")
     monkeypatch.setattr(hub, "resolve_source", lambda name: tmp_path / "box")
-    assert chosen_recipe(str(tmp_path / "photos")).weights == hub.DEFAULT
+    assert choose_recipe(str(tmp_path / "photos")).weights == hub.DEFAULT
     assert capsys.readouterr().err == f"no weights are named: using {hub.DEFAULT}\n"
-    assert chosen_recipe(str(tmp_path / "photos"), model="ViT-Ti/16").weights == ""
-    assert chosen_recipe("digits").weights == ""
+    assert choose_recipe(str(tmp_path / "photos"), model="ViT-Ti/16").weights == ""
+    assert choose_recipe("digits").weights == ""
     assert capsys.readouterr().err == ""
 
 

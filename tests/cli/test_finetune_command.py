@@ -80,7 +80,7 @@ def test_a_quick_sweep_ends_with_a_number_and_a_model(vit, images, weights, tmp_
     assert "test split" not in err
     code, out, err = vit("finetune", *arguments, *changes, "--json")
     assert json.loads(out)["top1"]["count"] == 1
-    assert "(done before)" in err
+    assert "(already done)" in err
     model = tmp_path / "sweep" / "test-lr-0.0003-seed-0"
     assert json.loads((model / "model" / "config.json").read_text())["preprocess"]["image_size"] == [32, 32]
     code, out, err = vit("predict", images / "test" / "dark" / "0.png", "--model", tmp_path / "sweep")

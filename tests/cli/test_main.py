@@ -272,7 +272,7 @@ def test_options_of_the_recipe_join_the_other_changes():
         (["train", "digits", "--lr", "1", "--set", "lr=2"], 2, "lr is set twice, by --lr and by --set lr=2"),
         (["train", "digits", "--batch-size", "9", "--set", "batch_size = 8"], 2, "by --batch-size and by --set"),
         (["finetune", "digits", "--from", "w", "--epochs", "1", "--steps", "1"], 1, "give --epochs or --steps, not"),
-        (["finetune", "digits", "--from", "w", "--lr", "1", "--lrs", "1,2"], 1, "give --lr 1 or --lrs to choose among"),
+        (["finetune", "digits", "--from", "w", "--lr", "1", "--lrs", "1,2"], 1, "give --lr 1 or --lrs to select from"),
         (["train", "digits", "--epochs", "-3"], 1, "--epochs"),
         (["train", "digits", "--batch-size", "0"], 1, "error: --batch-size 0 is"),
         (["train", "digits", "--workers", "-1"], 1, "error: --workers -1 is"),

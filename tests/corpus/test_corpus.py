@@ -214,7 +214,7 @@ OPTIONS = {
     "train --resume {good}/data": "not a training run",
     "finetune {good}/data --from {good}/model --lrs 1e999": "is not a list of numbers above 0",
     "finetune {good}/data --from {good}/model --steps 10000000000000000000000000": "(--steps|steps)",
-    "finetune {good}/data --from {good}/model --out {good}/data": "(exists and is no sweep|not empty)",
+    "finetune {good}/data --from {good}/model --out {good}/data": "(exists and is not a sweep|not empty)",
     "study table5 --models {empty}": "give the weights to start from",
     "study vtab --models {good}/nowhere --data-root {out}": "good/nowhere: no such file or folder",
     "study data-size {empty}": "empty",

@@ -18,7 +18,7 @@ from pages import PAGES, ROOT, anchors, blocks, commands, is_shell, links, spans
 
 import vitruvian
 from vitruvian.cli.app import app
-from vitruvian.training.cluster import cluster_lines, cluster_plan
+from vitruvian.training.planning import cluster_lines, cluster_plan
 
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 LANGUAGES = {"", "python", "sh", "text", "json", "toml", "yaml", "nginx"}

@@ -9,10 +9,10 @@ from forked import ranks
 from vitruvian.cost import multiply_adds
 from vitruvian.errors import TrainingError
 from vitruvian.study.growth import RECIPES as USUAL
-from vitruvian.study.growth import SIZE_STEPS, SIZES, run_study, study_of, write_study_report
+from vitruvian.study.growth import SIZE_STEPS, SIZES, plan_study, run_study, write_study_report
 from vitruvian.training import Interrupted, read_recipe
+from vitruvian.training.initial_model import config_of
 from vitruvian.training.journal import Listener
-from vitruvian.training.model import config_of
 
 SMALL = ("workers=0", "batch_size=16", "image_size=16")
 RECIPES = ("study-vit", "study-resnet")
@@ -20,7 +20,7 @@ RECIPES = ("study-vit", "study-resnet")
 
 def small_study(folder, **changes):
     chosen = {"sizes": [50, 0], "steps": [2], "recipes": RECIPES, "settings": SMALL, "out": folder}
-    return study_of("data-size", "digits", **(chosen | changes))
+    return plan_study("data-size", "digits", **(chosen | changes))
 
 
 def test_the_families_train_alike_and_cost_about_the_same():
@@ -76,8 +76,8 @@ def test_a_study_goes_on_where_it_stopped_and_repeats_nothing(tmp_path):
     heard = []
     run_study(small_study(tmp_path / "study"), said=heard.append, after=write_study_report)
     assert [text.rpartition(": ")[2] for text in heard] == [
-        "vit-50-images-2-steps (done before)",
-        "resnet-50-images-2-steps (goes on)",
+        "vit-50-images-2-steps (already done)",
+        "resnet-50-images-2-steps (resuming)",
         "vit-all-images-2-steps",
         "resnet-all-images-2-steps",
     ]
@@ -118,5 +118,5 @@ def test_two_processes_share_the_cells_and_one_speaks(tmp_path):
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(TrainingError, match="exists and is no study; choose another out="):
+    with pytest.raises(TrainingError, match="exists and is not a study; choose another out="):
         small_study(tmp_path)

@@ -6,8 +6,16 @@ import statistics
 import pytest
 
 from vitruvian.errors import CheckpointError, UnknownNameError
-from vitruvian.study.published import TABLE5, TABLE5_TASKS, published
-from vitruvian.study.transfer import Cell, Setup, tasks_named, transfer, vtab_result
+from vitruvian.study.transfer import (
+    TABLE5,
+    TABLE5_TASKS,
+    Setup,
+    TransferCell,
+    find_tasks,
+    published_results,
+    transfer,
+    vtab_result,
+)
 from vitruvian.tasks import TASKS, VTAB_TASKS
 
 
@@ -43,9 +51,9 @@ def test_table_5_has_14_rows_of_known_tasks():
     assert len(TABLE5) == 14
     assert all(len(row) == len(TABLE5_TASKS) for row in TABLE5.values())
     assert set(TABLE5_TASKS) <= set(TASKS)
-    assert published("pets")["ImageNet-21k", "B/16"] == 94.43
-    assert published("cifar10")["JFT-300M", "H/14"] == 99.50
-    assert published("vtab-dtd") == {}
+    assert published_results("pets")["ImageNet-21k", "B/16"] == 94.43
+    assert published_results("cifar10")["JFT-300M", "H/14"] == 99.50
+    assert published_results("vtab-dtd") == {}
 
 
 def test_vtab_has_19_tasks_in_three_groups():
@@ -58,44 +66,44 @@ SETUP = Setup(quick=True, settings=("steps=2", "batch_size=8", "grad_accum_steps
 
 def test_a_missing_task_leaves_its_cell_with_the_reason_and_the_others_run(tmp_path, weights, root):
     heard = []
-    tasks = tasks_named(["pets", "ReaL", "CIFAR-10"])
-    cells = transfer([str(weights)], tasks, tmp_path / "out", setup=SETUP, said=heard.append)
+    tasks = find_tasks(["pets", "ReaL", "CIFAR-10"])
+    cells = transfer([str(weights)], tasks, tmp_path / "out", setup=SETUP, report=heard.append)
     pets, real, cifar = cells
     assert pets.mean is None
     assert "the task pets has no" in pets.missing
     assert "vit evaluate imagenet-real" in real.missing
     assert 0 <= cifar.values[0] <= 100
-    assert cifar.measured == "top1"
+    assert cifar.metric == "top1"
     record = json.loads((tmp_path / "out" / "study.json").read_text())["cells"]
     assert [cell["task"] for cell in record] == ["pets", "imagenet-real", "cifar10"]
     heard.clear()
-    assert transfer([str(weights)], tasks, tmp_path / "out", setup=SETUP, said=heard.append) == cells
-    assert any("(done before)" in text for text in heard)
+    assert transfer([str(weights)], tasks, tmp_path / "out", setup=SETUP, report=heard.append) == cells
+    assert any("(already done)" in text for text in heard)
 
 
 def test_weights_that_are_not_there_end_the_study_before_it_begins(tmp_path, root):
     with pytest.raises(CheckpointError, match="no such file or folder"):
-        transfer([str(tmp_path / "none")], tasks_named(["cifar10"]), tmp_path / "out", setup=SETUP)
+        transfer([str(tmp_path / "none")], find_tasks(["cifar10"]), tmp_path / "out", setup=SETUP)
     assert not (tmp_path / "out").exists()
 
 
 def test_an_unknown_task_is_answered_with_the_nearest():
     with pytest.raises(UnknownNameError, match="pets"):
-        tasks_named(["petz"])
+        find_tasks(["petz"])
 
 
 def cells_with(missing=()):
     return [
-        Cell(model="m", task=task, missing="not here")
+        TransferCell(model="m", task=task, missing="not here")
         if task.name in missing
-        else Cell(model="m", task=task, values=(v,))
+        else TransferCell(model="m", task=task, values=(v,))
         for v, task in enumerate(VTAB_TASKS)
     ]
 
 
 def test_group_means_and_the_vtab_mean_are_plain_means():
     result = vtab_result("m", cells_with())
-    assert result.whole
+    assert result.is_complete
     assert result.mean == statistics.fmean(range(19))
     assert result.groups["Natural"] == (statistics.fmean(range(7)), 7, 7)
     assert result.groups["Structured"] == (statistics.fmean(range(11, 19)), 8, 8)
@@ -105,7 +113,7 @@ def test_group_means_and_the_vtab_mean_are_plain_means():
 
 def test_without_all_19_tasks_there_is_no_vtab_mean():
     result = vtab_result("m", cells_with(missing=("vtab-dtd",)))
-    assert not result.whole
+    assert not result.is_complete
     assert result.missing == {"vtab-dtd": "not here"}
     assert result.to_json()["vtab_mean"] is None
     assert result.groups["Natural"][1:] == (6, 7)

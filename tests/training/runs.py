@@ -48,3 +48,9 @@ def lines(run):
 def identical(first, second):
     """Whether two sets of tensors are equal to the bit."""
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def same_model(first, second):
+    """Whether the model directories of two runs have the same files with the same bytes."""
+    contents = [{path.name: path.read_bytes() for path in (Path(run) / "model").iterdir()} for run in (first, second)]
+    return contents[0] == contents[1] and set(contents[0]) == {"config.json", "model.safetensors"}

@@ -3,7 +3,7 @@
 import pytest
 
 from vitruvian.errors import ConfigError, UnknownNameError
-from vitruvian.training.cluster import cluster_lines, cluster_plan
+from vitruvian.training.planning import cluster_lines, cluster_plan
 
 
 @pytest.mark.parametrize(
@@ -69,5 +69,5 @@ def test_a_cluster_or_a_recipe_that_says_too_little_is_refused():
         cluster_plan("paper-jft-h14", "A100")
     with pytest.raises(UnknownNameError, match="unknown accelerator 'B1000'"):
         cluster_plan("paper-jft-h14", "8 x B1000")
-    with pytest.raises(ConfigError, match="'photos' does not tell how many images it is for; give DATA"):
+    with pytest.raises(ConfigError, match="the size of the dataset for the recipe 'photos' is unknown; give DATA"):
         cluster_plan("photos", "8 x A100")

@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from runs import TINY, identical, lines, weights
+from runs import TINY, identical, lines, same_model, weights
 from test_resume import StopAt
 
 from vitruvian.errors import VitruvianError
@@ -69,7 +69,7 @@ def outcome(run, whole):
     before = contents(run.folder)
     try:
         done = resume(run, progress=False)
-        same = identical(weights(done.folder), weights(whole.folder)) and lines(done.folder) == lines(whole.folder)
+        same = same_model(done.folder, whole.folder) and lines(done.folder) == lines(whole.folder)
         measured = {k: v for k, v in done.evaluation.items() if k != "seconds"}
         expected = {k: v for k, v in whole.evaluation.items() if k != "seconds"}
         return "" if same and measured == expected else "ended as another run, without a word"
@@ -110,7 +110,7 @@ def test_a_flipped_bit_in_the_last_checkpoint_is_said_and_the_one_before_taken(t
     done = resume(tmp_path / "run", listeners=[heard], progress=False)
     assert any("step-00000008 is damaged: state.safetensors has changed" in note for note in heard.notes)
     assert any("going on from step 6" in note for note in heard.notes)
-    assert identical(weights(done.folder), weights(whole.folder))
+    assert same_model(done.folder, whole.folder)
     assert (tmp_path / "run" / "checkpoints" / "damaged-step-00000008").is_dir()
 
 
@@ -121,8 +121,8 @@ def test_a_position_that_cannot_be_is_not_gone_on_from(tmp_path, begun, whole, s
         path.write_text(json.dumps(json.loads(path.read_text()) | {"step": step}))
     heard = Heard()
     done = resume(tmp_path / "run", listeners=[heard], progress=False)
-    assert any("no checkpoint is whole: starting again from step 0" in note for note in heard.notes)
-    assert identical(weights(done.folder), weights(whole.folder))
+    assert any("no checkpoint is intact: starting again from step 0" in note for note in heard.notes)
+    assert same_model(done.folder, whole.folder)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_changed_recipe_file_is_refused(tmp_path, begun, was, now, name):
 
 
 def test_a_report_that_fails_costs_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("vitruvian.training.trainer.write_report", lambda *_: 1 / 0)
+    monkeypatch.setattr("vitruvian.training.loop.write_report", lambda *_: 1 / 0)
     heard = Heard()
     run = train("digits", out=tmp_path / "run", settings=[*TINY, "steps=2"], listeners=[heard], progress=False)
     assert run.finished

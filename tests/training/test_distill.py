@@ -3,14 +3,14 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from runs import TINY, identical, lines, weights
+from runs import TINY, lines, same_model
 from test_resume import StopAt
 
 from vitruvian.config import Preprocess, ViTConfig
 from vitruvian.errors import ConfigError, TrainingError
 from vitruvian.model.build import build
 from vitruvian.training import Interrupted, Recipe, recipe_names, resume, train
-from vitruvian.training.distill import Distilled, seen_by, shared_classes, similarity_loss, soft_loss
+from vitruvian.training.distill import Distilled, convert_pixels, shared_classes, similarity_loss, soft_loss
 from vitruvian.training.distributed import Processes
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save
@@ -46,7 +46,7 @@ def test_similarities_do_not_depend_on_the_width_or_the_rotation_of_features():
 
 def test_pixels_are_renormalized_and_resized_for_the_teacher():
     own, other = Preprocess(image_size=4, mean=(0.2,), std=(0.5,)), Preprocess(image_size=8, mean=(0.6,), std=(0.1,))
-    seen = seen_by(torch.zeros(1, 1, 4, 4), own, other)
+    seen = convert_pixels(torch.zeros(1, 1, 4, 4), own, other)
     torch.testing.assert_close(seen, torch.full((1, 1, 8, 8), -4.0))
 
 
@@ -67,8 +67,8 @@ def test_labels_are_for_the_class_token_and_the_teacher_for_the_distillation_tok
     recipe = Recipe(steps=1, teacher=str(tmp_path / "teacher"), distillation="token", distillation_weight=weight)
     objective = Distilled(recipe, student, None, Processes())
     pixels = torch.randn(2, 3, 8, 8)
-    answers = torch.eye(3)[:2] if weight else objective.answers(None, pixels)
-    losses, _ = objective.judged(student, pixels, torch.tensor([0, 1]), answers, torch.enable_grad)
+    answers = torch.eye(3)[:2] if weight else objective.teacher_outputs(None, pixels)
+    losses, _ = objective.losses(student, pixels, torch.tensor([0, 1]), answers, torch.enable_grad)
     losses.sum().backward()
     heads = {"head": student.head, "head_dist": student.head_dist}
     assert {name for name, head in heads.items() if head.weight.grad.any()} == {learns}
@@ -80,7 +80,9 @@ def test_the_outputs_of_the_teacher_are_matched_by_name(tmp_path):
         model.head.bias.copy_(torch.tensor([1.0, 2.0, 4.0]))
     save(model, tmp_path / "teacher")
     objective = Distilled(Recipe(steps=1, teacher=str(tmp_path / "teacher")), tiny(), None, Processes())
-    assert objective.answers(None, torch.zeros(1, 3, 8, 8)).tolist() == [[2.0, 1.0, 0.5]]  # two heads are averaged
+    assert objective.teacher_outputs(None, torch.zeros(1, 3, 8, 8)).tolist() == [
+        [2.0, 1.0, 0.5]
+    ]  # two heads are averaged
 
 
 @pytest.mark.slow
@@ -88,7 +90,7 @@ def test_the_outputs_of_the_teacher_are_matched_by_name(tmp_path):
     "settings",
     [
         (*TOKEN, "distillation=token", "distillation_temperature=0", "augment.mixup_alpha=0.2"),
-        ("teacher_view=fixed", "grad_accum_steps=2"),
+        ("teacher_input=fixed", "grad_accum_steps=2"),
         ("distillation=features",),
     ],
 )
@@ -99,9 +101,9 @@ def test_a_distilled_run_continues_exactly(tmp_path, teacher, settings, monkeypa
     with pytest.raises(Interrupted):
         train("digits", out=tmp_path / "run", settings=settings, listeners=[StopAt(3)])
     continued = resume(tmp_path / "run")
-    assert identical(weights(continued.folder), weights(expected.folder))
+    assert same_model(continued.folder, expected.folder)
     assert lines(continued.folder) == lines(expected.folder)
-    assert bool(list((tmp_path / "cache").rglob("*.npy"))) == ("teacher_view=fixed" in settings)
+    assert bool(list((tmp_path / "cache").rglob("*.npy"))) == ("teacher_input=fixed" in settings)
 
 
 @pytest.mark.slow
@@ -110,7 +112,7 @@ def test_every_recipe_that_learns_labels_learns_from_a_teacher(tmp_path, teacher
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "cache"))
     plain = ("freeze=[]", "stem_init=random", "augment.mixup_alpha=0", "augment.cutmix_alpha=0")
     small = ("image_size=8", "steps=1", "batch_size=4", "max_train_samples=8", "workers=0", "eval_every=0")
-    learned = ("distillation_weight=1", f"teacher={teacher}", "teacher_view=fixed")
+    learned = ("distillation_weight=1", f"teacher={teacher}", "teacher_input=fixed")
     run = train(
         "digits", recipe=name, model="ViT-Ti/16", out=tmp_path / "run", settings=[*TINY, *plain, *small, *learned]
     )
@@ -126,7 +128,7 @@ def test_a_teacher_that_has_changed_is_refused(tmp_path, teacher):
     with torch.no_grad():
         changed.head.bias += 1
     save(changed, tmp_path / "teacher")
-    with pytest.raises(TrainingError, match="the teacher has changed since the run began; put it back"):
+    with pytest.raises(TrainingError, match="the teacher has changed since the run began; restore it"):
         resume(tmp_path / "run")
 
 
@@ -134,7 +136,7 @@ def test_a_teacher_that_has_changed_is_refused(tmp_path, teacher):
     ("settings", "text"),
     [
         (("distillation=token",), "distillation='token' needs a distillation token: architecture.distillation=true"),
-        (("teacher_view=fixed", "augment.mixup_alpha=1"), "teacher_view='fixed' knows no mixed images"),
+        (("teacher_input=fixed", "augment.mixup_alpha=1"), "teacher_input='fixed' cannot be used with mixup or cutmix"),
         (("objective=masked",), "teacher cannot be set with objective='masked'"),
     ],
 )
@@ -152,11 +154,13 @@ def test_a_teacher_of_other_classes_is_refused(tmp_path):
 def test_a_teacher_of_other_channels_is_refused_before_a_run_begins(tmp_path):
     save(tiny(), tmp_path / "teacher")
     settings = [*TINY, f"teacher={tmp_path / 'teacher'}", "distillation=features"]
-    with pytest.raises(ConfigError, match="sees 3 channels, the student 1; use teacher_view='fixed'"):
+    with pytest.raises(ConfigError, match="takes 3 channels, the student 1; use teacher_input='fixed'"):
         train("digits", out=tmp_path / "run", settings=settings)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_teacher_without_labels_is_taken_in_the_order_of_the_data_and_that_is_said(capsys):
     assert shared_classes(tiny(labels=None), tiny(), "w") is None
-    assert "teacher='w' states no labels: its 3 classes are in data order" in capsys.readouterr().err
+    assert (
+        "teacher='w' has no labels: assuming that its 3 classes are in the order of the data" in capsys.readouterr().err
+    )

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import TINY, changes, command, identical, lines, weights
+from runs import TINY, changes, command, lines, same_model, weights
 from test_resume import STEM, StopAt
 
 from forked import Forked, ranks
 from vitruvian.evaluation.probes.features import features_of
-from vitruvian.training import Interrupted, distributed, features, resume, train
+from vitruvian.training import Interrupted, distributed, initial_model, resume, train
 
 pytestmark = pytest.mark.slow
 
@@ -95,7 +95,7 @@ def rewind(finished, run, *, step):
 def test_as_many_processes_go_on_to_the_same_bits(tmp_path, together):
     rewind(together, tmp_path / "run", step=6)
     in_two("--resume", tmp_path / "run", count=4 if "hsdp" in str(together) else 2)
-    assert identical(weights(tmp_path / "run"), weights(together))
+    assert same_model(tmp_path / "run", together)
     assert lines(tmp_path / "run") == lines(together)
 
 
@@ -112,11 +112,11 @@ def test_two_processes_ask_a_teacher_about_each_image_once(tmp_path, alone, monk
             print(found.computed, file=file)
         return found
 
-    settings = ("steps=3", "eval_every=0", "log_every=1", f"teacher={alone}", "teacher_view=fixed")
+    settings = ("steps=3", "eval_every=0", "log_every=1", f"teacher={alone}", "teacher_input=fixed")
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "one"))
     expected = train("digits", out=tmp_path / "alone", settings=[*TINY, *settings], progress=False)
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "two"))
-    monkeypatch.setattr(features, "features_of", counted)
+    monkeypatch.setattr(initial_model, "features_of", counted)
     in_two("digits", "--out", tmp_path / "run", *changes(*settings))
     assert sorted(map(int, (tmp_path / "computed").read_text().split())) == [0, 0, 719, 719]
     assert curve(tmp_path / "run") == pytest.approx(curve(expected.folder), rel=2e-4)

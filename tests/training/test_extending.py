@@ -7,7 +7,7 @@ import pytest
 from runs import TINY
 
 from vitruvian.errors import ConfigError
-from vitruvian.training import Recipe, objective, optimizer, schedule, train
+from vitruvian.training import Recipe, objective, optimizer, train
 
 TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
 
@@ -17,7 +17,7 @@ TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
     [
         ("loss=focal", objective, objective.LOSSES),
         ("optimizer=radam", optimizer, optimizer.OPTIMIZERS),
-        ("schedule=square_root", schedule, schedule.SCHEDULES),
+        ("schedule=square_root", optimizer, optimizer.SCHEDULES),
     ],
 )
 def test_a_function_and_a_row_are_all_that_a_new_one_needs(tmp_path, monkeypatch, setting, module, table):

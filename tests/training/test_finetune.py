@@ -14,10 +14,9 @@ from vitruvian.data.formats import open_dataset
 from vitruvian.errors import ConfigError, TrainingError
 from vitruvian.tasks import task_named
 from vitruvian.training import Interrupted, Listener, read_recipe
-from vitruvian.training.finetune import finetune, protocol_for
-from vitruvian.training.images import images_for
-from vitruvian.training.run import Run
-from vitruvian.training.sweep import Protocol, mean_and_std
+from vitruvian.training.finetune import Protocol, finetune, mean_and_std, protocol_for
+from vitruvian.training.run_folder import Run
+from vitruvian.training.splits import split_data
 from vitruvian.training.train import train
 
 
@@ -39,7 +38,7 @@ def whole(protocol, tmp_path_factory):
 @pytest.fixture(scope="module")
 def quick(protocol, tmp_path_factory):
     """A sweep of one trial, which tests only look at."""
-    return finetune(protocol.quickly(), tmp_path_factory.mktemp("quick") / "sweep")
+    return finetune(protocol.quick(), tmp_path_factory.mktemp("quick") / "sweep")
 
 
 def folders(root, splits):
@@ -76,13 +75,13 @@ def test_a_recipe_that_learns_no_labels_is_refused(weights):
 def test_dev_never_sees_the_test_split_and_test_learns_from_all_else(tmp_path, splits, dev, test):
     folders(tmp_path / "data", splits)
     recipe = read_recipe("finetune-small")
-    first = images_for(tmp_path / "data", recipe.replace(validation="dev"))
-    second = images_for(tmp_path / "data", recipe.replace(validation="test"))
+    first = split_data(tmp_path / "data", recipe.replace(validation="dev"))
+    second = split_data(tmp_path / "data", recipe.replace(validation="test"))
     assert (len(first.train), len(first.validation)) == dev
     assert (len(second.train), len(second.validation)) == test
     assert keys(first.train) | keys(first.validation) == keys(second.train)
     assert not keys(second.train) & keys(second.validation)
-    again = images_for(tmp_path / "data", recipe.replace(validation="test", seed=7))
+    again = split_data(tmp_path / "data", recipe.replace(validation="test", seed=7))
     assert keys(again.validation) == keys(second.validation)
 
 
@@ -103,7 +102,7 @@ def test_the_recipe_of_a_task_is_the_papers_table_4(weights, name, steps, lrs, d
     assert (recipe.steps, found.lrs, recipe.val_fraction, recipe.warmup) == (steps, lrs, dev, warmup)
     assert (recipe.optimizer, recipe.momentum, recipe.batch_size, recipe.image_size) == ("sgd", 0.9, 512, 384)
     assert (recipe.schedule, recipe.weight_decay, recipe.grad_clip, recipe.head_init) == ("cosine", 0.0, 1.0, "zero")
-    assert (recipe.view["fit"], found.seeds) == ("squash", 3)
+    assert (recipe.preprocess["fit"], found.seeds) == ("squash", 3)
 
 
 def test_table_2_adds_pixels_and_averaged_weights(weights):
@@ -168,9 +167,9 @@ def test_finished_trials_are_not_repeated_and_more_can_be_asked_for(protocol, qu
     assert len(names) == len([trial for trial in sweep.trials if trial.name != quick.test[0].name])
     counting.begun.clear()
     said = []
-    finetune(protocol, tmp_path / "sweep", listeners=[counting], said=said.append)
+    finetune(protocol, tmp_path / "sweep", listeners=[counting], report=said.append)
     assert counting.begun == []
-    assert all(text.endswith("(done before)") for text in said)
+    assert all(text.endswith("(already done)") for text in said)
 
 
 class StopAt(Listener):
@@ -210,49 +209,49 @@ def test_a_lr_at_which_training_diverges_is_left_out(weights, tmp_path):
 
 def test_another_sweep_in_the_folder_is_refused_and_named(protocol, weights, quick, tmp_path):
     other = protocol_for("digits", weights, settings=[*TINY_RECIPE, "steps=9"])
-    with pytest.raises(TrainingError, match="there is a sweep with steps=8, not 9; choose another out="):
+    with pytest.raises(TrainingError, match="contains a sweep with steps=8, not 9; choose another out="):
         finetune(other, quick.folder)
     reseeded = protocol_for("digits", weights, settings=[*TINY_RECIPE, "seed=5"], lrs=(1e-3, 1e-2), seeds=2)
-    with pytest.raises(TrainingError, match="there is a sweep with seed=0, not 5; choose another out="):
+    with pytest.raises(TrainingError, match="contains a sweep with seed=0, not 5; choose another out="):
         finetune(reseeded, quick.folder)  # its dev trials would be those of seed 0
     fewer = protocol_for("digits", weights, settings=[*TINY_RECIPE, "max_train_samples=90"])
     with pytest.raises(
-        TrainingError, match="there is a sweep with no max_train_samples, not max_train_samples=90; choose"
+        TrainingError, match="contains a sweep with no max_train_samples, not max_train_samples=90; choose"
     ):
         finetune(fewer, quick.folder)
     other = protocol_for("digits", weights, settings=[*TINY_RECIPE, "augment.hflip=0.5"])
-    with pytest.raises(TrainingError, match=r"there is a sweep with augment\.hflip=0\.0, not 0\.5; choose"):
+    with pytest.raises(TrainingError, match=r"contains a sweep with augment\.hflip=0\.0, not 0\.5; choose"):
         finetune(other, quick.folder)  # a setting of a table is named alone
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "note.txt").touch()
-    with pytest.raises(TrainingError, match="exists and is no sweep; choose another out="):
+    with pytest.raises(TrainingError, match="exists and is not a sweep; choose another out="):
         finetune(protocol, tmp_path / "full")
 
 
 @pytest.mark.slow
 def test_without_out_the_same_sweep_is_found_again(protocol, weights, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert finetune(protocol.quickly()).folder.as_posix() == "runs/digits-finetune-1"
-    assert finetune(protocol.quickly()).folder.as_posix() == "runs/digits-finetune-1"
-    other = protocol_for("digits", weights, settings=[*TINY_RECIPE, "steps=9"]).quickly()
+    assert finetune(protocol.quick()).folder.as_posix() == "runs/digits-finetune-1"
+    assert finetune(protocol.quick()).folder.as_posix() == "runs/digits-finetune-1"
+    other = protocol_for("digits", weights, settings=[*TINY_RECIPE, "steps=9"]).quick()
     assert finetune(other).folder.as_posix() == "runs/digits-finetune-2"
 
 
 @pytest.mark.parametrize(
     ("length", "seen", "advice"),
     [
-        (["steps=4000"], "128,000", "more than N, the recipe finetune-small is made for such machines"),
-        (["epochs=100"], "143,800", "max_train_samples=N trains on no more than N"),
+        (["steps=4000"], "128,000", "at most N, the recipe finetune-small is made for such machines"),
+        (["epochs=100"], "143,800", "max_train_samples=N trains on at most N"),
     ],
 )
 def test_a_recipe_for_gpus_is_questioned_without_one(weights, tmp_path, length, seen, advice):
     said = []
     long = protocol_for(
         "digits", weights, settings=[*(s for s in TINY_RECIPE if not s.startswith("steps=")), *length, "device=cpu"]
-    ).quickly()
+    ).quick()
     with pytest.raises(Interrupted):
-        finetune(long, tmp_path / "sweep", listeners=[StopAt("test-lr-0.0003-seed-0", 1)], said=said.append)
-    assert said[0].startswith(f"note: each trial goes through {seen} images, and there is no GPU: this may take days")
+        finetune(long, tmp_path / "sweep", listeners=[StopAt("test-lr-0.0003-seed-0", 1)], report=said.append)
+    assert said[0].startswith(f"note: each trial trains on {seen} images without a GPU, which may take days")
     assert said[0].endswith(advice)
 
 
@@ -265,13 +264,13 @@ def test_nothing_is_written_where_weights_or_data_are_missing(protocol, tmp_path
 
 
 def test_what_cannot_be_asked_for_is_said(weights):
-    with pytest.raises(TrainingError, match="0 seeds are not one or more"):
+    with pytest.raises(TrainingError, match="seeds=0 is not at least 1"):
         protocol_for("digits", weights, seeds=0)
-    with pytest.raises(TrainingError, match=r"lrs \[-1\.0\] are not one or more numbers above 0"):
+    with pytest.raises(TrainingError, match=r"lrs \[-1\.0\] are not one or more positive numbers"):
         protocol_for("digits", weights, lrs=(-1.0,))
-    with pytest.raises(ConfigError, match="final='best' choose by what is measured, which the test split is not for"):
+    with pytest.raises(ConfigError, match="final='best' would select on the test split"):
         protocol_for("digits", weights, settings=["final=best"])
-    with pytest.raises(TrainingError, match="fine-tuning starts from weights; give weights="):
+    with pytest.raises(TrainingError, match="fine-tuning needs weights to start from; give weights="):
         Protocol(data="digits", recipe=read_recipe("digits"), lrs=(1.0,))
 
 
@@ -281,10 +280,10 @@ def test_one_value_has_no_deviation():
 
 
 def test_a_view_may_give_up_the_crop_of_the_weights(weights, tmp_path):
-    run = train("digits", recipe="digits", out=tmp_path / "run", settings=[*TINY, "steps=1", "view.fit=crop"])
+    run = train("digits", recipe="digits", out=tmp_path / "run", settings=[*TINY, "steps=1", "preprocess.fit=crop"])
     assert run.model().meta.preprocess.fit == "crop"
     again = train("digits", recipe="finetune-small", weights=run.folder, out=tmp_path / "again",
-                  settings=["steps=1", "view.fit=squash", "workers=0"])  # fmt: skip
+                  settings=["steps=1", "preprocess.fit=squash", "workers=0"])  # fmt: skip
     assert (again.model().meta.preprocess.fit, again.model().meta.preprocess.scaled_size) == ("squash", None)
 
 
@@ -304,8 +303,8 @@ def test_a_sweep_killed_half_way_continues_and_ends_as_an_unbroken_one(weights, 
         process.until(lambda: list((tmp_path / "sweep").glob(f"{place}/checkpoints/step-*"))).kill()  # noqa: B023
     ended = vit(*words)
     assert ended.code == 0, ended.err
-    assert ended.err.count("(done before)") == 3
-    assert "seed 1, for the result (goes on)" in ended.err
+    assert ended.err.count("(already done)") == 3
+    assert "seed 1, for the result (resuming)" in ended.err
     found, expected = [json.loads((tmp_path / name / "sweep.json").read_text()) for name in ("sweep", "whole")]
     for record in (found, expected):
         for trial in record["trials"]:
@@ -338,5 +337,7 @@ def test_a_rate_whose_last_step_spoils_the_weights_is_left_out(weights, tmp_path
 def test_a_class_that_only_the_measured_split_has_is_noted(tmp_path):
     data = folders(tmp_path / "data", {"train": 20, "test": 5})
     (data / "test" / "light").rename(data / "test" / "unheard")
-    notes = images_for(data, read_recipe("finetune-small").replace(validation="test")).notes
-    assert notes[-1] == "1 class has images to measure and none to learn from: 'unheard'; all its answers will be wrong"
+    notes = split_data(data, read_recipe("finetune-small").replace(validation="test")).notes
+    assert (
+        notes[-1] == "1 class has validation images but no training images: 'unheard'; they will all be misclassified"
+    )

@@ -1,4 +1,4 @@
-"""Data and views of the caller: datasets and transforms of PyTorch, exactly resumed; scripts without a guard."""
+"""Data and transforms of the caller: datasets and transforms of PyTorch, exactly resumed; scripts without a guard."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ import pytest
 import torch
 from making_weights import TINY_RECIPE, tiny_weights
 from PIL import Image
-from runs import TINY, changes, identical, lines, weights
+from runs import TINY, changes, lines, same_model
 from test_resume import StopAt
 
 from forked import Forked
@@ -46,29 +46,29 @@ def plain(image):
     return torch.from_numpy(np.array(image.convert("L"), np.float32))[None] / 255
 
 
-def begun(folder, **views):
-    return train(Noise(), recipe="digits", out=folder, settings=SETTINGS, progress=False, **views)
+def begun(folder, **transforms):
+    return train(Noise(), recipe="digits", out=folder, settings=SETTINGS, progress=False, **transforms)
 
 
-@pytest.mark.parametrize("views", [{}, {"train_view": with_noise, "view": plain}])
-def test_a_dataset_object_is_trained_on_and_continued_exactly(tmp_path, views):
-    expected = begun(tmp_path / "whole", **views)
+@pytest.mark.parametrize("transforms", [{}, {"train_transform": with_noise, "transform": plain}])
+def test_a_dataset_object_is_trained_on_and_continued_exactly(tmp_path, transforms):
+    expected = begun(tmp_path / "whole", **transforms)
     with pytest.raises(Interrupted):
-        begun(tmp_path / "run", listeners=[StopAt(3)], **views)
-    with pytest.raises(TrainingError, match=r"the run began with a dataset object; give it again, resume\(run, data="):
+        begun(tmp_path / "run", listeners=[StopAt(3)], **transforms)
+    with pytest.raises(TrainingError, match=r"started with a dataset object; pass it again, resume\(run, data="):
         resume(tmp_path / "run", progress=False)
-    if views:
-        with pytest.raises(TrainingError, match="the run began with view=, train_view=; give the same to resume"):
+    if transforms:
+        with pytest.raises(TrainingError, match="started with transform=, train_transform=; pass the same to resume"):
             resume(tmp_path / "run", data=Noise(), progress=False)
-    run = resume(tmp_path / "run", data=Noise(), progress=False, **views)
-    assert identical(weights(run.folder), weights(expected.folder))
+    run = resume(tmp_path / "run", data=Noise(), progress=False, **transforms)
+    assert same_model(run.folder, expected.folder)
     assert lines(run.folder) == lines(expected.folder)
 
 
 def test_the_views_of_the_caller_are_what_is_trained_and_measured_with(tmp_path):
-    usual, own = begun(tmp_path / "usual"), begun(tmp_path / "own", train_view=with_noise, view=plain)
+    usual, own = begun(tmp_path / "usual"), begun(tmp_path / "own", train_transform=with_noise, transform=plain)
     assert lines(usual.folder)[-1]["loss"] != lines(own.folder)[-1]["loss"]
-    assert "the saved model's preprocess is the recipe's" in str(own.facts["notes"])
+    assert "the saved model has the preprocessing of the recipe" in str(own.facts["notes"])
 
 
 def test_a_run_goes_on_where_its_files_have_moved_to(tmp_path):
@@ -173,7 +173,7 @@ def test_two_processes_that_continue_one_run_at_once_leave_it_as_one_would(tmp_p
     assert [end.code for end in ends] in ([0, 0], [0, 1]), ends  # [0, 0]: the second came when the first was done
     if ends[1].code:
         assert "is training in it; wait for its end" in ends[1].err.splitlines()[-1]
-    assert identical(weights(tmp_path / "run"), weights(expected.folder))
+    assert same_model(tmp_path / "run", expected.folder)
     assert lines(tmp_path / "run") == lines(expected.folder)
 
 
@@ -190,9 +190,9 @@ def test_a_fine_tuning_in_use_names_who_uses_it(tmp_path):
     assert lock.acquire(wait=False)
     protocol = protocol_for("digits", tiny_weights(tmp_path / "weights"), settings=TINY_RECIPE, seeds=1)
     with pytest.raises(TrainingError, match=r"sweep: process \d+ on .* is training in it"):
-        finetune(protocol.quickly(), tmp_path / "sweep", said=lambda _: None)
+        finetune(protocol.quick(), tmp_path / "sweep", report=lambda _: None)
     lock.release()
-    assert finetune(protocol.quickly(), tmp_path / "sweep", said=lambda _: None, progress=False).finished
+    assert finetune(protocol.quick(), tmp_path / "sweep", report=lambda _: None, progress=False).finished
 
 
 @pytest.mark.parametrize("start", ["train", "finetune"])

@@ -13,8 +13,16 @@ from vitruvian.evaluation.probes.linear import fit
 from vitruvian.model.build import build
 from vitruvian.training import Listener, read_recipe, train
 from vitruvian.training.distributed import Processes
-from vitruvian.training.head import SCALES, STRENGTHS, fit_head, is_fresh, least_squares, logistic, thinned
-from vitruvian.training.recipes import changed
+from vitruvian.training.initial_model import (
+    SCALES,
+    STRENGTHS,
+    fit_head,
+    fit_least_squares,
+    fit_logistic,
+    is_fresh,
+    thin,
+)
+from vitruvian.training.recipe import change_recipe
 
 
 def clouds(count=60, classes=3, width=8, seed=0, spread=1.5):
@@ -34,7 +42,7 @@ def ridge(x, y, strength, unit):
 
 def test_the_head_is_ridge_regression_times_a_scale():
     features, labels = clouds()
-    head = least_squares(features, labels, 3)
+    head = fit_least_squares(features, labels, 3)
     x, y = features.double().numpy(), np.eye(3)[labels.numpy()]
     unit = ((x - x.mean(0)) ** 2).sum() / x.shape[1]
     expected = head.scale * ridge(x, y, head.strength, unit)(x)
@@ -44,7 +52,7 @@ def test_the_head_is_ridge_regression_times_a_scale():
 
 def test_strength_and_scale_are_those_of_answers_without_the_image_itself():
     features, labels = clouds(count=24, spread=0.5)
-    head = least_squares(features, labels, 3, label_smoothing=0.1)
+    head = fit_least_squares(features, labels, 3, label_smoothing=0.1)
     x, y = features.double().numpy(), np.eye(3)[labels.numpy()]
     unit = ((x - x.mean(0)) ** 2).sum() / x.shape[1]
 
@@ -63,7 +71,7 @@ def test_the_logistic_head_reads_features_as_they_are():
     found = FeatureSet(
         values=features.numpy(), labels=labels.numpy(), classes=("a", "b", "c"), unreadable={}, computed=0
     )
-    head = logistic(found)
+    head = fit_logistic(found)
     expected = fit(features.numpy(), labels.numpy(), classes=3, l2=head.strength).logits(features.numpy())
     np.testing.assert_allclose((features @ head.weight + head.bias).numpy(), expected.numpy(), atol=1e-4)  # float32
 
@@ -71,17 +79,17 @@ def test_the_logistic_head_reads_features_as_they_are():
 def test_a_feature_that_never_changes_does_no_harm():
     features, labels = clouds()
     features[:, 2] = 7.0
-    head = least_squares(features, labels, 3)
+    head = fit_least_squares(features, labels, 3)
     assert torch.isfinite(head.weight).all()
     assert ((features @ head.weight + head.bias).argmax(1) == labels).float().mean() > 0.8
 
 
 def test_many_images_are_thinned_evenly():
     source = open_dataset("digits").train
-    some = thinned(source, 10)
+    some = thin(source, 10)
     assert len(some) == 10
     assert (some.original(0), some.original(9)) == (0, len(source) - 1)
-    assert thinned(source, len(source)) is source
+    assert thin(source, len(source)) is source
 
 
 def tiny(**changes):
@@ -135,8 +143,8 @@ def test_a_run_begins_where_the_probe_ends(tmp_path, kind):
 
 
 def test_a_sigmoid_loss_has_no_such_head():
-    with pytest.raises(ConfigError, match="head_init='probe' is for loss='cross_entropy', not for 'bce'"):
-        changed(read_recipe("finetune-small"), ["loss=bce"])
+    with pytest.raises(ConfigError, match="head_init='probe' needs loss='cross_entropy', not 'bce'"):
+        change_recipe(read_recipe("finetune-small"), ["loss=bce"])
 
 
 def test_one_image_a_class_leaves_nothing_to_choose_by_and_gets_the_strongest_regularization():
@@ -144,6 +152,6 @@ def test_one_image_a_class_leaves_nothing_to_choose_by_and_gets_the_strongest_re
     found = FeatureSet(
         values=features.numpy(), labels=labels.numpy(), classes=("a", "b", "c"), unreadable={}, computed=0
     )
-    head = logistic(found)
+    head = fit_logistic(found)
     assert head.strength == 1.0
     assert (features @ head.weight + head.bias).argmax(1).tolist() == labels.tolist()

@@ -1,11 +1,11 @@
-"""The sizes of views over a run, and the work that they are."""
+"""The image sizes over a run, and their compute."""
 
 import pytest
 
 from vitruvian.catalog import resolve
 from vitruvian.cost import multiply_adds
-from vitruvian.training.images import Stage, run_multiply_adds, stages_of
 from vitruvian.training.recipe import Recipe
+from vitruvian.training.splits import Stage, resolution_stages, run_multiply_adds
 
 CONFIG = resolve("ViT-Ti/16")
 
@@ -20,18 +20,18 @@ CONFIG = resolve("ViT-Ti/16")
     ],
 )
 def test_stages_follow_each_other_without_a_gap(resolutions, stages):
-    assert list(stages_of(Recipe(steps=10, resolutions=resolutions), (224, 224), 10)) == stages
+    assert list(resolution_stages(Recipe(steps=10, resolutions=resolutions), (224, 224), 10)) == stages
 
 
 def test_work_is_that_of_each_step_at_its_own_size():
     recipe = Recipe(steps=10, batch_size=4, resolutions=((0.5, 128),))
-    work = run_multiply_adds(recipe, CONFIG, stages_of(recipe, (224, 224), 10))
+    work = run_multiply_adds(recipe, CONFIG, resolution_stages(recipe, (224, 224), 10))
     assert work == 3 * 4 * 5 * (multiply_adds(CONFIG, 224) + multiply_adds(CONFIG, 128))
 
 
 def test_tokens_left_out_save_work_where_there_are_tokens():
     recipe = Recipe(steps=10, patch_drop=0.5)
-    stages = stages_of(recipe, (224, 224), 10)
+    stages = resolution_stages(recipe, (224, 224), 10)
     whole = recipe.replace(patch_drop=0.0)
     assert run_multiply_adds(recipe, CONFIG, stages) == run_multiply_adds(whole, CONFIG, stages) / 2
     resnet = resolve("BiT-R50x1")

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from vitruvian.data.formats import open_dataset
-from vitruvian.training.objective import LOSSES, balanced_weights, image_weights, right
+from vitruvian.training.objective import LOSSES, balanced_weights, count_correct, image_weights
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.0, 3.0, 1.0]])
 LABELS = torch.tensor([0, 2])
@@ -32,8 +32,8 @@ def test_half_precision_logits_give_a_float32_loss():
 
 
 def test_right_answers_are_counted_for_labels_and_for_mixed_targets():
-    assert right(LOGITS, LABELS) == 1
-    assert right(LOGITS, torch.tensor([[0.6, 0.4, 0.0], [0.1, 0.7, 0.2]])) == 2
+    assert count_correct(LOGITS, LABELS) == 1
+    assert count_correct(LOGITS, torch.tensor([[0.6, 0.4, 0.0], [0.1, 0.7, 0.2]])) == 2
 
 
 def test_balanced_weights_make_classes_count_alike_and_are_one_in_the_mean():

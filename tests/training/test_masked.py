@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from runs import TINY, changes, identical, lines, weights
+from runs import TINY, changes, lines, same_model, weights
 
 from forked import ranks
 from vitruvian.config import Preprocess, ViTConfig
@@ -17,16 +17,16 @@ from vitruvian.training.finetune import finetune, protocol_for
 from vitruvian.training.journal import Listener
 from vitruvian.training.masked import (
     Colors,
-    Example,
+    MaskedExample,
     MaskedViT,
     colors_of,
-    corrupted,
+    corrupt,
     corruption_of,
     draws_for,
     shown_color,
 )
 from vitruvian.training.recipe import Recipe
-from vitruvian.training.report import corruption_images
+from vitruvian.training.run_report import corruption_images
 from vitruvian.weights.load import load
 
 MASKED = (*TINY, "objective=masked")
@@ -62,7 +62,7 @@ def test_of_an_odd_number_of_patches_the_smaller_half_is_corrupted():
 def test_a_corrupted_patch_is_the_mask_or_the_patch_it_is_taken_from():
     patches, mask = torch.arange(32.0).view(2, 16, 1), torch.tensor([[[-1.0]]])
     corruption = corruption_of(draws_for([4, 5], 16, seed=0))
-    found = corrupted(patches, mask, corruption)
+    found = corrupt(patches, mask, corruption)
     for image in range(2):
         for place in range(16):
             expected = -1.0 if corruption.masked[image, place] else 16 * image + corruption.taken_from[image, place]
@@ -106,10 +106,10 @@ def test_the_loss_counts_corrupted_patches_alone():
     with torch.no_grad():
         model.colors.weight.normal_(generator=torch.Generator().manual_seed(2))
     objective = Colors(Recipe(steps=1, objective="masked"), model)
-    losses, _ = objective.judged(model, pixels, draws, torch.empty(0), torch.no_grad)
+    losses, _ = objective.losses(model, pixels, draws, torch.empty(0), torch.no_grad)
     corruption = corruption_of(draws)
-    seen = corrupted(model.embed.patches(pixels), model.mask_embedding, corruption)
-    tokens = model.forward_blocks(model.embed.placed(seen, (2, 2)))[:, 1:]
+    seen = corrupt(model.embed.patches(pixels), model.mask_embedding, corruption)
+    tokens = model.forward_blocks(model.embed.with_positions(seen, (2, 2)))[:, 1:]
     scores = model.colors(tokens).log_softmax(dim=-1)
     colors = colors_of(pixels, 4, model.meta.preprocess)
     for image in range(3):
@@ -134,7 +134,7 @@ def test_what_is_masked_is_not_seen():
         ({"loss": "bce"}, "loss cannot be set with objective='masked'"),
         (
             {"label_smoothing": 0.1},
-            "label_smoothing cannot be set with objective='masked', which learns colors and no labels",
+            "label_smoothing cannot be set with objective='masked', which uses no labels",
         ),
         ({"patch_drop": 0.5}, "patch_drop cannot be set"),
         ({"final": "best"}, "final cannot be set"),
@@ -153,10 +153,10 @@ def test_models_without_patches_of_their_own_are_refused():
         MaskedViT.around(ResNet(ResNetConfig()), seed=0)
     hybrid = SMALL.replace(patch_size=1, stem=StemConfig(stages=(), width=32))
     for config, text in [
-        (hybrid, "the stem of a hybrid sees across patches"),
-        (SMALL.replace(pool="map"), "attention pooling would not learn"),
+        (hybrid, "the stem of a hybrid mixes neighboring patches"),
+        (SMALL.replace(pool="map"), "attention pooling would not be trained"),
         (SMALL.replace(representation_size=8), "set architecture.representation_size=0"),
-        (SMALL.replace(patch_size=8), "one patch cannot be told from others"),
+        (SMALL.replace(patch_size=8), "there is only one patch"),
     ]:
         with pytest.raises(ConfigError, match=text):
             MaskedViT.around(build(config), seed=0)
@@ -188,7 +188,7 @@ def test_a_run_stopped_and_continued_equals_an_unbroken_one(tmp_path, pretrained
         train("digits", out=tmp_path / "run", settings=[*MASKED, "lr=0.003"], listeners=[StopAt(step)])
     assert "mask_embedding" in " ".join(checkpoint_names(tmp_path / "run"))
     continued = resume(tmp_path / "run")
-    assert identical(weights(continued.folder), weights(pretrained.folder))
+    assert same_model(continued.folder, pretrained.folder)
     assert lines(continued.folder) == lines(pretrained.folder)
 
 
@@ -231,7 +231,7 @@ def test_training_and_fine_tuning_start_from_it(tmp_path, pretrained):
     assert torch.allclose(found[name], start[name], atol=1e-6)
     protocol = protocol_for(
         "digits", pretrained.folder, settings=["steps=3", "batch_size=32", "workers=0", "max_train_samples=200"]
-    ).quickly()
+    ).quick()
     assert finetune(protocol, tmp_path / "sweep").values()[0] > 10  # chance
 
 
@@ -249,7 +249,7 @@ def test_the_three_images_of_an_example_are_image_corruption_and_prediction():
     draws = np.array([[0.9, 0.1, 0.2, 0.8], [0.0, 0.0, 0.85, 0.0], [0.0, 0.0, 0.0, 0.0]], np.float32)
     pixels = (levels / 255 - 0.5).astype(np.float32) / np.float32(0.5)
     view = Preprocess(image_size=(4, 4), mean=(0.5,), std=(0.5,))
-    example = Example(index=0, pixels=pixels, draws=draws, predicted=np.array([7, 0]))
+    example = MaskedExample(index=0, pixels=pixels, draws=draws, predicted=np.array([7, 0]))
     image, seen, said = corruption_images(example, view, side=2)
     assert np.array_equal(image, levels[0])
     assert (seen[:2, 2:] == 128).all()  # patch 1 is masked

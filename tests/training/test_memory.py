@@ -10,7 +10,7 @@ import torch
 from forked import Forked
 from vitruvian.catalog import resolve
 from vitruvian.model.build import build
-from vitruvian.training.model import give_back_freed
+from vitruvian.training.initial_model import return_freed_memory
 
 
 def peak_kilobytes():
@@ -22,7 +22,7 @@ def steps(checkpointed):
     model = build(resolve("ViT-Ti/16").replace(image_size=32, patch_size=4, depth=4, num_classes=10)).train()
     model.grad_checkpointing = checkpointed
     if checkpointed:
-        give_back_freed()
+        return_freed_memory()
     model(torch.zeros(1, 3, 32, 32)).sum().backward()  # imports what a step needs
     before = peak_kilobytes()
     model(torch.zeros(48, 3, 32, 32)).sum().backward()

@@ -6,8 +6,7 @@ import torch
 from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import build
-from vitruvian.training.muon import Muon
-from vitruvian.training.optimizer import freeze, layers_above, learning, optimizer_for, set_lr
+from vitruvian.training.optimizer import Muon, build_optimizer, freeze, layers_above, set_lr, trainable
 from vitruvian.training.recipe import Recipe
 
 
@@ -23,7 +22,7 @@ def named_groups(model, optimizer):
 def test_only_kernels_decay():
     model = tiny()
     decaying = set()
-    for names, group in named_groups(model, optimizer_for(model, Recipe(epochs=1, weight_decay=0.1))):
+    for names, group in named_groups(model, build_optimizer(model, Recipe(epochs=1, weight_decay=0.1))):
         if group["weight_decay"]:
             decaying |= names
     assert decaying == {name for name, p in model.named_parameters() if name.endswith("weight") and p.dim() > 1}
@@ -32,7 +31,7 @@ def test_only_kernels_decay():
 
 def test_all_parameters_decay_if_asked():
     model = tiny()
-    groups = optimizer_for(model, Recipe(epochs=1, weight_decay=0.1, weight_decay_on="all")).param_groups
+    groups = build_optimizer(model, Recipe(epochs=1, weight_decay=0.1, weight_decay_on="all")).param_groups
     assert [group["weight_decay"] for group in groups] == [0.1]
 
 
@@ -40,7 +39,7 @@ def test_all_parameters_decay_if_asked():
 def test_decay_is_multiplied_by_lr_or_not(decouple, shrunk):
     model = tiny()
     recipe = Recipe(epochs=1, lr=0.5, weight_decay=0.1, decouple_lr=decouple)
-    optimizer = optimizer_for(model, recipe)
+    optimizer = build_optimizer(model, recipe)
     weight = model.blocks[0].mlp.fc1.weight
     before = weight.detach().clone()
     for parameter in model.parameters():
@@ -52,7 +51,7 @@ def test_decay_is_multiplied_by_lr_or_not(decouple, shrunk):
 
 def test_the_lr_falls_from_layer_to_layer():
     model = tiny()
-    optimizer = optimizer_for(model, Recipe(epochs=1, layer_decay=0.5))
+    optimizer = build_optimizer(model, Recipe(epochs=1, layer_decay=0.5))
     set_lr(optimizer, 0.8)
     lrs = {name: group["lr"] for names, group in named_groups(model, optimizer) for name in names}
     assert lrs["head.weight"] == lrs["norm.weight"] == pytest.approx(0.8)
@@ -69,8 +68,8 @@ def test_a_resnet_has_layers_too():
 def test_frozen_parameters_do_not_learn():
     model = tiny()
     freeze(model, Recipe(steps=1, freeze=("embed.*", "blocks.0.*")))
-    assert {name.split(".")[0] for name, _ in learning(model)} == {"blocks", "norm", "head"}
-    assert not any(name.startswith("blocks.0.") for name, _ in learning(model))
+    assert {name.split(".")[0] for name, _ in trainable(model)} == {"blocks", "norm", "head"}
+    assert not any(name.startswith("blocks.0.") for name, _ in trainable(model))
 
 
 def test_a_pattern_that_fits_nothing_is_an_error():
@@ -91,14 +90,14 @@ def test_a_share_of_the_layers_is_frozen_from_the_embedding_on(share, frozen):
 
 
 def test_freezing_everything_is_an_error():
-    with pytest.raises(ConfigError, match=r"freeze=\['\*'\] with freeze_layers=0 leaves nothing that learns"):
+    with pytest.raises(ConfigError, match=r"freeze=\['\*'\] with freeze_layers=0 leaves no parameter to train"):
         freeze(tiny(), Recipe(steps=1, freeze=("*",)))
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
 def test_every_optimizer_takes_a_step(name):
     model = tiny()
-    optimizer = optimizer_for(model, Recipe(epochs=1, optimizer=name))
+    optimizer = build_optimizer(model, Recipe(epochs=1, optimizer=name))
     before = model.head.weight.detach().clone()
     model(torch.randn(2, 3, 8, 8)).logsumexp(1).sum().backward()
     optimizer.step()
@@ -109,7 +108,7 @@ def test_muon_takes_orthogonal_steps_in_hidden_matrices_and_those_of_adamw_elsew
     torch.manual_seed(0)
     models = [tiny(), tiny()]
     recipes = [Recipe(epochs=1, lr=0.1, optimizer=name, momentum=0.95) for name in ("muon", "adamw")]
-    optimizers = [optimizer_for(model, recipe) for model, recipe in zip(models, recipes)]
+    optimizers = [build_optimizer(model, recipe) for model, recipe in zip(models, recipes)]
     before = {name: p.detach().clone() for name, p in models[0].named_parameters()}
     for pair in zip(*(model.parameters() for model in models)):
         pair[0].grad = torch.randn_like(pair[0])
@@ -132,7 +131,7 @@ def test_muon_takes_orthogonal_steps_in_hidden_matrices_and_those_of_adamw_elsew
 
 
 def test_muon_agrees_with_that_of_pytorch(monkeypatch):
-    monkeypatch.setattr("vitruvian.training.muon.ITERATIONS", 5)
+    monkeypatch.setattr("vitruvian.training.optimizer.ITERATIONS", 5)
     torch.manual_seed(0)
     weights = [torch.nn.Parameter(torch.ones(8, 12)) for _ in range(2)]
     group = {"params": weights[:1], "weight_decay": 0.1, "lr_scale": 1.0, "matrices": 1}

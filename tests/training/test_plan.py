@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-import vitruvian.training.plan as planning
+import vitruvian.training.planning as planning
 from vitruvian.cost import multiply_adds
 from vitruvian.training import distill
-from vitruvian.training.model import config_of, model_for
-from vitruvian.training.plan import peak_bytes, plan, plan_lines
+from vitruvian.training.initial_model import config_of, model_for
+from vitruvian.training.planning import peak_bytes, plan, plan_lines
 from vitruvian.training.recipe import Recipe
 from vitruvian.weights.save import save
 
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 def tiny(**changes):
     settings = {"model": "ViT-Ti/16", "architecture": TINY, "image_size": 8, "steps": 50, "batch_size": 32}
-    return Recipe(**settings | changes, workers=0, eval_every=1.0, view={"mean": (0.5,), "std": (0.5,)})
+    return Recipe(**settings | changes, workers=0, eval_every=1.0, preprocess={"mean": (0.5,), "std": (0.5,)})
 
 
 def planned(**changes):
@@ -69,17 +69,19 @@ def found_config():
 
 
 @pytest.mark.parametrize(
-    ("view", "asked"),
+    ("teacher_input", "described"),
     [
-        ("same", "asked in each step, part of the time"),
-        ("fixed", "asked once about each image before the first step, which is not part of the time"),
+        ("same", "runs in each step, included in the time"),
+        ("fixed", "runs once on each image before the first step, which the time does not include"),
     ],
 )
-def test_a_plan_says_what_a_teacher_costs_and_does_not_ask_it_about_all_images(tmp_path, monkeypatch, view, asked):
+def test_a_plan_says_what_a_teacher_costs_and_does_not_ask_it_about_all_images(
+    tmp_path, monkeypatch, teacher_input, described
+):
     save(model_for(tiny(), "0123456789"), tmp_path / "teacher")
     monkeypatch.setattr(distill, "shared_features", None)
-    found = planned(teacher=str(tmp_path / "teacher"), teacher_view=view)
-    assert next(line for line in plan_lines(found) if line.startswith("teacher")).endswith(f"teacher, {asked}")
+    found = planned(teacher=str(tmp_path / "teacher"), teacher_input=teacher_input)
+    assert next(line for line in plan_lines(found) if line.startswith("teacher")).endswith(f"teacher, {described}")
 
 
 def test_the_lines_of_a_plan_name_everything_that_is_asked_for():
@@ -115,7 +117,7 @@ def test_the_peak_of_a_backward_pass_is_what_it_keeps():
 
 
 def test_a_slow_step_is_measured_on_part_of_its_batch_without_multiplying_what_the_optimizer_takes(monkeypatch):
-    monkeypatch.setattr(planning, "timed", lambda stepper, batch: 2.0 + 0.05 * len(batch))
+    monkeypatch.setattr(planning, "time_step", lambda trainer, batch: 2.0 + 0.05 * len(batch))
     assert planned().step_seconds == pytest.approx(2.0 + 0.05 * 32, abs=0.5)  # beside the wait for a batch
-    monkeypatch.setattr(planning, "timed", lambda stepper, batch: 3.0 * len(batch))
+    monkeypatch.setattr(planning, "time_step", lambda trainer, batch: 3.0 * len(batch))
     assert planned().step_seconds == pytest.approx(3.0 * 32, abs=0.5)

@@ -13,10 +13,10 @@ from vitruvian.config import ModelMeta
 from vitruvian.data.sources import Source
 from vitruvian.errors import FileError, ImageError, TrainingError
 from vitruvian.evaluation.measuring.metrics import Tally
-from vitruvian.training.journal import FOLDER, TensorBoard
+from vitruvian.training.journal import EVENTS_FOLDER, TensorBoard
 from vitruvian.training.recipe import Recipe
-from vitruvian.training.report import Outcome, write_report
-from vitruvian.training.run import create
+from vitruvian.training.run_folder import create_run
+from vitruvian.training.run_report import Outcome, write_report
 from vitruvian.weights.description import Description
 
 MODEL = Description(config=resolve("ViT-Ti/16"), meta=ModelMeta()).to_json()
@@ -59,7 +59,7 @@ def lines(folder, *steps, split="train", **values):
 @pytest.fixture
 def run(tmp_path):
     facts = {"data": "/photos/<pets>", "notes": ["left out: 3 <files>"], "environment": {"threads": 77}, "model": MODEL}
-    return create(tmp_path / "run", Recipe(epochs=3, model="ViT-Ti/16", about="<i>"), facts)
+    return create_run(tmp_path / "run", Recipe(epochs=3, model="ViT-Ti/16", about="<i>"), facts)
 
 
 def measures(mistakes=2):
@@ -106,7 +106,7 @@ def test_a_report_has_every_part_and_nothing_that_is_interpreted(run):
 )
 def test_a_title_names_the_model_that_it_is(tmp_path, config, weights, title):
     facts = {"data": "pets", "model": Description(config=config, meta=ModelMeta()).to_json()}
-    made = create(tmp_path / "run", Recipe(epochs=3, weights=weights, eval_every=0), facts)
+    made = create_run(tmp_path / "run", Recipe(epochs=3, weights=weights, eval_every=0), facts)
     page = write_report(made, Outcome(train=Squares([0, 1, 1, 1]))).read_text()
     assert f"<h1>{title} pets</h1>" in page
     assert "ViT-S/16" not in page
@@ -124,7 +124,7 @@ def test_mistakes_are_shown_worst_first_with_label_prediction_and_probability(ru
 
 
 def test_a_run_without_lines_or_held_out_images_still_has_a_report(tmp_path):
-    run = create(tmp_path / "run", Recipe(epochs=1), {"model": MODEL})
+    run = create_run(tmp_path / "run", Recipe(epochs=1), {"model": MODEL})
     page = write_report(run, Outcome(train=Squares([0, 1] * 30), stopped="the <disk> is full")).read_text()
     assert "no steps recorded" in page
     assert "the accuracy is unknown" in page
@@ -155,7 +155,7 @@ def test_a_report_for_which_the_disk_is_too_small_leaves_the_old_one(run, monkey
 def events(folder):
     """Tag -> (step, value) of all events, as TensorBoard reads them."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator").EventAccumulator
-    found = accumulator(str(folder / FOLDER)).Reload()
+    found = accumulator(str(folder / EVENTS_FOLDER)).Reload()
     return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
@@ -200,6 +200,6 @@ def test_without_tensorboard_one_line_names_the_command_and_the_run_goes_on(tmp_
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
-    (tmp_path / FOLDER).write_text("a file")
-    with pytest.raises(TrainingError, match=f"{FOLDER}: cannot be written: "):
+    (tmp_path / EVENTS_FOLDER).write_text("a file")
+    with pytest.raises(TrainingError, match=f"{EVENTS_FOLDER}: cannot be written: "):
         TensorBoard(print).started(folder=tmp_path, steps=1, done=0)

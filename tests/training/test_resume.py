@@ -1,4 +1,4 @@
-"""A run that is stopped anywhere and continued ends as an unbroken one: weights and metrics, to the bit."""
+"""A run that is stopped anywhere and continued ends as an unbroken one: all files of the model and its metrics."""
 
 import os
 import random
@@ -12,15 +12,18 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from runs import TINY, changes, identical, lines, weights
+from runs import TINY, changes, identical, lines, same_model, weights
 from safetensors.torch import load_file
 
 from forked import Forked
+from vitruvian.config import ViTConfig
 from vitruvian.data.formats import open_dataset
 from vitruvian.errors import TrainingError
+from vitruvian.model.build import build
 from vitruvian.training import Interrupted, Listener, Run, checkpoint, resume, train
 from vitruvian.training.checkpoint import Checkpoints
 from vitruvian.training.distributed import Processes
+from vitruvian.weights.save import save
 
 DEMANDING = (
     "architecture.dropout=0.1",
@@ -57,7 +60,7 @@ def test_a_run_that_is_stopped_and_continued_equals_an_unbroken_one(tmp_path, st
     with pytest.raises(Interrupted, match=f"stopped after step {step} of 12; continue with `vit train --resume"):
         train("digits", out=tmp_path / "run", settings=[*TINY, *DEMANDING], listeners=[StopAt(step)])
     continued = resume(tmp_path / "run")
-    assert identical(weights(continued.folder), weights(expected.folder))
+    assert same_model(continued.folder, expected.folder)
     assert lines(continued.folder) == lines(expected.folder)
 
 
@@ -69,7 +72,7 @@ def test_every_optimizer_average_and_the_scaler_continue_exactly(tmp_path, choic
     expected = whole(tmp_path, choice)
     with pytest.raises(Interrupted):
         train("digits", out=tmp_path / "run", settings=[*TINY, choice], listeners=[StopAt(7)])
-    assert identical(weights(resume(tmp_path / "run").folder), weights(expected.folder))
+    assert same_model(resume(tmp_path / "run").folder, expected.folder)
 
 
 STEM = (
@@ -100,13 +103,13 @@ def test_a_signal_during_an_evaluation_does_not_wait_for_its_end(tmp_path, monke
     from vitruvian.training.loop import Loop
 
     expected = whole(tmp_path)
-    measured = Loop.measured
+    measure = Loop.measure
 
     def stopping(loop, stop):
         stop.received = signal.SIGTERM
-        return measured(loop, stop)
+        return measure(loop, stop)
 
-    monkeypatch.setattr(Loop, "measured", stopping)
+    monkeypatch.setattr(Loop, "measure", stopping)
     with pytest.raises(Interrupted, match="after step 9 of 12"):
         train("digits", out=tmp_path / "run", settings=TINY)
     monkeypatch.undo()
@@ -131,7 +134,7 @@ def test_a_run_killed_at_random_moments_ends_as_an_unbroken_one(tmp_path):
         process = Forked("train", "--resume", tmp_path / "run")
     assert process.wait().code == 0
     assert ends[0] == -signal.SIGKILL
-    assert identical(weights(tmp_path / "run"), weights(expected.folder))
+    assert same_model(tmp_path / "run", expected.folder)
     assert lines(tmp_path / "run") == lines(expected.folder)
 
 
@@ -166,7 +169,7 @@ def test_a_process_killed_while_it_writes_a_checkpoint_leaves_the_last_one_whole
     assert ended.code == -signal.SIGKILL
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert names == [".step-00000008.tmp", "step-00000004"]
-    assert identical(weights(resume(tmp_path / "run").folder), weights(expected.folder))
+    assert same_model(resume(tmp_path / "run").folder, expected.folder)
 
 
 @pytest.mark.slow
@@ -187,7 +190,7 @@ def test_steps_go_on_while_a_checkpoint_is_written_and_it_holds_the_step_it_is_n
 
     monkeypatch.setattr(checkpoint, "save_file", slow)
     run = train("digits", out=tmp_path / "run", settings=[*TINY, *settings], listeners=[Later()])
-    assert identical(weights(run.folder), weights(expected.folder))
+    assert same_model(run.folder, expected.folder)
     found = [each.checkpoints / "step-00000004" / "state.safetensors" for each in (run, expected)]
     assert identical(*map(load_file, found))
 
@@ -207,7 +210,7 @@ def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays_whole(tmp_path):
     assert "cannot be written" in failed.err
     assert "File too large" in failed.err
     resume(tmp_path / "run")
-    assert identical(weights(tmp_path / "run"), weights(expected))
+    assert same_model(tmp_path / "run", expected)
 
 
 def test_no_space_for_a_checkpoint_names_the_one_that_is_whole(tmp_path, monkeypatch):
@@ -219,7 +222,7 @@ def test_no_space_for_a_checkpoint_names_the_one_that_is_whole(tmp_path, monkeyp
         written(tensors, path)
 
     monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(TrainingError, match=r"No space left on device; step-00000004 is whole: once that is cured"):
+    with pytest.raises(TrainingError, match=r"No space left on device; step-00000004 is intact: fix this and continue"):
         train("digits", out=tmp_path / "run", settings=[*TINY, "checkpoint_steps=4"])
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000004"]
 
@@ -236,7 +239,7 @@ def test_the_newest_checkpoints_are_kept(tmp_path):
 
 def test_a_new_run_is_refused_where_there_is_one(tmp_path):
     run = whole(tmp_path)
-    with pytest.raises(TrainingError, match="there is already a run; continue it with `vit train --resume"):
+    with pytest.raises(TrainingError, match="this folder already contains a run; continue it with `vit train --resume"):
         train("digits", out=run.folder, settings=TINY)
 
 
@@ -249,7 +252,7 @@ def test_one_command_begins_a_run_and_continues_it(tmp_path):
     with pytest.raises(TrainingError, match=r"run: lr=.* when the run began, not 0\.5; start with the same"):
         train("digits", settings=[*TINY, "lr=0.5"], **words)
     run = train("digits", settings=[*TINY, "checkpoint_steps=2"], **words)
-    assert identical(weights(run.folder), weights(expected.folder))
+    assert same_model(run.folder, expected.folder)
     assert train("digits", settings=TINY, **words) == run
     with pytest.raises(TrainingError, match="auto_resume needs out="):
         train("digits", settings=TINY, auto_resume=True)
@@ -267,14 +270,14 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path):
         train("digits", out=tmp_path / "run", settings=TINY, listeners=[StopAt(2)])
     other = open_dataset("digits")
     fewer = replace(other, splits={"train": other.splits["test"], "test": other.splits["test"]})
-    with pytest.raises(TrainingError, match="the training images were 1438 and are 359; put them back"):
+    with pytest.raises(TrainingError, match="the training images were 1438 and are 359; restore them"):
         resume(tmp_path / "run", data=fewer)
 
 
 def test_a_run_goes_on_with_other_workers_but_not_with_another_rate(tmp_path):
     with pytest.raises(Interrupted):
         train("digits", out=tmp_path / "run", settings=TINY, listeners=[StopAt(2)])
-    with pytest.raises(TrainingError, match=r"'lr=1' cannot be set for a run that goes on, only async_checkpoint"):
+    with pytest.raises(TrainingError, match=r"'lr=1' cannot be changed when resuming, only async_checkpoint"):
         resume(tmp_path / "run", settings=["lr=1"])
     assert resume(tmp_path / "run", settings=["checkpoint_steps=3"]).finished
 
@@ -294,4 +297,16 @@ def test_a_run_goes_on_when_the_weights_it_started_from_are_gone(tmp_path):
     with pytest.raises(Interrupted):
         train("digits", weights=start.folder, out=tmp_path / "run", settings=settings, listeners=[StopAt(3)])
     shutil.rmtree(start.folder)
-    assert identical(weights(resume(tmp_path / "run").folder), weights(expected.folder))
+    assert same_model(resume(tmp_path / "run").folder, expected.folder)
+
+
+def test_a_resumed_run_keeps_the_name_that_the_weights_have_in_their_family(tmp_path):
+    model = build(ViTConfig(image_size=8, patch_size=4, num_classes=3, depth=1, width=16, mlp_dim=16, num_heads=2))
+    model.meta = model.meta.replace(known_as="timm:vit_base_patch16_224")
+    save(model, tmp_path / "weights")
+    settings = ["steps=4", "batch_size=32", "workers=0", "warmup=0", "head_init=zero"]
+    expected = train("digits", weights=tmp_path / "weights", out=tmp_path / "expected", settings=settings)
+    with pytest.raises(Interrupted):
+        train("digits", weights=tmp_path / "weights", out=tmp_path / "run", settings=settings, listeners=[StopAt(2)])
+    assert same_model(resume(tmp_path / "run").folder, expected.folder)
+    assert expected.model().meta.known_as == "timm:vit_base_patch16_224"

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from vitruvian.errors import ConfigError
+from vitruvian.training.optimizer import Schedule, build_schedule, to_steps
 from vitruvian.training.recipe import Recipe
-from vitruvian.training.schedule import Schedule, in_steps, schedule_of
 
 
 def schedule(kind, **changes):
@@ -42,8 +42,8 @@ def test_cool_down_ends_at_the_end_rate():
 
 
 def test_a_length_below_one_is_a_share_of_the_run():
-    assert [in_steps(0.1, 50), in_steps(1, 50), in_steps(7, 50)] == [5, 1, 7]
-    assert schedule_of(Recipe(epochs=1, warmup=0.2), 40).warmup == 8
+    assert [to_steps(0.1, 50), to_steps(1, 50), to_steps(7, 50)] == [5, 1, 7]
+    assert build_schedule(Recipe(epochs=1, warmup=0.2), 40).warmup == 8
 
 
 def test_a_warm_up_longer_than_the_run_is_refused():

@@ -2,26 +2,28 @@
 
 import itertools
 import json
+import random
 
 import numpy as np
 import pytest
 import torch
 from making_weights import tiny_weights
 from PIL import Image
-from runs import TINY, identical, lines, weights
+from runs import TINY, identical, lines, same_model, weights
 from safetensors.torch import load_file
 
-from vitruvian.config import Preprocess, ResNetConfig
+from vitruvian.config import CascadeConfig, Preprocess, ResNetConfig
 from vitruvian.errors import CheckpointError, ConfigError, DataError, TrainingError, VitruvianError
 from vitruvian.inference import Classifier
 from vitruvian.model.build import build
 from vitruvian.model.vit import ViT
 from vitruvian.training import Listener, read_recipe, train
 from vitruvian.training.distributed import Processes
-from vitruvian.training.images import TrainingBatches, images_for
-from vitruvian.training.model import augment_of, model_for
+from vitruvian.training.initial_model import augment_for, model_for
+from vitruvian.training.loop import Trainer
 from vitruvian.training.objective import LOSSES
-from vitruvian.training.recipes import changed
+from vitruvian.training.recipe import change_recipe
+from vitruvian.training.splits import TrainingBatches, split_data
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save
 
@@ -42,7 +44,7 @@ def test_parts_of_a_batch_add_up_to_the_whole_batch(tmp_path):
 def test_workers_do_not_change_the_result(tmp_path):
     alone = tiny_run(tmp_path, "workers=0", "augment.random_erasing=0.5", name="alone")
     helped = tiny_run(tmp_path, "workers=2", "augment.random_erasing=0.5", name="helped")
-    assert identical(weights(alone.folder), weights(helped.folder))
+    assert same_model(alone.folder, helped.folder)
     assert lines(alone.folder) == lines(helped.folder)
 
 
@@ -50,7 +52,7 @@ def test_workers_do_not_change_the_result(tmp_path):
 def test_recomputed_activations_give_the_same_weights(tmp_path):
     kept = tiny_run(tmp_path, "architecture.dropout=0.1", name="kept")
     again = tiny_run(tmp_path, "architecture.dropout=0.1", "grad_checkpointing=true", name="again")
-    assert identical(weights(kept.folder), weights(again.folder))
+    assert same_model(kept.folder, again.folder)
 
 
 @pytest.mark.slow
@@ -94,9 +96,9 @@ def test_frozen_weights_stay(tmp_path):
 
 
 def test_the_resolution_changes_at_its_share_of_the_run():
-    recipe = changed(read_recipe("digits"), [*TINY, "resolutions=[[0, 4], [0.5, 12]]"])
-    images = images_for("digits", recipe)
-    augment = augment_of(recipe, model_for(recipe, images.classes))
+    recipe = change_recipe(read_recipe("digits"), [*TINY, "resolutions=[[0, 4], [0.5, 12]]"])
+    images = split_data("digits", recipe)
+    augment = augment_for(recipe, model_for(recipe, images.classes))
     batches = TrainingBatches(images.train, recipe, augment, Processes())
     assert [batch.pixels.shape[-1] for batch in batches.from_step(4)] == [4, 4, *[12] * 6]
 
@@ -124,11 +126,11 @@ def test_weights_that_are_not_finite_are_refused_before_the_first_step(tmp_path)
 def test_a_model_is_measured_and_saved_for_larger_images_than_it_learns_from(tmp_path, settings, trained, measured):
     weights = tiny_weights(tmp_path / "weights")
     recipe = read_recipe("digits").replace(weights=str(weights), architecture={}, image_size=0)
-    recipe = changed(recipe, [*TINY[5:], *settings])
-    images = images_for("digits", recipe)
+    recipe = change_recipe(recipe, [*TINY[5:], *settings])
+    images = split_data("digits", recipe)
     model = model_for(recipe, images.classes)
     assert model.config.image_size == model.meta.preprocess.image_size == (measured, measured)
-    batches = TrainingBatches(images.train, recipe, augment_of(recipe, model), Processes())
+    batches = TrainingBatches(images.train, recipe, augment_for(recipe, model), Processes())
     assert batches.stages[0].size == (trained, trained)
     run = train("digits", recipe=recipe, out=tmp_path / "run", settings=["steps=2"])
     assert Classifier(run.folder).model.config.image_size == (measured, measured)
@@ -158,7 +160,7 @@ def test_a_resolution_that_the_patch_does_not_divide_is_refused(tmp_path):
 
 
 def test_tokens_are_left_out_while_training_only():
-    model = model_for(changed(read_recipe("digits"), ["patch_drop=0.75"]), ["a", "b"])
+    model = model_for(change_recipe(read_recipe("digits"), ["patch_drop=0.75"]), ["a", "b"])
     assert isinstance(model, ViT)
     pixels = torch.randn(2, 1, 8, 8)
     assert model.forward_features(pixels).shape == (2, 1, 96)
@@ -172,27 +174,46 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_step_and_batch(tmp_pat
         return loss(logits, targets, label_smoothing) * (float("nan") if next(calls) == 8 else 1.0)
 
     monkeypatch.setitem(LOSSES, "cross_entropy", broken)
-    with pytest.raises(TrainingError, match=r"the loss of step 8 is not a finite number; the batch was digits #\d+,"):
+    with pytest.raises(TrainingError, match=r"the loss of step 8 is NaN or infinite; the batch was digits #\d+,"):
         tiny_run(tmp_path, "checkpoint_steps=3")
     names = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
     assert sorted(names) == ["step-00000003", "step-00000006"]
 
 
 def test_weights_that_are_no_numbers_are_never_kept(tmp_path, monkeypatch):
-    from vitruvian.training.step import Stepper
+    take_step = Trainer.step
 
-    take = Stepper.take
-
-    def breaking(stepper, batch, step):
-        sums = take(stepper, batch, step)
+    def breaking(trainer, batch, step):
+        sums = take_step(trainer, batch, step)
         if step == 5:
-            torch.nn.init.constant_(stepper.module.head.weight, float("nan"))
+            torch.nn.init.constant_(trainer.model.head.weight, float("nan"))
         return sums
 
-    monkeypatch.setattr(Stepper, "take", breaking)
-    with pytest.raises(TrainingError, match="the weights after step 6 are not finite numbers"):
+    monkeypatch.setattr(Trainer, "step", breaking)
+    with pytest.raises(TrainingError, match="the weights after step 6 are NaN or infinite"):
         tiny_run(tmp_path, "checkpoint_steps=3")
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000003"]
+
+
+def test_training_leaves_the_random_state_of_the_caller_alone(tmp_path):
+    random.seed(1)
+    np.random.seed(2)  # noqa: NPY002  (the global generator is what is tested)
+    torch.manual_seed(3)
+
+    def random_state():
+        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
+
+    before = random_state()
+    states = []
+
+    class Watch(Listener):
+        def stepped(self, step):
+            states.append(torch.get_rng_state().tolist())
+
+    settings = [*TINY, "steps=2", "architecture.dropout=0.1", "augment.mixup_alpha=0.2", "patch_drop=0.25"]
+    train("digits", out=tmp_path / "run", settings=settings, listeners=[Watch()], progress=False)
+    assert random_state() == before
+    assert states == [before[2]] * 2
 
 
 def test_a_run_ends_early_when_it_gets_no_better_and_gives_its_best_model(tmp_path):
@@ -305,7 +326,9 @@ def test_images_of_ones_own_are_trained_from_scratch_with_an_honest_note(tmp_pat
     small = ["steps=1", "batch_size=2", "workers=0", "image_size=64", "architecture.depth=1"]
     run = train(data, model="ViT-Ti/16", out=tmp_path / "run", settings=small)
     assert run.finished
-    assert "from scratch, 6 images give a poor model; weights to start from do far better" in str(run.facts["notes"])
+    assert "from scratch (random weights), 6 images give a poor model; start from weights instead" in str(
+        run.facts["notes"]
+    )
 
 
 @pytest.mark.parametrize("what", ["weights", pytest.param("teacher", marks=pytest.mark.slow)])
@@ -331,7 +354,7 @@ def test_a_run_behind_this_one_that_held_out_other_images_is_told(tmp_path, caps
 
 
 def test_an_existing_folder_is_refused_before_the_head_is_fitted(tmp_path, monkeypatch):
-    monkeypatch.setitem(train.__globals__, "fit_head", None)
+    monkeypatch.setattr("vitruvian.training.initial_model.fit_head", None)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").write_text("mine")
     data = folder_of(tmp_path / "images", cat=3, dog=3)
@@ -360,3 +383,18 @@ def test_a_run_that_evaluates_at_the_end_alone_says_so_by_0(tmp_path):
 def test_whitening_needs_a_plain_stem(tmp_path):
     with pytest.raises(ConfigError, match=r"stem_init='whitening' needs architecture.stem.style='conv'"):
         train("digits", out=tmp_path / "run", settings=[*TINY, "stem_init=whitening"])
+
+
+@pytest.mark.parametrize("classes", [3, 10])
+def test_fine_tuning_resets_everything_that_was_fitted_to_the_old_weights(tmp_path, classes):
+    labels = tuple("0123456789")[:classes]
+    weights = load(tiny_weights(tmp_path / "weights"), num_classes=classes)
+    weights.meta = weights.meta.replace(
+        labels=labels, temperature=2.0, threshold=0.5, score_function="sigmoid", cascade=CascadeConfig(threshold=0.7)
+    )
+    save(weights, tmp_path / "cascade")
+    settings = ["steps=1", "batch_size=32", "workers=0", "head_init=zero"]
+    run = train("digits", weights=tmp_path / "cascade", out=tmp_path / "run", settings=settings, progress=False)
+    meta = run.model().meta
+    assert (meta.cascade, meta.temperature, meta.threshold, meta.score_function) == (None, 1.0, 0.0, "softmax")
+    assert meta.labels == tuple("0123456789")

@@ -26,7 +26,7 @@ def test_a_run_says_how_good_its_model_is_and_where(tmp_path):
     assert "% on 359 images (the split 'test'), in" in accuracy
     assert report == f"report: {tmp_path / 'run' / 'report.html'}"
     assert model.endswith(f"(vit predict IMAGES --model {tmp_path / 'run'})")
-    assert "held-out loss" in done.stderr
+    assert "validation loss" in done.stderr
     assert (tmp_path / "run" / "report.html").is_file()
 
 

@@ -142,7 +142,7 @@ def test_no_temperature_of_a_softmax_is_saved_for_sigmoids(siglip, photos, tmp_p
 
 def test_training_may_begin_with_the_words(siglip, photos, tmp_path):
     """The head is kept where its words are the classes; what is trained by softmax answers by softmax."""
-    from vitruvian.training.model import model_for
+    from vitruvian.training.initial_model import model_for
 
     vt.convert(siglip[0], tmp_path / "baked", labels=["cat", "red_dog"])
     recipe = vt.Recipe(weights=str(tmp_path / "baked"), epochs=1)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from vitruvian.study.growth import Study
-    from vitruvian.study.transfer import Cell, Setup, VtabResult
+    from vitruvian.study.transfer import Setup, TransferCell, VtabResult
     from vitruvian.tasks import Task
 
 study = typer.Typer(help="Reproduce the paper's tables and figures.", no_args_is_help=True)
@@ -65,11 +65,10 @@ def table5(
 
     A task without images leaves its cell empty and prints the reason; the others run.
     """
-    from vitruvian.study.published import TABLE5_TASKS
-    from vitruvian.study.transfer import Setup, tasks_named
+    from vitruvian.study.transfer import TABLE5_TASKS, Setup, find_tasks
 
     set_data_root(data_root)
-    chosen = tasks_named(tasks.split(",") if tasks else TABLE5_TASKS)
+    chosen = find_tasks(tasks.split(",") if tasks else TABLE5_TASKS)
     setup = Setup(recipe=recipe, settings=tuple(settings or ()), quick=quick, seeds=seeds)
     cells = finetune_models(models, chosen, out or Path("runs/study-table5"), setup)
     if as_json and prints_results():
@@ -115,9 +114,9 @@ def data_size(
     as_json: AsJson = False,
 ) -> None:
     """Train ViT, hybrid and ResNet on growing subsets, for the same number of steps (Figures 3 and 4)."""
-    from vitruvian.study.growth import RECIPES, SIZE_STEPS, SIZES, study_of
+    from vitruvian.study.growth import RECIPES, SIZE_STEPS, SIZES, plan_study
 
-    study_plan = study_of(
+    study_plan = plan_study(
         "data-size",
         data,
         sizes=parse_numbers(sizes) if sizes else list(SIZES),
@@ -141,9 +140,9 @@ def compute(
     as_json: AsJson = False,
 ) -> None:
     """Train ViT, hybrid and ResNet for growing numbers of steps: accuracy over multiply-adds (Figure 5)."""
-    from vitruvian.study.growth import COMPUTE_STEPS, RECIPES, study_of
+    from vitruvian.study.growth import COMPUTE_STEPS, RECIPES, plan_study
 
-    study_plan = study_of(
+    study_plan = plan_study(
         "compute",
         data,
         sizes=[images],
@@ -155,7 +154,7 @@ def compute(
     run_growth(study_plan, plan=plan, as_json=as_json)
 
 
-def finetune_models(models: str, tasks: Sequence[Task], out: Path, setup: Setup) -> list[Cell]:
+def finetune_models(models: str, tasks: Sequence[Task], out: Path, setup: Setup) -> list[TransferCell]:
     from vitruvian.study.transfer import transfer
 
     names = split_names(models)
@@ -164,39 +163,39 @@ def finetune_models(models: str, tasks: Sequence[Task], out: Path, setup: Setup)
     return list(transfer(names, tasks, out, setup=setup))
 
 
-def fail_if_empty(cells: list[Cell]) -> None:
+def fail_if_empty(cells: list[TransferCell]) -> None:
     """Exit with 1 if nothing was measured; the reasons have been printed."""
     if not any(cell.values for cell in cells):
         raise typer.Exit(1)
 
 
-def print_table5(cells: list[Cell]) -> None:
+def print_table5(cells: list[TransferCell]) -> None:
     """Print the measured rows, then the paper's rows, in the same columns."""
-    from vitruvian.study.published import TABLE5, published
+    from vitruvian.study.transfer import TABLE5, published_results
     from vitruvian.text import table
 
     tasks = list(dict.fromkeys(cell.task.name for cell in cells))
     by = {(cell.model, cell.task.name): cell for cell in cells}
     rows = [["measured", m, *(by[m, task].text for task in tasks)] for m in dict.fromkeys(c.model for c in cells)]
-    columns = {task: published(task) for task in tasks}
+    columns = {task: published_results(task) for task in tasks}
     for row in TABLE5 if any(columns.values()) else ():
         numbers = (f"{columns[task][row]:.2f}" if row in columns[task] else "-" for task in tasks)
         rows.append(["paper", f"{row[1]}, {row[0]}", *numbers])
     print(table(("", "model", *(f">{task}" for task in tasks)), rows))
-    means = sorted({cell.task.name for cell in cells if cell.measured == "mean_per_class"})
+    means = sorted({cell.task.name for cell in cells if cell.metric == "mean_per_class"})
     if means:
         print(f"\nmean per class: {', '.join(means)}; the others are top-1, in percent")
     print_missing(cells)
 
 
-def print_missing(cells: list[Cell]) -> None:
+def print_missing(cells: list[TransferCell]) -> None:
     for cell in cells:
         if cell.missing:
             print(f"missing: {cell.model} on {cell.task.name}: {cell.missing}")
 
 
-def print_vtab(result: VtabResult, cells: list[Cell]) -> None:
-    from vitruvian.study.published import VTAB_MEAN
+def print_vtab(result: VtabResult, cells: list[TransferCell]) -> None:
+    from vitruvian.study.transfer import VTAB_MEAN
     from vitruvian.tasks import VTAB_TASKS
     from vitruvian.text import table
 
@@ -205,7 +204,7 @@ def print_vtab(result: VtabResult, cells: list[Cell]) -> None:
     print(table(("task", "group", ">measured"), [(cell.task.name, cell.task.group, cell.text) for cell in model_cells]))
     for name, (mean, count, total) in result.groups.items():
         print(f"{name}: " + ("-" if mean is None else f"{mean:.2f}") + f" over {count} of {total} tasks")
-    if result.whole and result.mean is not None:
+    if result.is_complete and result.mean is not None:
         print(f"VTAB mean: {result.mean:.2f} (the paper: {VTAB_MEAN}, H/14 from JFT-300M)")
     else:
         mean_text = "none" if result.mean is None else f"{result.mean:.2f}"
@@ -216,12 +215,12 @@ def print_vtab(result: VtabResult, cells: list[Cell]) -> None:
 
 def run_growth(study: Study, *, plan: bool, as_json: bool) -> None:
     """Run a study and print it, or print its plan."""
-    from vitruvian.study.growth import run_study, write_study_report
+    from vitruvian.study.growth import run_study
 
     if plan:
         print_plan(study)
         return
-    run_study(study, after=write_study_report)
+    run_study(study)
     if as_json and prints_results():
         print("\n".join(json.dumps(cell.to_json()) for cell in study.cells))
     elif prints_results():
@@ -229,11 +228,11 @@ def run_growth(study: Study, *, plan: bool, as_json: bool) -> None:
 
 
 def print_plan(study: Study) -> None:
-    from vitruvian.study.growth import estimates
+    from vitruvian.study.growth import estimate_seconds
     from vitruvian.text import format_duration, table
 
     rows, total = [], 0.0
-    for cell, seconds in estimates(study):
+    for cell, seconds in estimate_seconds(study):
         total += seconds
         work = f"{cell.multiply_adds:.3g}"
         time = format_duration(seconds) if seconds else "-"

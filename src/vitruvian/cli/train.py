@@ -31,7 +31,7 @@ from vitruvian.tasks import SEEDS
 
 if TYPE_CHECKING:
     from vitruvian.training import Run
-    from vitruvian.training.sweep import Sweep, Trial
+    from vitruvian.training.finetune import Sweep, Trial
 
 
 def train(
@@ -83,7 +83,7 @@ def train(
     if cluster is not None:
         if not plan or recipe is None:
             raise typer.BadParameter("--cluster is for --plan and --recipe NAME")
-        from vitruvian.training.cluster import cluster_lines, cluster_plan
+        from vitruvian.training.planning import cluster_lines, cluster_plan
 
         print("\n".join(cluster_lines(cluster_plan(recipe, cluster, data=data, model=model, settings=changes))))
         return
@@ -95,8 +95,8 @@ def train(
         raise typer.BadParameter("--auto-resume needs --out RUN")
     from vitruvian import training
     from vitruvian.training.journal import TensorBoard
-    from vitruvian.training.plan import plan as make_plan
-    from vitruvian.training.plan import plan_lines
+    from vitruvian.training.planning import plan as make_plan
+    from vitruvian.training.planning import plan_lines
 
     if plan:
         print("\n".join(plan_lines(make_plan(data, recipe=recipe, model=model, weights=weights, settings=changes))))
@@ -202,7 +202,7 @@ def finetune(
         lrs=() if lrs is None else parse_lrs(lrs),
         seeds=seeds,
     )
-    sweep = run_protocol(protocol.quickly() if quick else protocol, out, listeners=[TensorBoard()])
+    sweep = run_protocol(protocol.quick() if quick else protocol, out, listeners=[TensorBoard()])
     if prints_results():
         print(json.dumps(sweep.to_json())) if as_json else print_sweep(sweep)
         if sweep.unreadable:
@@ -215,7 +215,7 @@ def finetune(
 def print_sweep(sweep: Sweep) -> None:
     """Print every trial, the result, and where the model is."""
     from vitruvian.text import table
-    from vitruvian.training.sweep import format_mean
+    from vitruvian.training.finetune import format_mean
 
     headings = ("trial", ">lr", ">seed", "for", ">top-1", ">mean per class", "")
     print(table(headings, [trial_row(sweep, trial) for trial in sweep.trials]))

@@ -1,4 +1,4 @@
-"""The tables and figures of the paper, measured: models x tasks, and kinds of models over data and compute."""
+"""The paper's tables and figures: transfer of models to tasks, and accuracy over data size and compute."""
 
 STUDY_FILE = "study.json"
-"""In a study's folder: its cells, as far as they are measured."""
+"""The cells of a study, in its folder."""

@@ -1,4 +1,4 @@
-"""Figures 3 to 5 at the size of a small machine: kinds of models over growing data, and over growing compute."""
+"""Figures 3 to 5 on a small machine: accuracy of several architectures over data size and over compute."""
 
 from __future__ import annotations
 
@@ -18,43 +18,40 @@ from vitruvian.study import STUDY_FILE
 from vitruvian.text import format_duration
 from vitruvian.training.distributed import process_group
 from vitruvian.training.finetune import Series
-from vitruvian.training.given import DataRef
-from vitruvian.training.images import fitting_batch_size, images_for, run_multiply_adds, stages_of
-from vitruvian.training.journal import Listener
-from vitruvian.training.model import config_of, scaled
-from vitruvian.training.plan import plan
-from vitruvian.training.recipe import DESCRIPTION, HARMLESS, Recipe
-from vitruvian.training.recipes import changed, read_recipe
-from vitruvian.training.run import RUNS, Run, RunState, is_free, owned
-from vitruvian.training.train import with_progress
+from vitruvian.training.initial_model import config_of, scale_size
+from vitruvian.training.journal import Listener, ProgressListener
+from vitruvian.training.planning import plan
+from vitruvian.training.recipe import DESCRIPTION, HARMLESS, Recipe, change_recipe, read_recipe
+from vitruvian.training.run_folder import RUNS, Run, RunState, is_free, lock_folder
+from vitruvian.training.splits import DataRef, fit_batch_size, resolution_stages, run_multiply_adds, split_data
 
 RECIPES = ("study-vit", "study-hybrid", "study-resnet")
-"""Compared by default: of one training and about equal multiply-adds."""
+"""Default recipes, which train alike and need about the same compute per image."""
 SIZES = (1_000, 4_000, 16_000, 0)
-"""Images to train on; 0 is all."""
+"""Default numbers of training images; 0: all."""
 SIZE_STEPS = 1_000
-"""The same for each size, so that compute is equal."""
+"""Default steps for every size, so that compute is equal."""
 COMPUTE_STEPS = (125, 250, 500, 1_000, 2_000)
 
 Kind = Literal["data-size", "compute"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
-    """One model trained on so many images for so many steps."""
+class GrowthCell:
+    """A recipe trained on a number of images for a number of steps."""
 
     recipe_name: str
     recipe: Recipe
     images: int
-    """To train on, counted."""
+    """Number of training images."""
     classes: int
     folder: Path
 
     @property
     def multiply_adds(self) -> int:
-        """Of the whole training."""
+        """Multiply-adds of all training steps."""
         config = config_of(self.recipe, self.classes)
-        stages = stages_of(self.recipe, scaled(config, self.recipe.train_scale), self.recipe.steps)
+        stages = resolution_stages(self.recipe, scale_size(config, self.recipe.train_scale), self.recipe.steps)
         return run_multiply_adds(self.recipe, config, stages)
 
     @property
@@ -63,7 +60,7 @@ class Cell:
 
     @property
     def measures(self) -> dict[str, float]:
-        """The numbers of a finished cell, on held-out images."""
+        """Validation metrics; empty before the cell is done."""
         return Run(self.folder).result("top1", "loss", "count", "seconds")
 
     def to_json(self) -> dict[str, Any]:
@@ -83,25 +80,25 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Study:
-    """All cells of one study, and where they are kept."""
+    """The cells of a study, and its folder."""
 
     kind: Kind
     data: DataRef
     folder: Path
-    cells: tuple[Cell, ...]
+    cells: tuple[GrowthCell, ...]
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind, "data": self.data.name, "cells": [cell.to_json() for cell in self.cells]}
 
     def lines(self) -> dict[str, list[tuple[float, float]]]:
-        """For each recipe, accuracy over images or over multiply-adds of training, as far as measured."""
-        found: dict[str, list[tuple[float, float]]] = {}
+        """For each recipe, accuracy over training images or over compute, for the cells that are done."""
+        lines: dict[str, list[tuple[float, float]]] = {}
         for cell in self.cells:
-            across = cell.images if self.kind == "data-size" else cell.multiply_adds
-            points = found.setdefault(short_name(cell.recipe_name), [])
+            x = cell.images if self.kind == "data-size" else cell.multiply_adds
+            points = lines.setdefault(short_name(cell.recipe_name), [])
             if cell.measures:
-                points.append((float(across), cell.measures["top1"]))
-        return {name: sorted(points) for name, points in found.items()}
+                points.append((float(x), cell.measures["top1"]))
+        return {name: sorted(points) for name, points in lines.items()}
 
 
 def short_name(recipe: str) -> str:
@@ -109,7 +106,7 @@ def short_name(recipe: str) -> str:
     return Path(recipe).stem.removeprefix("study-")
 
 
-def study_of(
+def plan_study(
     kind: Kind,
     data: str | Path,
     *,
@@ -119,90 +116,90 @@ def study_of(
     settings: Sequence[str] = (),
     out: str | Path | None = None,
 ) -> Study:
-    """The cells of a study: every recipe at every size and number of steps; nothing is trained yet."""
+    """The study with every recipe at every size and number of steps; trains nothing.
+
+    Raises:
+        TrainingError: `out` exists and is not a study.
+        ConfigError: a size, a number of steps or a recipe is invalid.
+    """
     ref = DataRef(data)
     folder = Path(out or RUNS / f"{ref.short_name}-{kind}").expanduser()
     if folder.exists() and (not folder.is_dir() or (not is_free(folder) and not (folder / STUDY_FILE).is_file())):
-        raise TrainingError(f"{folder}: exists and is no study; choose another {argument('out')}")
+        raise TrainingError("exists and is not a study", where=folder, hint=f"choose another {argument('out')}")
     if min(steps) < 1 or min(sizes) < 0:
-        raise ConfigError(f"sizes {list(sizes)} and steps {list(steps)} are not whole numbers above 0")
+        raise ConfigError(f"sizes {list(sizes)} and steps {list(steps)} are not positive numbers")
     if len({short_name(name) for name in recipes}) != len(recipes):
-        raise ConfigError(f"the recipes {', '.join(recipes)} do not differ in their names")
+        raise ConfigError(f"the recipes {', '.join(recipes)} do not have different names")
     cells = [
-        cell_of(ref, name, folder=folder, settings=[*settings, f"max_train_samples={count}", f"steps={number}"])
-        for count in sizes
-        for number in steps
+        build_cell(ref, name, folder=folder, settings=[*settings, f"max_train_samples={images}", f"steps={count}"])
+        for images in sizes
+        for count in steps
         for name in recipes
     ]
     return Study(kind=kind, data=ref, folder=folder, cells=tuple(cells))
 
 
-def cell_of(data: DataRef, name: str, *, folder: Path, settings: Sequence[str]) -> Cell:
-    """A recipe with these settings, in a folder inside `folder` that its size and steps name."""
-    recipe = changed(read_recipe(name), settings)
-    images = images_for(data, recipe)
-    found = len(images.train)
-    recipe = recipe.replace(batch_size=fitting_batch_size(recipe, found, 1))
-    place = f"{short_name(name)}-{recipe.max_train_samples or 'all'}-images-{recipe.steps}-steps"
-    return Cell(recipe_name=name, recipe=recipe, images=found, classes=len(images.classes), folder=folder / place)
+def build_cell(data: DataRef, name: str, *, folder: Path, settings: Sequence[str]) -> GrowthCell:
+    """A recipe with these settings, in a subfolder of `folder` named by its size and steps."""
+    recipe = change_recipe(read_recipe(name), settings)
+    splits = split_data(data, recipe)
+    images = len(splits.train)
+    recipe = recipe.replace(batch_size=fit_batch_size(recipe, images, 1))
+    subfolder = folder / f"{short_name(name)}-{recipe.max_train_samples or 'all'}-images-{recipe.steps}-steps"
+    return GrowthCell(recipe_name=name, recipe=recipe, images=images, classes=len(splits.classes), folder=subfolder)
 
 
 def run_study(
     study: Study,
     *,
     listeners: Sequence[Listener] = (),
-    said: Callable[[str], None] = print_status,
-    after: Callable[[Study], object],
+    report: Callable[[str], None] = print_status,
     progress: bool = True,
 ) -> None:
-    """Train every cell that is not done, going on where an earlier call was cut off; `after` each, call that.
+    """Train every cell that is not done, resuming where an earlier call was interrupted, and write the report.
 
-    Under torchrun all processes share each cell, and the main one writes and speaks.
+    Under torchrun all processes call this and share each cell.
     """
     for cell in study.cells:
-        check_same(study, cell)  # before hours of work
+        check_cell(study, cell)  # before hours of work
 
     def record() -> None:
         write_json(study.folder / STUDY_FILE, study.to_json())
-        after(study)
+        write_study_report(study)
 
     with process_group(study.cells[0].recipe.device) as processes, ExitStack() as stack:  # once for all cells
-        processes.on_main(lambda: stack.enter_context(owned(study.folder)))
-        heard = with_progress(listeners, progress)
-        series = Series(data=study.data, processes=processes, listeners=heard, said=said, record=record)
+        processes.on_main(lambda: stack.enter_context(lock_folder(study.folder)))
+        listeners = (ProgressListener(), *listeners) if progress else listeners
+        series = Series(data=study.data, processes=processes, listeners=listeners, report=report, record=record)
         if processes.is_main:
             record()
-        for number, cell in enumerate(study.cells, 1):
-            series.train(cell.folder, cell.recipe, f"cell {number} of {len(study.cells)}: {cell.folder.name}")
+        for position, cell in enumerate(study.cells, 1):
+            series.train(cell.folder, cell.recipe, f"cell {position} of {len(study.cells)}: {cell.folder.name}")
 
 
-def check_same(study: Study, cell: Cell) -> None:
-    """A cell that is begun or done was trained as this study wants it."""
+def check_cell(study: Study, cell: GrowthCell) -> None:
+    """Raise TrainingError if the folder of a cell has a run with other data or settings."""
     if cell.state == "waiting":
         return
     run = Run(cell.folder)
-    was, now = run.recipe.to_json(), changed(cell.recipe, []).to_json()
-    free = HARMLESS | DESCRIPTION
-    found = [key for key in now if key not in free and was.get(key) != now[key]]
+    before, now = run.recipe.to_json(), change_recipe(cell.recipe, []).to_json()
+    changes = [key for key in now if key not in HARMLESS | DESCRIPTION and before.get(key) != now[key]]
+    hint = f"choose another {argument('out')}"
     if run.facts.get("data") != study.data.name:
-        raise TrainingError(
-            f"{cell.folder}: trained on {run.facts.get('data')}, not {study.data.name}",
-            hint=f"choose another {argument('out')}",
-        )
-    if found:
-        key = found[0]
-        raise TrainingError(
-            f"{cell.folder}: trained with {key}={was.get(key)!r}, not {now[key]!r}; choose another {argument('out')}"
-        )
+        reason = f"trained on {run.facts.get('data')}, not {study.data.name}"
+        raise TrainingError(reason, where=cell.folder, hint=hint)
+    if changes:
+        key = changes[0]
+        raise TrainingError(f"trained with {key}={before.get(key)!r}, not {now[key]!r}", where=cell.folder, hint=hint)
 
 
-def estimates(study: Study, seconds: float = 5.0) -> Iterator[tuple[Cell, float]]:
-    """Each cell and about how many seconds it takes, from steps of each recipe measured for so long; 0 if done."""
+def estimate_seconds(study: Study, seconds: float = 5.0) -> Iterator[tuple[GrowthCell, float]]:
+    """Each cell with its estimated time (0 if done), after measuring steps of each recipe for about `seconds`."""
     measured: dict[str, tuple[float, float]] = {}
     for cell in study.cells:
         if cell.recipe_name not in measured:
-            found = plan(study.data, recipe=cell.recipe, seconds=seconds)
-            measured[cell.recipe_name] = found.step_seconds, found.evaluation_seconds / max(1, found.evaluations)
+            cost = plan(study.data, recipe=cell.recipe, seconds=seconds)
+            measured[cell.recipe_name] = cost.step_seconds, cost.evaluation_seconds / max(1, cost.evaluations)
         step, evaluation = measured[cell.recipe_name]
         yield cell, 0.0 if cell.state == "done" else cell.recipe.steps * step + evaluation
 

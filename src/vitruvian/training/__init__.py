@@ -1,17 +1,15 @@
-"""Training: recipes, the loop, the run folder, exactly resumable, on one machine or many.
+"""Training: recipes, the loop and the run folder; exactly resumable, on one machine or many.
 
-`train` from arguments to a finished run · `trainer` a run put together · `loop` `step` its steps · `distributed` its
-processes · `given` its data and views, and the `recipe` (files of them: `recipes`) · `images` its splits and batches ·
-`model` `head` what learns · `objective` losses · `optimizer` also EMA · `schedule` · `run` its folder · `journal` its
-metrics and listeners · `checkpoint` · `report` · `plan` what it would take · `finetune` `sweep` the paper's protocol ·
-`masked` pre-training without labels
+`train` start or resume a run · `loop` its steps, evaluations and checkpoints · `recipe` its settings · `splits` its
+images · `model` the model it starts from · `objective` `distill` `masked` what it optimizes · `optimizer` also
+schedules and averaged weights · `distributed` its processes · `run_folder` `journal` `checkpoint` `run_report` what it
+writes · `planning` what it would cost · `finetune` the paper's protocol over many runs
 """
 
 from vitruvian.errors import Interrupted
 from vitruvian.training.journal import Listener
-from vitruvian.training.recipe import Recipe
-from vitruvian.training.recipes import read_recipe, recipe_names
-from vitruvian.training.run import Run
+from vitruvian.training.recipe import Recipe, read_recipe, recipe_names
+from vitruvian.training.run_folder import Run
 from vitruvian.training.train import resume, train
 
 __all__ = ["Interrupted", "Listener", "Recipe", "Run", "read_recipe", "recipe_names", "resume", "train"]

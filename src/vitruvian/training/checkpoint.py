@@ -1,4 +1,4 @@
-"""What a run must remember to go on exactly, and its checkpoints: folders of safetensors and JSON, whole or absent."""
+"""Checkpoints: folders of safetensors and JSON with the whole state of a run, each complete or absent."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -29,34 +28,32 @@ from vitruvian.model.build import Model
 from vitruvian.text import describe_error
 from vitruvian.training.distributed import Processes, full_tensor
 from vitruvian.training.journal import EMPTY
-from vitruvian.training.optimizer import Average, local, moments, set_steps_taken, steps_taken
-from vitruvian.training.recipe import Recipe
-from vitruvian.training.run import changed_file, read_sealed, write_sealed
+from vitruvian.training.run_folder import find_changed_file, read_sealed, write_sealed
 
 POSITION = "position.json"
-"""Where the run stands: all that is not a tensor."""
+"""The state of the run that is not a tensor."""
 DIGESTS = "digests.json"
-"""Of the other files."""
+"""Digests of the other files."""
 
 UNFINISHED = ".tmp"
 
 
 class Checkpoints:
-    """The checkpoints in a folder, `step-00000100` and so on; one is written at a time."""
+    """The checkpoints in a folder, such as `step-00000100`; one is written at a time."""
 
     def __init__(self, folder: Path, processes: Processes, *, keep: int = 2) -> None:
         self.folder, self.processes, self.keep = folder, processes, keep
         self._thread: threading.Thread | None = None
         self._begun: Path | None = None
-        """What is being written, until `settle` has told how it ended."""
+        """The checkpoint that is being written, until `settle`."""
         self._problem = ""
-        # A copy from a GPU goes to pinned memory, which is worth keeping.
+        # Copies from a GPU go to pinned memory, which is expensive to allocate.
         self._stager = BlockingAsyncStager(cache_staged_state_dict=processes.device.type == "cuda")
 
     def write(self, step: int, tensors: dict[str, Tensor], position: dict[str, Any], *, wait: bool = True) -> None:
-        """Save the state after so many steps, then remove the oldest; one of this step is as good as a new one.
+        """Save the state after `step` steps, then remove the oldest; does nothing if it is already saved.
 
-        Without `wait` the tensors are copied and written in a thread, and `settle` tells whether that went well.
+        Without `wait` the tensors are copied and written in a thread; `settle` raises if that failed.
         """
         self.settle()
         final = self.folder / f"step-{step:08d}"
@@ -68,22 +65,22 @@ class Checkpoints:
             self.settle()
             return
         copies = self._stager.stage(dict(tensors))
-        # A daemon, so that a process that ends without this checkpoint need not wait for it.
+        # A daemon, so that a process can end without waiting for this checkpoint.
         self._thread = threading.Thread(target=self._write, args=(final, copies, position), daemon=True)
         self._thread.start()
 
     def settle(self) -> None:
-        """Wait for a write that has begun; TrainingError, in all processes, where it failed in one."""
+        """Wait for a write that has begun; raises TrainingError in all processes if it failed in one."""
         if self._begun is None:
             return
         self.close()
         final, self._begun = self._begun, None
         for problem in self.processes.all_gather(self._problem):
             if problem:
-                raise TrainingError(f"{final}: cannot be written: {problem}; {self._rest()}")
+                raise TrainingError(f"cannot be written: {problem}", where=final, hint=self._advice())
 
     def close(self, seconds: float | None = None) -> None:
-        """Wait for a write that has begun, at most so long, and without a word on how it ended."""
+        """Wait for a write that has begun, for at most `seconds`, and ignore its errors."""
         if self._thread is not None:
             self._thread.join(seconds)
             self._thread = None
@@ -97,7 +94,7 @@ class Checkpoints:
                 sync(self.folder)
                 for old in self.all()[: -self.keep]:
                     shutil.rmtree(old, ignore_errors=True)
-        except BaseException as error:  # for `settle`, as a thread has nobody to tell
+        except BaseException as error:  # `settle` raises it, as this may be a thread
             self._problem = cause(error)
             if self.processes.is_main:
                 shutil.rmtree(staged, ignore_errors=True)
@@ -105,8 +102,8 @@ class Checkpoints:
     def _stage(self, staged: Path, tensors: dict[str, Tensor], position: dict[str, Any]) -> None:
         if not self.processes.is_distributed:
             staged.mkdir(parents=True)
-            own = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-            save_file(own, staged / "state.safetensors")
+            contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+            save_file(contiguous, staged / "state.safetensors")
         else:
             writer = HuggingFaceStorageWriter(str(staged), save_distributed=True)
             save_parts(dict(tensors), storage_writer=writer, process_group=self.processes.background)
@@ -116,65 +113,65 @@ class Checkpoints:
             for path in [*staged.iterdir(), staged]:
                 sync(path)
 
-    def _rest(self) -> str:
-        found = self.all()
-        if not found:
+    def _advice(self) -> str:
+        checkpoints = self.all()
+        if not checkpoints:
             return "there is no earlier checkpoint"
-        return f"{found[-1].name} is whole: once that is cured, continue with `vit train --resume {self.folder.parent}`"
+        return f"{checkpoints[-1].name} is intact: fix this and continue with `vit train --resume {self.folder.parent}`"
 
     def all(self) -> list[Path]:  # oldest first
         return sorted(self.folder.glob("step-*"))
 
-    def newest_whole(self, said: Callable[[str], None]) -> Path | None:
-        """The last checkpoint whose files are as they were written; damaged ones are said, and set aside."""
-        found = self.all()
-        for path in reversed(found):
-            problem = damage(path)
+    def newest_intact(self, report: Callable[[str], None]) -> Path | None:
+        """The last checkpoint that is intact; damaged ones are reported and renamed."""
+        checkpoints = self.all()
+        for path in reversed(checkpoints):
+            problem = verify(path)
             if not problem:
-                if path != found[-1]:
-                    said(f"going on from step {int(path.name.removeprefix('step-'))}")
+                if path != checkpoints[-1]:
+                    report(f"continuing from step {int(path.name.removeprefix('step-'))}")
                 return path
-            said(f"the checkpoint {path.name} is damaged: {problem}")
+            report(f"the checkpoint {path.name} is damaged: {problem}")
             os.replace(path, free_name(path.with_name(f"damaged-{path.name}")))
-        if found:
-            said("no checkpoint is whole: starting again from step 0")
+        if checkpoints:
+            report("no checkpoint is intact: starting again from step 0")
         return None
 
-    def forget_worse(self, best: Path, step: int) -> None:
-        """Remove the weights that are neither the best now, after `step`, nor were for one of the checkpoints."""
-        with suppress(TrainingError):  # of a checkpoint that is damaged
-            kept = {step, *(read_position(path).best_step for path in self.all())}
+    def remove_worse(self, best: Path, step: int) -> None:
+        """Remove from `best` all weights but those of `step` and those that a checkpoint refers to."""
+        with suppress(TrainingError):  # a checkpoint is damaged
+            needed = {step, *(read_position(path).best_step for path in self.all())}
             for path in best.glob("step-*"):
-                if int(path.name.removeprefix("step-")) not in kept:
+                if int(path.name.removeprefix("step-")) not in needed:
                     shutil.rmtree(path, ignore_errors=True)
 
     def clean(self) -> None:
-        """Remove what an interrupted write has left."""
+        """Remove the remains of interrupted writes."""
         if self.processes.is_main:
             for path in self.folder.glob(f".*{UNFINISHED}"):
                 shutil.rmtree(path, ignore_errors=True)
 
 
 def write_digests(folder: Path) -> None:
-    """Write down what the files of a folder are, so that `damage` can tell."""
+    """Write the digests of the files in a folder, for `verify`."""
     write_sealed(
         folder / DIGESTS, {path.name: digest(path) for path in sorted(folder.iterdir()) if path.name != DIGESTS}
     )
 
 
-def damage(checkpoint: Path) -> str:
-    """In what a checkpoint is not as it was written; empty if in nothing."""
+def verify(checkpoint: Path) -> str:
+    """How a checkpoint has changed since it was written; empty if it has not."""
     try:
         digests = read_sealed(checkpoint / DIGESTS)
     except TrainingError as error:
         return f"{DIGESTS}: {error.reason}"
-    return changed_file(checkpoint, digests)
+    return find_changed_file(checkpoint, digests)
 
 
 def free_name(path: Path) -> Path:
-    """The path, or the first with a number after it that does not exist."""
-    numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
-    return path if not path.exists() else next(other for other in numbered if not other.exists())
+    """The path, or the first of `PATH-2`, `PATH-3`, ... that does not exist."""
+    candidates = chain([path], (path.with_name(f"{path.name}-{suffix}") for suffix in count(2)))
+    return next(candidate for candidate in candidates if not candidate.exists())
 
 
 def read_position(checkpoint: Path) -> Position:
@@ -183,12 +180,12 @@ def read_position(checkpoint: Path) -> Position:
     except TypeError as error:
         raise TrainingError(
             f"the checkpoint was written by another version: {describe_error(error)}",
-            hint="go on with that one, or start a new run",
+            hint="resume with that version, or start a new run",
         ) from error
 
 
 def read_tensors(checkpoint: Path, tensors: dict[str, Tensor], processes: Processes) -> None:
-    """Fill the tensors, or this process's parts of them, whatever number of processes wrote them."""
+    """Load tensors or shards of them in place, whatever number of processes wrote them."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -198,7 +195,7 @@ def read_tensors(checkpoint: Path, tensors: dict[str, Tensor], processes: Proces
                 no_dist=not processes.is_distributed,
             )
     except (OSError, SafetensorError, CheckpointException, RuntimeError) as error:
-        raise TrainingError(f"{checkpoint}: does not fit this run: {cause(error)}") from error
+        raise TrainingError(f"does not fit this run: {cause(error)}", where=checkpoint) from error
 
 
 def cause(error: BaseException) -> str:
@@ -213,68 +210,34 @@ def live_tensors(model: Model) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
 
 
-def gathered(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Whole copies of tensors that may be spread over processes, on the CPU."""
+def gather_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Full copies on the CPU of tensors that may be sharded over processes."""
     return {name: full_tensor(tensor.detach()).cpu() for name, tensor in tensors.items()}
 
 
 @dataclass
 class Position:
-    """Where a run stands, beside its tensors."""
+    """The progress of a run: its state except for tensors."""
 
     step: int = 0
     """Steps done."""
     evaluated: int = 0
     """The last step that was evaluated."""
     best: float | None = None
-    """Of the monitored measure."""
+    """Best value of the monitored metric."""
     best_step: int = 0
     worse: int = 0
-    """Evaluations since the best one."""
+    """Number of evaluations since the best one."""
     pending: list[list[float]] = field(default_factory=list)
-    """Sums of losses, right answers and images of the steps that no line of metrics covers yet."""
+    """Sums of losses, correct predictions and images of the steps since the last line of metrics."""
     seconds: float = 0.0
-    """Spent so far, in all sessions."""
+    """Training time so far, over all sessions."""
     journal_bytes: int = 0
     journal_digest: str = EMPTY
     updates: int = 0
-    """Updates of the optimizer."""
+    """Optimizer updates."""
     scaler: dict[str, Any] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
-
-
-@dataclass
-class State:
-    """The parts of a run that change, and how they become tensors by name."""
-
-    model: Model
-    optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
-    average: Average | None
-    recipe: Recipe
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Everything that learning changes; views of the live tensors."""
-        found = {f"model.{name}": tensor for name, tensor in live_tensors(self.model).items()}
-        found |= moments(self.optimizer, self.model, self.recipe.optimizer)
-        if self.average is not None:
-            found |= {f"average.{name}": mean for name, mean in self.average.means.items()}
-        return found
-
-    def describe(self, position: Position) -> None:
-        """Put what is no tensor into the position."""
-        position.updates = steps_taken(self.optimizer)
-        position.scaler = self.scaler.state_dict()
-
-    def restore(self, position: Position) -> None:
-        """The reverse of `describe`; the tensors have been filled."""
-        set_steps_taken(self.optimizer, position.updates)
-        if position.scaler:
-            self.scaler.load_state_dict(position.scaler)
-
-    def finite(self) -> bool:
-        norms = torch._foreach_norm([local(parameter) for parameter in self.model.parameters()])
-        return bool(torch.stack(norms).isfinite().all())

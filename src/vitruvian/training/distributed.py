@@ -1,4 +1,4 @@
-"""The processes of a run: one alone, or those that torchrun started."""
+"""The processes of a run: a single one, or those that torchrun started."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,12 +20,10 @@ from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.settings import environment_number
 from vitruvian.text import brief, describe_error
-
-if TYPE_CHECKING:
-    from vitruvian.training.recipe import Recipe
+from vitruvian.training.recipe import Recipe
 
 TIMEOUT = timedelta(minutes=10)
-"""How long a process waits for the others before the job ends."""
+"""How long a process waits for the others before it fails."""
 
 CPU = torch.device("cpu")
 
@@ -34,17 +32,17 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Processes:
-    """This process among those of the run."""
+    """This process and its communication with the other processes of the run."""
 
     rank: int = 0
     world_size: int = 1
     device: torch.device = CPU
     background: dist.ProcessGroup | None = None
-    """The same processes, connected once more: for threads, as messages of two threads must not mix."""
+    """A second group of all processes, for the thread that writes checkpoints: messages of two threads must not mix."""
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that writes and speaks."""
+        """Whether this process writes files and reports."""
         return self.rank == 0
 
     @property
@@ -57,30 +55,30 @@ class Processes:
         return values
 
     def broadcast(self, value: Any) -> Any:
-        """What the main process says, in each of them."""
+        """The value of the main process, in all processes."""
         if not self.is_distributed:
             return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0)
-        return box[0]
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
 
     def all_reduce_max(self, value: int) -> int:
         if not self.is_distributed:
             return value
-        box = torch.tensor(value, device=self.device)
-        dist.all_reduce(box, op=dist.ReduceOp.MAX)
-        return int(box.item())
+        maximum = torch.tensor(value, device=self.device)
+        dist.all_reduce(maximum, op=dist.ReduceOp.MAX)
+        return int(maximum.item())
 
     def all_gather(self, value: Result) -> list[Result]:
-        """What each process says, in each of them."""
+        """The values of all processes, in all processes."""
         if not self.is_distributed:
             return [value]
-        found: list[Any] = [None] * self.world_size
-        dist.all_gather_object(found, value)
-        return found
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
 
     def on_main(self, work: Callable[[], Result]) -> Result:
-        """What the main process gets from this work, in each of them; where it fails, all fail."""
+        """Call `work` in the main process; returns its result in all processes, or raises in all of them."""
         result, problem = None, None
         if self.is_main:
             try:
@@ -99,52 +97,53 @@ class Processes:
             dist.barrier()
 
     def check_same(self, facts: dict[str, Any]) -> None:
-        """Refuse to go on, in all processes, where one of them has other facts than the first."""
-        told = self.all_gather((socket.gethostname(), facts))
-        first_host, first = told[0]
-        for rank, (host, found) in enumerate(told):
-            for name in (name for name in first if found[name] != first[name]):
-                mine, others = (brief(v) if isinstance(v, list) else repr(v) for v in (first[name], found[name]))
+        """Raise TrainingError in all processes if one of them has other facts than the main one."""
+        gathered = self.all_gather((socket.gethostname(), facts))
+        main_host, main = gathered[0]
+        for rank, (host, values) in enumerate(gathered):
+            for name in (name for name in main if values[name] != main[name]):
+                shown, expected = (brief(v) if isinstance(v, list) else repr(v) for v in (values[name], main[name]))
                 raise TrainingError(
-                    f"process {rank} on {host} has {name}={others}, process 0 on {first_host} has {mine}; start every "
-                    "machine with the same command, data and version"
+                    f"process {rank} on {host} has {name}={shown}, process 0 on {main_host} has {expected}",
+                    hint="start every machine with the same command, data and version",
                 )
 
     def check_sees(self, path: Path) -> None:
-        """Refuse to go on, in all processes, where one of them does not see what the main process has written."""
-        for rank, (host, there) in enumerate(self.all_gather((socket.gethostname(), path.exists()))):
-            if not there:
+        """Raise TrainingError in all processes if one of them does not see a file of the main one."""
+        for rank, (host, exists) in enumerate(self.all_gather((socket.gethostname(), path.exists()))):
+            if not exists:
                 raise TrainingError(
-                    f"{path.parent.absolute()}: process {rank} on {host} does not see what process 0 has written "
-                    "there; the folder of a run must be on a file system that all machines share"
+                    f"process {rank} on {host} does not see the files that process 0 has written",
+                    where=path.parent.absolute(),
+                    hint="the folder of a run must be on a file system that all machines share",
                 )
 
 
-_left: list[object] = []
-"""Groups that were left. Kept, because taking gloo's connections apart while the other end does may wait for ever."""
+_closed_groups: list[object] = []
+"""Process groups we have left. Kept alive: destroying gloo connections on both ends at once can deadlock."""
 _background: dist.ProcessGroup | None = None
 
 
 @contextmanager
 def process_group(device: str) -> Iterator[Processes]:
-    """This process, connected to the others while the context lasts.
+    """A context in which this process is connected to the others of the run.
 
-    Inside another such context the connection is that one's. An error of the connection, which is how the death of
-    another process shows, becomes a TrainingError.
+    A nested context uses the connection of the outer one. A communication error, which usually means that another
+    process has died, becomes a TrainingError.
     """
     global _background
     world, rank = environment_number("WORLD_SIZE", 1), environment_number("RANK", 0)
-    chosen = chosen_device(device)
+    chosen = choose_device(device)
     if world == 1 or dist.is_initialized():
         yield Processes(rank=rank if world > 1 else 0, world_size=world, device=chosen, background=_background)
         return
     try:
         dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
-        place = ":".join(os.environ.get(name, f"${name}") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        address = ":".join(os.environ.get(name, f"${name}") for name in ("MASTER_ADDR", "MASTER_PORT"))
         raise TrainingError(
-            f"process {rank} of {world} cannot reach the others through {place}: {describe_error(error)}",
-            hint="all of them must be started, and that address must be reachable from every machine",
+            f"process {rank} of {world} cannot reach the others through {address}: {describe_error(error)}",
+            hint="start all of them, and make sure that every machine can reach this address",
         ) from error
     try:
         _background = dist.new_group(backend="gloo", timeout=TIMEOUT)
@@ -153,18 +152,18 @@ def process_group(device: str) -> Iterator[Processes]:
         words = ("gloo", "nccl", "connection", "timed out", "peer")
         if isinstance(error, dist.DistError) or any(word in str(error).lower() for word in words):
             raise TrainingError(
-                f"process {rank} lost the others, one of the {world} has died; its own messages tell why; "
-                "continue with `vit train --resume RUN`"
+                f"process {rank} lost the connection: one of the {world} processes has died, see its messages",
+                hint="continue with `vit train --resume RUN`",
             ) from error
         raise
     finally:
-        _left.extend((dist.group.WORLD, _background))
+        _closed_groups.extend((dist.group.WORLD, _background))
         _background = None
         dist.destroy_process_group()
 
 
-def chosen_device(name: str) -> torch.device:
-    """The device of this name; `auto` is this process's GPU, or else the CPU."""
+def choose_device(name: str) -> torch.device:
+    """The device with this name; `auto` is this process's GPU, or else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
@@ -172,7 +171,7 @@ def chosen_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         if device.type == "meta":
-            raise RuntimeError("it computes nothing")
+            raise RuntimeError("it cannot compute")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"{argument('device', name)} cannot be used: {str(error).splitlines()[0]}") from None
@@ -182,7 +181,7 @@ def chosen_device(name: str) -> torch.device:
 
 
 def fully_shard(model: Model, processes: Processes, recipe: Recipe) -> None:
-    """Spread the parameters over the processes (`fsdp`, `hsdp`), block by block; before the optimizer is made."""
+    """Shard the parameters over the processes (`fsdp`, `hsdp`), block by block; before the optimizer is built."""
     if not processes.is_distributed or recipe.parallel == "ddp":
         return
     from torch.distributed import fsdp
@@ -197,7 +196,7 @@ def fully_shard(model: Model, processes: Processes, recipe: Recipe) -> None:
 
 
 def shard_groups(recipe: Recipe, world: int) -> tuple[int, ...]:
-    """The shape of the mesh: all processes (`fsdp`), or groups, each with a whole model, and their size (`hsdp`)."""
+    """The shape of the mesh: (processes,) for `fsdp`, (groups, processes per group) for `hsdp`."""
     if recipe.parallel != "hsdp":
         return (world,)
     size = recipe.shard_size or environment_number("LOCAL_WORLD_SIZE", world)
@@ -209,7 +208,7 @@ def shard_groups(recipe: Recipe, world: int) -> tuple[int, ...]:
 
 
 def wrap_ddp(model: Model, processes: Processes, recipe: Recipe) -> nn.Module:
-    """What to call in training: with `ddp` a wrapper that averages gradients, else the model itself."""
+    """The module to train: with `ddp` a wrapper that averages gradients, else the model itself."""
     if not processes.is_distributed or recipe.parallel != "ddp":
         return model
     ids = [processes.device.index] if processes.device.type == "cuda" else None
@@ -217,7 +216,7 @@ def wrap_ddp(model: Model, processes: Processes, recipe: Recipe) -> nn.Module:
 
 
 def average_buffers(model: nn.Module, processes: Processes) -> None:
-    """Give all processes the mean of their buffers: each has BatchNorm's statistics of its own part of a batch."""
+    """Average the buffers over all processes: each has BatchNorm statistics of its part of the batch."""
     buffers = list(model.buffers()) if processes.is_distributed else []
     if buffers:
         means = torch.cat([buffer.flatten() for buffer in buffers]) / processes.world_size
@@ -228,7 +227,7 @@ def average_buffers(model: nn.Module, processes: Processes) -> None:
 
 @contextmanager
 def no_sync(module: Any) -> Iterator[None]:
-    """A context in which a backward pass keeps its gradients to this process: for all parts of a batch but the last."""
+    """A context without gradient synchronization, for all but the last part of an accumulated batch."""
     if isinstance(module, nn.parallel.DistributedDataParallel):
         with module.no_sync():
             yield
@@ -243,17 +242,16 @@ def no_sync(module: Any) -> Iterator[None]:
 
 
 def reshard(model: nn.Module) -> None:
-    """Drop the whole parameters that a sharded model (`fsdp`) keeps after a forward pass without a backward one.
+    """Free the full parameters that a sharded model (`fsdp`) keeps after a forward pass without a backward pass.
 
-    Else the next step would compute with them, although the weights have changed since: an evaluation has the average
-    of the weights in their place.
+    Otherwise the next step would use them, although they may be the averaged weights of an evaluation.
     """
     if hasattr(model, "reshard"):
         model.reshard()  # type: ignore[operator]
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """A tensor put together from its parts in all processes, which must all ask."""
+    """A sharded tensor gathered from all processes, which must all call this."""
     from torch.distributed.tensor import DTensor
 
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,35 +1,252 @@
-"""Fine-tuning as the paper does it: choose the lr on a dev split, train again on everything, average over seeds."""
+"""Fine-tuning as in the paper: select the lr on a dev split, train again on all images, average over seeds.
+
+A `Protocol` says what to do, its `Trial`s are runs in the folder of a `Sweep`, and `finetune` trains them. `Series`
+trains any list of runs on one dataset, resuming where an earlier call was interrupted; studies use it, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import json
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from typing import Any, Literal
+
+from markupsafe import Markup
 
 from vitruvian.data.formats import BUILT_IN
 from vitruvian.errors import ConfigError, Interrupted, TrainingError, argument
-from vitruvian.files import write_json
+from vitruvian.evaluation.measuring.metrics import MEASURE_NAMES
+from vitruvian.files import read_json, read_object, write_json, write_text
 from vitruvian.progress import print_status
-from vitruvian.tasks import SEEDS, Task, task_of_data
+from vitruvian.report.html import PAGE, render
+from vitruvian.tasks import SEEDS, Metric, Task, task_of_data
+from vitruvian.text import format_duration
 from vitruvian.training.distributed import Processes, process_group
-from vitruvian.training.given import NO_VIEWS, DataRef
-from vitruvian.training.images import images_for
-from vitruvian.training.journal import Listener
+from vitruvian.training.initial_model import model_for, without_shape
+from vitruvian.training.journal import Listener, ProgressListener
 from vitruvian.training.loop import Diverged
-from vitruvian.training.model import model_for, without_shape
-from vitruvian.training.recipe import Recipe
-from vitruvian.training.recipes import changed, keys_of, read_recipe
-from vitruvian.training.run import FAILED_FILE, RUNS, Run, RunState, is_free, lasting_data, lasting_path, owned
-from vitruvian.training.sweep import Protocol, Sweep, Trial, differences, write_sweep_report
-from vitruvian.training.train import begin, resume, with_progress
+from vitruvian.training.recipe import (
+    DESCRIPTION,
+    HARMLESS,
+    Recipe,
+    change_recipe,
+    changed_keys,
+    read_recipe,
+    recipe_from_table,
+)
+from vitruvian.training.run_folder import (
+    FAILED_FILE,
+    RUNS,
+    Run,
+    RunState,
+    absolute_data,
+    absolute_path,
+    is_free,
+    lock_folder,
+)
+from vitruvian.training.splits import NO_TRANSFORMS, DataRef, split_data
+from vitruvian.training.train import check_start, resume, train
+from vitruvian.weights.description import fingerprint
 from vitruvian.weights.load import SWEEP_FILE
 
 SMALL_RECIPE = "finetune-small"
-"""For data that is not a task of the paper."""
+"""Default for data that is not one of the paper's tasks."""
 MANY_IMAGES = 100_000
-"""In a trial without a GPU, that a warning is due."""
+"""Training images per trial above which we warn that there is no GPU."""
+SHARED = {"lr", "lrs", "validation"} | DESCRIPTION | HARMLESS
+"""Settings in which two sweeps may differ and still share their trials."""
+UNSET = {"image_size", "epochs", "steps", "eval_batch_size", "max_train_samples"}
+"""Settings for which 0 means that they are not set."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """One run: with a learning rate and the dev split (`dev`), or with a seed and the test split (`test`)."""
+
+    kind: Literal["dev", "test"]
+    lr: float
+    seed: int
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def title(self) -> str:
+        if self.kind == "dev":
+            return f"lr {self.lr:g}, to select the learning rate"
+        return f"lr {self.lr:g}, seed {self.seed}, for the result"
+
+    @property
+    def state(self) -> RunState:
+        return Run(self.folder).state
+
+    @property
+    def failure(self) -> str:
+        """Why a failed trial diverged."""
+        return f"in {self.name}: {self.to_json().get('why', 'for an unknown reason')}"
+
+    @property
+    def measures(self) -> dict[str, float]:
+        """The metrics of the last evaluation; empty before the trial is done."""
+        return Run(self.folder).result("top1", "mean_per_class", "loss", "count", "seconds")
+
+    def to_json(self) -> dict[str, Any]:
+        data: dict[str, Any] = {
+            "kind": self.kind,
+            "lr": self.lr,
+            "seed": self.seed,
+            "folder": self.name,
+            "state": self.state,
+        }
+        if data["state"] == "failed":
+            data["why"] = read_json(self.folder / FAILED_FILE, raises=TrainingError)
+        return data | self.measures
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Protocol:
+    """What a fine-tuning does: a recipe with weights, learning rates to select from, and a number of seeds.
+
+    Args:
+        data: Name or absolute path of the data.
+        recipe: The settings of all trials except lr, seed and split.
+        lrs: Learning rates to select from on the dev split.
+        seeds: Number of runs to average on the test split.
+        metric: The metric that is reported and selected by.
+    """
+
+    data: str
+    recipe: Recipe
+    lrs: tuple[float, ...]
+    seeds: int = SEEDS
+    metric: Metric = "top1"
+
+    def __post_init__(self) -> None:
+        if not self.recipe.weights:
+            raise TrainingError("fine-tuning needs weights to start from", hint=f"give {argument('weights')}")
+        if not self.lrs or min(self.lrs) <= 0:
+            raise TrainingError(f"lrs {list(self.lrs)} are not one or more positive numbers")
+        if self.seeds < 1:
+            raise TrainingError(f"{argument('seeds', self.seeds)} is not at least 1")
+        self.recipe.replace(validation="test")  # raises for recipes that select by validation
+
+    def quick(self) -> Protocol:
+        """A copy with one seed and one learning rate: the recipe's if it is in `lrs`, else the first."""
+        lr = self.recipe.lr if self.recipe.lr in self.lrs else self.lrs[0]
+        return Protocol(data=self.data, recipe=self.recipe, lrs=(lr,), seeds=1, metric=self.metric)
+
+    def settings(self) -> dict[str, Any]:
+        """The settings, as JSON values, that must be equal for two sweeps to share trials."""
+        settings = {key: value for key, value in self.recipe.to_json().items() if key not in SHARED}
+        values: dict[str, Any] = json.loads(json.dumps({"data": self.data, **settings}))
+        return values
+
+    @property
+    def identity(self) -> str:
+        return fingerprint(self.settings())
+
+    def dev_trials(self, folder: Path) -> list[Trial]:
+        """One trial per learning rate; none if there is only one learning rate."""
+        if len(self.lrs) == 1:
+            return []
+        seed = self.recipe.seed
+        return [Trial(kind="dev", lr=lr, seed=seed, folder=folder / f"dev-lr-{lr}") for lr in self.lrs]
+
+    def test_trials(self, folder: Path, lr: float) -> list[Trial]:
+        seeds = range(self.recipe.seed, self.recipe.seed + self.seeds)
+        return [Trial(kind="test", lr=lr, seed=s, folder=folder / f"test-lr-{lr}-seed-{s}") for s in seeds]
+
+    def recipe_for(self, trial: Trial) -> Recipe:
+        """The settings of one trial; the test split is evaluated once, at the end."""
+        changes: dict[str, Any] = {"lr": trial.lr, "seed": trial.seed, "validation": trial.kind}
+        if trial.kind == "test":
+            changes["eval_every"] = 0
+        return self.recipe.replace(**changes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sweep:
+    """A protocol and its trials so far."""
+
+    folder: Path
+    protocol: Protocol
+    dev: tuple[Trial, ...] = ()
+    test: tuple[Trial, ...] = ()
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        return (*self.dev, *self.test)
+
+    @property
+    def unreadable(self) -> dict[str, str]:
+        """The images that any trial skipped, with the reasons."""
+        return {key: reason for trial in self.trials for key, reason in Run(trial.folder).unreadable.items()}
+
+    @property
+    def chosen_lr(self) -> float | None:
+        """The best learning rate on the dev split (the first of equals); None before all have been tried."""
+        if not self.dev:
+            return self.protocol.lrs[0]
+        if any(trial.state not in ("done", "failed") for trial in self.dev):
+            return None
+        values = {trial.lr: trial.measures[self.metric] for trial in self.dev if trial.state == "done"}
+        return max(values, key=values.__getitem__) if values else None
+
+    @property
+    def metric(self) -> str:
+        """The metric to select by: top-1 in place of ReaL, for which training has no labels."""
+        return "mean_per_class" if self.protocol.metric == "mean_per_class" else "top1"
+
+    def values(self, metric: str | None = None) -> list[float]:
+        """The metric on the test split, seed by seed."""
+        return [trial.measures[metric or self.metric] for trial in self.test if trial.state == "done"]
+
+    @property
+    def measured_on(self) -> str:
+        """Description of the test images; empty before the first test trial."""
+        return next((str(Run(t.folder).facts.get("validation", "")) for t in self.test if t.state != "waiting"), "")
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.test) and all(trial.state in ("done", "failed") for trial in self.test)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "identity": self.protocol.identity,
+            "data": self.protocol.data,
+            "weights": self.protocol.recipe.weights,
+            "metric": self.protocol.metric,
+            "lrs": list(self.protocol.lrs),
+            "seeds": self.protocol.seeds,
+            "chosen_lr": self.chosen_lr,
+            "measured_on": self.measured_on,
+            "finished": self.finished,
+            "top1": mean_and_std(self.values("top1")),
+            "mean_per_class": mean_and_std(self.values("mean_per_class")),
+            "trials": [trial.to_json() for trial in self.trials],
+            "recipe": self.protocol.recipe.to_json(),
+        }
+
+    def write(self) -> None:
+        """Write sweep.json and the report."""
+        write_json(self.folder / SWEEP_FILE, self.to_json())
+        write_sweep_report(self)
+
+
+def mean_and_std(values: Iterable[float]) -> dict[str, float | int | None]:
+    """Mean and sample standard deviation, which is None for a single value."""
+    numbers = list(values)
+    return {
+        "mean": statistics.fmean(numbers) if numbers else None,
+        "deviation": statistics.stdev(numbers) if len(numbers) > 1 else None,
+        "count": len(numbers),
+    }
 
 
 def protocol_for(
@@ -42,34 +259,44 @@ def protocol_for(
     lrs: Sequence[float] = (),
     seeds: int = SEEDS,
 ) -> Protocol:
-    """What fine-tuning these weights on this data means.
+    """The protocol for fine-tuning these weights on this data.
 
-    A task by name brings the paper's recipe, its view and its metric; `task` gives them to other data. Without a task
-    and a recipe, the recipe is `finetune-small`. `lrs` replace those of the recipe.
+    Args:
+        data: A path, or the name of a task, which brings the paper's recipe, preprocessing and metric.
+        weights: A file, folder or published name.
+        recipe: Replaces the task's recipe; without a task the default is `finetune-small`.
+        task: The task whose recipe, preprocessing and metric to use for other data.
+        settings: Changes to the recipe, such as "steps=500".
+        lrs: Replace the recipe's learning rates.
+        seeds: Number of runs to average.
+
+    Raises:
+        ConfigError: a setting is invalid, or the recipe does not train on labels.
     """
     if task is None and str(data) not in BUILT_IN:
         task = task_of_data(str(data))
-    named = recipe or (task.recipe if task else SMALL_RECIPE)
-    found = named if isinstance(named, Recipe) else read_recipe(named)
-    if found.objective == "masked":
+    name = recipe or (task.recipe if task else SMALL_RECIPE)
+    chosen = name if isinstance(name, Recipe) else read_recipe(name)
+    if chosen.objective == "masked":
         raise ConfigError(
-            "fine-tuning learns labels, and this recipe learns without them (objective='masked'): "
-            "pre-train with `vit train`, then fine-tune from its run with another recipe"
+            "fine-tuning needs labels, and this recipe trains without them (objective='masked')",
+            hint="pre-train with `vit train`, then fine-tune from its run with another recipe",
         )
-    found = found.replace(weights=lasting_path(weights), architecture=without_shape(found))
+    chosen = chosen.replace(weights=absolute_path(weights), architecture=without_shape(chosen))
     if task is not None:
-        found = found.replace(view={**task.preprocess, **found.view})
-    if keys_of(settings) & {"steps", "epochs"} and found.steps and found.warmup >= 1:
-        found = found.replace(warmup=found.warmup / found.steps)  # the same part of a run of another length
-    found = changed(found, settings)
-    if "lr" in keys_of(settings):
+        chosen = chosen.replace(preprocess={**task.preprocess, **chosen.preprocess})
+    keys = changed_keys(settings)
+    if keys & {"steps", "epochs"} and chosen.steps and chosen.warmup >= 1:
+        chosen = chosen.replace(warmup=chosen.warmup / chosen.steps)  # the same fraction of a run of another length
+    chosen = change_recipe(chosen, settings)
+    if "lr" in keys:
         if lrs:
-            raise ConfigError(f"give {argument('lr', found.lr, 'g')} or {argument('lrs')} to choose among, not both")
-        lrs = (found.lr,)
+            raise ConfigError(f"give {argument('lr', chosen.lr, 'g')} or {argument('lrs')} to select from, not both")
+        lrs = (chosen.lr,)
     return Protocol(
-        data=lasting_data(data),
-        recipe=found,
-        lrs=tuple(dict.fromkeys(lrs or found.lrs or (found.lr,))),
+        data=absolute_data(data),
+        recipe=chosen,
+        lrs=tuple(dict.fromkeys(lrs or chosen.lrs or (chosen.lr,))),
         seeds=seeds,
         metric=task.metric if task else "top1",
     )
@@ -80,94 +307,121 @@ def finetune(
     out: str | Path | None = None,
     *,
     listeners: Sequence[Listener] = (),
-    said: Callable[[str], None] = print_status,
+    report: Callable[[str], None] = print_status,
     progress: bool = True,
 ) -> Sweep:
-    """Carry the protocol out, or go on with it where an earlier call was cut off.
+    """Train all trials of a protocol, resuming where an earlier call was interrupted.
 
-    Each trial is a run folder in `out`; finished ones are not repeated, an unfinished one is resumed. Without `out`,
-    it is the folder in `runs/` that has this protocol's sweep, or else a new one. A learning rate at which training
-    diverges is left out of the choice. Under torchrun, all processes call this.
+    A learning rate at which training diverges is not selected. Under torchrun, all processes call this.
+
+    Args:
+        protocol: From `protocol_for`.
+        out: Folder of the sweep; by default the one in `runs/` with the same protocol, else a new one.
+        listeners: Objects that are notified of the steps and metrics of all trials.
+        report: Receives one line per trial.
+        progress: Show progress on stderr.
+
+    Returns:
+        The finished sweep.
+
+    Raises:
+        TrainingError: training diverged at every learning rate or with every seed, or `out` contains other files.
+        Interrupted: a signal stopped a trial; the same call resumes it.
     """
     with process_group(protocol.recipe.device) as processes, ExitStack() as stack:  # once for all trials
         folder = Path(processes.broadcast(str(sweep_folder(protocol, out) if processes.is_main else "")))
         data = DataRef(protocol.data)
         sweep = Sweep(folder=folder, protocol=protocol, dev=tuple(protocol.dev_trials(folder)))
         if not (folder / SWEEP_FILE).is_file():
-            check(protocol, data, processes, said)
-        processes.on_main(lambda: stack.enter_context(owned(folder)))
-        heard = with_progress(listeners, progress)
+            check_protocol(protocol, data, processes, report)
+        processes.on_main(lambda: stack.enter_context(lock_folder(folder)))
+        listeners = (ProgressListener(), *listeners) if progress else listeners
 
-        def train(sweep: Sweep, trials: Sequence[Trial]) -> None:
-            series = Series(data=data, processes=processes, listeners=heard, said=said, record=partial(record, sweep))
+        def train_trials(sweep: Sweep, trials: Sequence[Trial]) -> None:
+            series = Series(data=data, processes=processes, listeners=listeners, report=report, record=sweep.write)
             if processes.is_main:
-                record(sweep)
+                sweep.write()
             for trial in trials:
-                place = f"trial {sweep.trials.index(trial) + 1} of {len(sweep.dev) + protocol.seeds}"
-                series.train(trial.folder, protocol.recipe_of(trial), f"{place}: {trial.title}")
+                position = f"trial {sweep.trials.index(trial) + 1} of {len(sweep.dev) + protocol.seeds}"
+                series.train(trial.folder, protocol.recipe_for(trial), f"{position}: {trial.title}")
 
-        train(sweep, sweep.dev)
+        train_trials(sweep, sweep.dev)
+        hint = f"try lower {argument('lrs')}"
         lr = processes.broadcast(sweep.chosen_lr)
         if lr is None:
-            raise TrainingError(
-                f"{folder}: training diverged at every lr, {sweep.dev[0].why}; try lower {argument('lrs')}"
-            )
+            raise TrainingError(f"training diverged at every lr, {sweep.dev[0].failure}", where=folder, hint=hint)
         sweep = replace(sweep, test=tuple(protocol.test_trials(folder, lr)))
-        train(sweep, sweep.test)
+        train_trials(sweep, sweep.test)
         if not processes.broadcast(sweep.values()):
-            raise TrainingError(
-                f"{folder}: training diverged with every seed, {sweep.test[0].why}; try lower {argument('lrs')}"
-            )
+            raise TrainingError(f"training diverged with every seed, {sweep.test[0].failure}", where=folder, hint=hint)
         return sweep
 
 
-def record(sweep: Sweep) -> None:
-    sweep.write()
-    write_sweep_report(sweep)
-
-
-def check(protocol: Protocol, data: DataRef, processes: Processes, said: Callable[[str], None]) -> None:
-    """Refuse what no trial can begin with before anything is written, and warn of what takes days."""
+def check_protocol(protocol: Protocol, data: DataRef, processes: Processes, report: Callable[[str], None]) -> None:
+    """Raise before anything is written if no trial can start, and warn if the trials will take days."""
     recipe = protocol.recipe
-    NO_VIEWS.check_start(recipe)
-    images = images_for(data, recipe)
-    model_for(recipe, images.classes)
-    seen = recipe.steps * recipe.batch_size or round(recipe.epochs * len(images.train))
-    if processes.is_main and processes.device.type == "cpu" and seen > MANY_IMAGES:
-        made = f", the recipe {SMALL_RECIPE} is made for such machines" if recipe.steps else ""
-        said(
-            f"note: each trial goes through {seen:,} images, and there is no GPU: this may take days; "
-            f"max_train_samples=N trains on no more than N{made}"
+    check_start(recipe, NO_TRANSFORMS)
+    splits = split_data(data, recipe)
+    model_for(recipe, splits.classes)
+    images = recipe.steps * recipe.batch_size or round(recipe.epochs * len(splits.train))
+    if processes.is_main and processes.device.type == "cpu" and images > MANY_IMAGES:
+        advice = f", the recipe {SMALL_RECIPE} is made for such machines" if recipe.steps else ""
+        report(
+            f"note: each trial trains on {images:,} images without a GPU, which may take days; "
+            f"max_train_samples=N trains on at most N{advice}"
         )
 
 
 def sweep_folder(protocol: Protocol, out: str | Path | None) -> Path:
-    """The folder asked for, if it is free or has this very sweep; else the first such in `runs/`."""
+    """`out`, if it is empty or has this sweep; by default the first such folder in `runs/`."""
     if out is not None:
         folder = Path(out).expanduser()
+        hint = f"choose another {argument('out')}"
         if (folder / SWEEP_FILE).is_file():
-            found = differences(folder, protocol)
-            if found:
-                raise TrainingError(f"{folder}: there is a sweep with {found[0]}; choose another {argument('out')}")
+            if changes := differences(folder, protocol):
+                raise TrainingError(f"contains a sweep with {changes[0]}", where=folder, hint=hint)
         elif folder.exists() and (not folder.is_dir() or not is_free(folder)):
-            raise TrainingError(f"{folder}: exists and is no sweep; choose another {argument('out')}")
+            raise TrainingError("exists and is not a sweep", where=folder, hint=hint)
         return folder
     name = Path(protocol.data.rstrip("/*")).stem or "data"
-    number = 1
-    while True:
-        folder = RUNS / f"{name}-finetune-{number}"
-        if not folder.exists() or ((folder / SWEEP_FILE).is_file() and not differences(folder, protocol)):
-            return folder
-        number += 1
+    folders = (RUNS / f"{name}-finetune-{suffix}" for suffix in itertools.count(1))
+    return next(
+        folder
+        for folder in folders
+        if not folder.exists() or ((folder / SWEEP_FILE).is_file() and not differences(folder, protocol))
+    )
 
 
-BEFORE: dict[RunState, str] = {
-    "done": " (done before)",
-    "failed": " (diverged before)",
-    "begun": " (goes on)",
+def differences(folder: Path, protocol: Protocol) -> list[str]:
+    """Settings in which the sweep in `folder` differs from `protocol`; empty if its trials can be reused."""
+    content = read_object(folder / SWEEP_FILE, raises=TrainingError)
+    try:
+        recipe = recipe_from_table(content["recipe"], str(folder / SWEEP_FILE))
+        before = Protocol(data=content["data"], recipe=recipe, lrs=tuple(content["lrs"]))
+        if before.identity != content["identity"]:
+            raise ValueError("it has changed since it was written")
+    except (ValueError, KeyError, TypeError) as error:
+        raise TrainingError(f"not a valid sweep: {error}", where=folder / SWEEP_FILE) from error
+    return [] if before.identity == protocol.identity else list(list_changes(before.settings(), protocol.settings()))
+
+
+def list_changes(before: Any, now: Any, name: str = "") -> Iterator[str]:
+    """The values in which two JSON objects differ, by their full names."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in dict.fromkeys([*now, *before]):
+            yield from list_changes(before.get(key), now.get(key), f"{name}.{key}" if name else key)
+    elif before != now and not before and name in UNSET:
+        yield f"no {name}, not {name}={now}"
+    elif before != now:
+        yield f"{name}={before}, not {now or 'unset' if name in UNSET else now}"
+
+
+STATE_NOTES: dict[RunState, str] = {
+    "done": " (already done)",
+    "failed": " (diverged earlier)",
+    "begun": " (resuming)",
     "waiting": "",
 }
-"""What is said of a run when its turn comes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,30 +431,76 @@ class Series:
     data: DataRef
     processes: Processes
     listeners: Sequence[Listener] = ()
-    said: Callable[[str], None]
-    """Hears what comes next, in the main process."""
+    report: Callable[[str], None]
+    """Receives one line per run, in the main process."""
     record: Callable[[], object]
-    """Writes what is known so far; called in the main process."""
+    """Writes the results so far; called in the main process after each run."""
 
     def train(self, folder: Path, recipe: Recipe, title: str) -> None:
-        """Train the run in a folder, or go on with it, unless it is over.
+        """Start or resume the run in a folder, unless it is finished.
 
-        A run that diverges is over, too: its folder says why, and the series goes on.
+        A run that diverges counts as finished: its folder says why, and the series continues.
         """
         state: RunState = self.processes.broadcast(Run(folder).state)
         if self.processes.is_main:
-            self.said(title + BEFORE[state])
+            self.report(title + STATE_NOTES[state])
         try:
             if state == "begun":
                 resume(folder, data=self.data, listeners=self.listeners, progress=False)
             elif state == "waiting":
-                begin(self.data, recipe, out=folder, listeners=self.listeners)
+                train(self.data, recipe=recipe, out=folder, listeners=self.listeners, progress=False)
         except Interrupted as stopped:
-            text = f"stopped in {folder.name}; the same command goes on from there"
+            text = f"stopped in {folder.name}; run the same command to continue"
             raise Interrupted(text, stopped.signal_number) from None
         except Diverged as error:
             if self.processes.is_main:
                 write_json(folder / FAILED_FILE, str(error))
         if self.processes.is_main:
-            Run(folder).forget_checkpoints()
+            Run(folder).remove_checkpoints()
             self.record()
+
+
+METRICS = {key: MEASURE_NAMES[key] for key in ("top1", "mean_per_class")}
+
+
+def write_sweep_report(sweep: Sweep) -> Path:
+    """Write `report.html` into the sweep's folder, atomically; returns its path."""
+    chosen = {"learning rate": f"{sweep.chosen_lr:g}"} if sweep.chosen_lr is not None else {}
+    tiles = {name: format_mean(sweep, key) for key, name in METRICS.items()} | chosen
+    done = sum(trial.state == "done" for trial in sweep.trials)
+    progress = f"{done} of {len(sweep.dev) + sweep.protocol.seeds} trials done"
+    page = render(
+        "sweep.html",
+        title=f"{Path(sweep.protocol.recipe.weights).name} fine-tuned on {Path(sweep.protocol.data).name}",
+        subtitle=progress + ("" if sweep.finished else ", not finished yet"),
+        tile_values=tiles if sweep.values() else {},
+        failed=[trial.name for trial in sweep.trials if trial.state == "failed"],
+        titles=["trial", ">lr", ">seed", *(f">{name}" for name in METRICS.values()), ">cross-entropy", "time", "state"],
+        dev_trials=[trial_row(sweep, trial) for trial in sweep.dev],
+        test_trials=[trial_row(sweep, trial) for trial in sweep.test],
+        measured_on=sweep.measured_on or "test images",
+        # the sweep may have replaced the recipe's learning rates
+        settings=sweep.protocol.recipe.report_settings()
+        | {"lr": sweep.chosen_lr or "not chosen yet", "lrs": sweep.protocol.lrs},
+    )
+    return write_text(sweep.folder / PAGE, page)
+
+
+def format_mean(sweep: Sweep, measure: str) -> str:
+    """`91.03 ± 0.12 %` over several seeds, `91.03 %` for one."""
+    values = mean_and_std(sweep.values(measure))
+    if values["mean"] is None:
+        return "–"
+    spread = "" if values["deviation"] is None else f" ± {values['deviation']:.2f}"
+    return f"{values['mean']:.2f}{spread} %"
+
+
+def trial_row(sweep: Sweep, trial: Trial) -> list[object]:
+    measures, state = trial.measures, trial.state
+    link = Markup('<a href="{0}/{1}">{0}</a>').format(trial.name, PAGE)
+    numbers = [f"{measures[key]:.2f} %" if measures else "–" for key in METRICS]
+    loss = f"{measures['loss']:.4f}" if measures else "–"
+    seconds = format_duration(measures["seconds"]) if measures else "–"
+    is_chosen = trial.kind == "dev" and trial.lr == sweep.chosen_lr
+    name = link if state == "done" else trial.name
+    return [name, f"{trial.lr:g}", trial.seed, *numbers, loss, seconds, "chosen" if is_chosen else state]

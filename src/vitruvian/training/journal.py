@@ -1,4 +1,4 @@
-"""The record of a run: `metrics.jsonl`, one object a line, and whoever listens to it."""
+"""The metrics of a run: `metrics.jsonl`, listeners, TensorBoard events and progress on the terminal."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ from vitruvian.progress import Progress, on_terminal, print_status
 
 Line = dict[str, Any]
 
-METRICS_FILE, FOLDER = "metrics.jsonl", "events"
-"""In the run's folder: its lines, and the same for TensorBoard."""
+METRICS_FILE = "metrics.jsonl"
+EVENTS_FOLDER = "events"
 EMPTY = sha256().hexdigest()
-"""The digest of no bytes."""
+"""Digest of an empty file."""
 
 
 class Listener:
-    """Hears what happens in a run; a subclass overrides what it wants to hear."""
+    """Receives the events of a run; override the methods you need."""
 
     def started(self, *, folder: Path, steps: int, done: int) -> None:
-        """A run, or its continuation after `done` steps, begins."""
+        """The run starts, or resumes after `done` steps."""
 
     def stepped(self, step: int) -> None:
-        """So many steps are done."""
+        """`step` steps are done."""
 
     def recorded(self, line: Line) -> None:
-        """This line has been added to metrics.jsonl."""
+        """`line` was added to metrics.jsonl."""
 
     def said(self, text: str) -> None:
-        """Something a user should know."""
+        """A note for the user."""
 
     def finished(self) -> None:
-        """The run has ended, well or not; called once."""
+        """The run ended, successfully or not; called once."""
 
 
-def tell_all(listeners: Sequence[Listener], text: str) -> None:
+def notify(listeners: Sequence[Listener], text: str) -> None:
     for listener in listeners:
         listener.said(text)
 
 
 class Journal:
-    """Appends to metrics.jsonl and tells the listeners; silent in all processes but the first."""
+    """Appends to metrics.jsonl and notifies the listeners."""
 
     def __init__(
         self, path: Path, listeners: Sequence[Listener], *, keep_bytes: int = 0, keep_digest: str = EMPTY
     ) -> None:
-        """Keeps the first bytes of a file that exists: what came before the checkpoint that a run goes on from."""
+        """Truncates an existing file to `keep_bytes`, its size at the checkpoint that the run resumes from."""
         self.path, self.listeners = path, listeners
-        kept = path.read_bytes()[:keep_bytes] if path.is_file() else b""
-        self._hash = sha256(kept)
+        content = path.read_bytes()[:keep_bytes] if path.is_file() else b""
+        self._hash = sha256(content)
         if self.digest() != keep_digest:
             raise TrainingError(
-                f"{path}: has changed since the checkpoint was written; put it back, or start a new run"
+                "has changed since the checkpoint was written", where=path, hint="restore it, or start a new run"
             )
         self._file: IO[bytes] = open(path, "ab")  # noqa: SIM115  (open as long as the run)
         self._file.truncate(keep_bytes)
@@ -71,12 +71,12 @@ class Journal:
             self._file.flush()
             self._hash.update(written)
         except OSError as error:
-            raise TrainingError(f"{self.path}: cannot be written: {error.strerror}") from error
+            raise TrainingError(f"cannot be written: {error.strerror}", where=self.path) from error
         for listener in self.listeners:
             listener.recorded(line)
 
-    def kept_bytes(self) -> int:
-        """Bytes so far, all of them on the disk."""
+    def sync(self) -> int:
+        """Flush the file to disk; returns its size in bytes."""
         os.fsync(self._file.fileno())
         return self.path.stat().st_size
 
@@ -88,7 +88,7 @@ class Journal:
 
 
 def read_journal(path: Path) -> Iterator[Line]:
-    """The lines of metrics.jsonl; one that is cut off, as in a run that is being written, is left out."""
+    """The lines of metrics.jsonl; an incomplete last line, still being written, is skipped."""
     if path.is_file():
         for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
             if line.endswith(b"\n"):
@@ -96,10 +96,10 @@ def read_journal(path: Path) -> Iterator[Line]:
 
 
 class Clock:
-    """Time in all sessions of a run, and since the last line of metrics and the last checkpoint."""
+    """Time over all sessions of a run, since the last line of metrics, and since the last checkpoint."""
 
     def __init__(self, before: float) -> None:
-        """`before`: spent in earlier sessions."""
+        """`before`: seconds of earlier sessions."""
         now = time.monotonic()
         self._start, self._lap, self._checkpoint = now - before, now, now
 
@@ -107,7 +107,7 @@ class Clock:
         return time.monotonic() - self._start
 
     def lap(self) -> float:
-        """Since the last call, without pauses."""
+        """Seconds since the last call, without pauses."""
         now = time.monotonic()
         seconds, self._lap = now - self._lap, now
         return seconds
@@ -131,30 +131,30 @@ class Clock:
 class TensorBoard(Listener):
     """Writes each line of metrics.jsonl as events: `loss/train`, `loss/val`, `top1/val` and so on.
 
-    A run that goes on after an interruption appends, and TensorBoard forgets what the interrupted run wrote after
-    its last checkpoint. Without the package `tensorboard`, one line through `say`, also for many runs, which go on.
+    A resumed run appends, and TensorBoard drops the events written after the last checkpoint. Without the package
+    `tensorboard` nothing is written, which is reported once.
     """
 
-    def __init__(self, say: Callable[[str], None] = print_status) -> None:
-        self.say = say
-        self._said = False
+    def __init__(self, report: Callable[[str], None] = print_status) -> None:
+        self.report = report
+        self._reported = False
         self._writer: Any = None
 
     def started(self, *, folder: Path, steps: int, done: int) -> None:
         try:
             require("tensorboard", "train")
         except MissingExtraError as error:
-            if not self._said:
-                self.say(f"no TensorBoard events are written; {error}")
-            self._said = True
+            if not self._reported:
+                self.report(f"no TensorBoard events are written; {error}")
+            self._reported = True
             return
         from torch.utils.tensorboard import SummaryWriter
 
         try:
-            self._writer = SummaryWriter(str(folder / FOLDER), purge_step=done or None)
+            self._writer = SummaryWriter(str(folder / EVENTS_FOLDER), purge_step=done or None)
         except OSError as error:
-            raise TrainingError(f"{folder / FOLDER}: cannot be written: {error.strerror}") from error
-        if done:  # forgetting begins with the checkpoint's own step, whose lines may be older than the checkpoint
+            raise TrainingError(f"cannot be written: {error.strerror}", where=folder / EVENTS_FOLDER) from error
+        if done:  # purging includes the checkpoint's own step, whose lines were written before the checkpoint
             for line in read_journal(folder / METRICS_FILE):
                 if line.get("step") == done:
                     self.recorded(line)
@@ -164,7 +164,7 @@ class TensorBoard(Listener):
             return
         for name, value in scalars(line).items():
             self._writer.add_scalar(name, value, line["step"])
-        self._writer.flush()  # what a checkpoint relies on should not be lost with the process
+        self._writer.flush()  # no event before a checkpoint may be lost with the process
 
     def finished(self) -> None:
         if self._writer is not None:
@@ -173,7 +173,7 @@ class TensorBoard(Listener):
 
 
 def scalars(line: Line) -> dict[str, float]:
-    """The numbers of a line by their tags; those of all splits stand together."""
+    """The numbers of a line by TensorBoard tag, grouped by metric."""
     return {
         f"{name}/{line.get('split', 'run')}": float(value)
         for name, value in line.items()
@@ -181,8 +181,8 @@ def scalars(line: Line) -> dict[str, float]:
     }
 
 
-class ShownProgress(Listener):
-    """Steps and time left with the newest loss, learning rate and speed; evaluations and notes stay as lines."""
+class ProgressListener(Listener):
+    """Shows a progress bar with loss, learning rate and speed; prints evaluations and notes as lines."""
 
     _progress: Progress | None = None
 
@@ -197,9 +197,9 @@ class ShownProgress(Listener):
 
     def recorded(self, line: Line) -> None:
         if line["split"] != "train":
-            print_status(f"step {line['step']}  {described(line)}")
+            print_status(f"step {line['step']}  {describe(line)}")
         elif self._progress is not None:
-            self._progress.detail = described(line)
+            self._progress.detail = describe(line)
 
     def said(self, text: str) -> None:
         print_status(f"note: {text}")
@@ -209,9 +209,9 @@ class ShownProgress(Listener):
             self._progress.close()
 
 
-def described(line: Line) -> str:
-    what = "train" if line["split"] == "train" else "held-out"
-    text = f"epoch {line['epoch']:.2f}  {what} loss {line['loss']:.4f}  top-1 {line['top1']:.2f}%"
+def describe(line: Line) -> str:
+    split = "train" if line["split"] == "train" else "validation"
+    text = f"epoch {line['epoch']:.2f}  {split} loss {line['loss']:.4f}  top-1 {line['top1']:.2f}%"
     if "lr" in line:
         text += f"  lr {line['lr']:.2e}  {line['images_per_second']:.0f} img/s"
     return text

@@ -1,157 +1,337 @@
-"""The loop of a run: steps, lines of metrics, evaluations and checkpoints, until the end or a request to stop."""
+"""The training loop: steps, metrics, evaluations and checkpoints, until the last step or a request to stop.
+
+`Trainer` holds what a step changes (model, optimizer, gradient scaler, averaged weights) and takes the steps. `Loop`
+takes a trainer from a position to the end of its run and writes the run's folder.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitruvian.data.loader import Batch, Loader
+from vitruvian.data.augment import mix, normalize
+from vitruvian.data.loader import Batch
+from vitruvian.data.order import generator_for, hash_words
+from vitruvian.data.sources import Source
 from vitruvian.errors import Interrupted, NotFiniteError, TrainingError
-from vitruvian.model.build import empty
+from vitruvian.evaluation.measuring.metrics import autocast
+from vitruvian.files import write_json
+from vitruvian.model.build import Model, empty
 from vitruvian.progress import print_status
-from vitruvian.text import brief
+from vitruvian.text import brief, describe_error
 from vitruvian.training.checkpoint import (
     Checkpoints,
     Position,
-    State,
-    gathered,
+    gather_tensors,
     live_tensors,
     read_tensors,
     write_digests,
 )
-from vitruvian.training.distributed import reshard
-from vitruvian.training.journal import Clock, Journal, Line
-from vitruvian.training.masked import MaskedViT
-from vitruvian.training.objective import Measured, Place
+from vitruvian.training.distill import Distilled
+from vitruvian.training.distributed import Processes, average_buffers, fully_shard, no_sync, reshard, wrap_ddp
+from vitruvian.training.initial_model import augment_for
+from vitruvian.training.journal import METRICS_FILE, Clock, Journal, Line, Listener, notify
+from vitruvian.training.masked import Colors, MaskedViT
+from vitruvian.training.objective import (
+    Labels,
+    Objective,
+    Placement,
+    ValidationMetrics,
+    balanced_weights,
+    image_weights,
+)
+from vitruvian.training.optimizer import (
+    build_average,
+    build_optimizer,
+    build_schedule,
+    local,
+    moments,
+    set_lr,
+    set_steps_taken,
+    steps_taken,
+)
 from vitruvian.training.recipe import Recipe
-from vitruvian.training.run import Run
-from vitruvian.training.step import Stepper
+from vitruvian.training.run_folder import Run
+from vitruvian.training.run_report import Outcome, write_report
+from vitruvian.training.splits import NO_TRANSFORMS, CustomTransforms, Splits, TrainingBatches, validation_loader
 from vitruvian.weights.load import assemble
 from vitruvian.weights.save import save
 
-MEETING_STEPS = 10
-"""With several processes, how often they agree on whether to stop or to write a checkpoint."""
+DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SYNC_STEPS = 10
+"""With several processes: steps between agreements on whether to stop or to write a checkpoint."""
+CLOSING_SECONDS = 60
+"""How long a failing run waits for a checkpoint that is being written."""
 
 
-class Loop:
-    """Takes a run from its position to its end."""
+class Diverged(TrainingError):
+    """The loss or the weights became NaN or infinite."""
+
+
+class Trainer:
+    """A model with its optimizer, batches and objective; takes training steps.
+
+    The random numbers of a step depend only on the seed, the step and the process.
+    """
 
     def __init__(
         self,
-        folder: Path,
-        stepper: Stepper,
-        state: State,
-        position: Position,
-        *,
-        validation: Loader,
-        checkpoints: Checkpoints,
-        journal: Journal | None,
+        recipe: Recipe,
+        splits: Splits,
+        processes: Processes,
+        model: Model,
+        transforms: CustomTransforms = NO_TRANSFORMS,
     ) -> None:
-        self.folder, self.stepper, self.state, self.position = folder, stepper, state, position
-        self.batches, self.validation = stepper.batches, validation
-        self.checkpoints, self.journal = checkpoints, journal
-        self.recipe, self.processes = state.recipe, checkpoints.processes
+        self.recipe, self.splits, self.processes, self.transforms = recipe, splits, processes, transforms
+        self.model = model.to(processes.device)
+        self.augment = augment_for(recipe, model)
+        self.batches = TrainingBatches(
+            splits.train, recipe, self.augment, processes, transform=transforms.train_transform
+        )
+        fully_shard(model, processes, recipe)
+        if recipe.compile:
+            model.compile()
+        self.optimizer = build_optimizer(model, recipe)
+        self.module = wrap_ddp(model, processes, recipe)  # gives all processes the same weights
+        self.objective = build_objective(recipe, model, splits.train, processes)
+        self.schedule = build_schedule(recipe, self.batches.total)
+        self.average = build_average(model, recipe, self.batches.total)
+        self.scaler = torch.amp.GradScaler(processes.device.type, enabled=recipe.precision == "float16")
+        balanced = recipe.class_weights == "balanced"
+        self.class_weights = balanced_weights(splits.train).to(processes.device) if balanced else None
+        self.dtype = DTYPES[recipe.precision]
+
+    # B images, K classes
+    def step(self, batch: Batch, step: int) -> Tensor:
+        """Train on one batch; returns the sums of losses, correct predictions and images, (3,) on the device.
+
+        Nothing is read back from the device. The caller's random state is restored afterwards.
+        """
+        recipe, device = self.recipe, self.processes.device
+        gpus = [] if device.type == "cpu" else [device]
+        with torch.random.fork_rng(gpus, device_type=device.type if gpus else "cuda"):
+            torch.manual_seed(int(hash_words(recipe.seed, step, self.processes.rank, size=1, purpose=b"step")[0]))
+
+            pixels = batch.pixels.to(device, non_blocking=True)
+            if not pixels.is_floating_point():  # a caller's own transform returns normalized floats
+                pixels = normalize(pixels, self.augment)
+            targets = self.objective.targets(batch, step).to(device, non_blocking=True)
+            weights = batch.weights.to(device, non_blocking=True)
+            if self.augment.mixes:
+                pixels, targets = mix(
+                    pixels,
+                    targets,
+                    classes=len(self.splits.classes),
+                    settings=self.augment,
+                    rng=generator_for(recipe.seed, step, 0, 0, 0),  # the same in all processes
+                    smoothing=recipe.label_smoothing,
+                    repeats=recipe.aug_repeats,
+                )
+            weights = image_weights(targets, weights, self.class_weights)
+            teacher = self.objective.teacher_outputs(batch, pixels)
+
+            B = len(pixels)
+            sums = torch.zeros(3, device=device)
+            sums[2] = B
+            count = min(recipe.grad_accum_steps, B)
+            chunks = zip(*(tensor.tensor_split(count) for tensor in (pixels, targets, teacher, weights)))
+            for index, (x, y, teacher_part, weights_part) in enumerate(chunks, 1):
+                with nullcontext() if index == count else no_sync(self.module):
+                    losses, correct = self.objective.losses(self.module, x, y, teacher_part, self.autocast)
+                    loss = (losses * weights_part).sum() / B
+                    self.scaler.scale(loss).backward()
+                sums[0] += loss.detach() * B
+                sums[1] += correct
+
+            set_lr(self.optimizer, self.schedule.lr_at(step))
+            if recipe.grad_clip:
+                self.scaler.unscale_(self.optimizer)
+                parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+                nn.utils.clip_grad_norm_(parameters, recipe.grad_clip, foreach=True)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
+            average_buffers(self.module, self.processes)
+            if self.average is not None:
+                self.average.update(step)
+        return sums
+
+    def autocast(self) -> AbstractContextManager[object]:
+        return autocast(self.processes.device, self.dtype)
+
+    def use_average(self) -> AbstractContextManager[None]:
+        """A context in which the model has the averaged weights, if the recipe averages."""
+        return nullcontext() if self.average is None else self.average.in_place()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors that training changes, by name, without copying."""
+        tensors = {f"model.{name}": tensor for name, tensor in live_tensors(self.model).items()}
+        tensors |= moments(self.optimizer, self.model, self.recipe.optimizer)
+        if self.average is not None:
+            tensors |= {f"average.{name}": mean for name, mean in self.average.means.items()}
+        return tensors
+
+    def describe(self, position: Position) -> None:
+        """Store the non-tensor state (optimizer updates, gradient scaler) in `position`."""
+        position.updates = steps_taken(self.optimizer)
+        position.scaler = self.scaler.state_dict()
+
+    def restore(self, checkpoint: Path, position: Position) -> None:
+        """Load the state that `tensors` and `describe` stored."""
+        read_tensors(checkpoint, self.tensors(), self.processes)
+        set_steps_taken(self.optimizer, position.updates)
+        if position.scaler:
+            self.scaler.load_state_dict(position.scaler)
+
+    def is_finite(self) -> bool:
+        norms = torch._foreach_norm([local(parameter) for parameter in self.model.parameters()])
+        return bool(torch.stack(norms).isfinite().all())
+
+
+def build_objective(recipe: Recipe, model: Model, source: Source, processes: Processes) -> Objective:
+    if isinstance(model, MaskedViT):
+        return Colors(recipe, model)
+    return Distilled(recipe, model, source, processes) if recipe.teacher else Labels(recipe, model.config.num_classes)
+
+
+class Loop:
+    """Takes a trainer from a position to the end of its run, and writes the run's folder."""
+
+    def __init__(self, trainer: Trainer, folder: Path, position: Position, listeners: Sequence[Listener]) -> None:
+        self.trainer, self.folder, self.position = trainer, folder, position
+        self.recipe, self.processes, self.batches = trainer.recipe, trainer.processes, trainer.batches
         self.steps = self.batches.total
-        self.listeners = () if journal is None else journal.listeners
-        self.sums: list[Tensor] = []
-        """Of the steps since the last read from the device."""
-        self.measures: Measured | None = None
-        """Of the last evaluation in this session."""
+        self.listeners = tuple(listeners) if self.processes.is_main else ()
+        self.checkpoints = Checkpoints(Run(folder).checkpoints, self.processes, keep=self.recipe.keep_checkpoints)
+        transform = trainer.transforms.transform or trainer.model.meta.preprocess
+        self.validation = validation_loader(trainer.splits.validation, self.recipe, transform, self.processes)
+        self.journal: Journal | None = None
         self.clock = Clock(position.seconds)
+        self.sums: list[Tensor] = []
+        """Results of the steps since the last read from the device."""
+        self.metrics: ValidationMetrics | None = None
+        """The last evaluation in this session."""
 
-    def run(self, stop: StopRequest) -> None:
-        """To the end; Interrupted where a signal asks to stop, once a checkpoint is written."""
+    def run(self) -> Run:
+        """Train to the last step, then write the model and the report.
+
+        Raises:
+            Interrupted: a signal asked to stop; the checkpoint of the last step is written.
+            Diverged: the loss or the weights became NaN or infinite.
+        """
         position = self.position
-        if position.step and self.evaluation_due() and position.evaluated != position.step:
-            self.evaluate(stop)
-        for batch in self.batches.from_step(position.step):
-            if self.finished():
-                break
-            self.sums.append(self.stepper.take(batch, position.step))
-            position.step += 1
-            position.unreadable.update(batch.unreadable)
-            self.after_step(stop)
-        self.checkpoint(wait=True)
+        with ExitStack() as stack:
+            stop = self.start(stack)
+            if position.step and self.is_evaluation_due() and position.evaluated != position.step:
+                self.evaluate(stop)  # the run was stopped during this evaluation
+            for batch in self.batches.from_step(position.step):
+                if self.is_early_stop():
+                    break
+                self.sums.append(self.trainer.step(batch, position.step))
+                position.step += 1
+                position.unreadable.update(batch.unreadable)
+                # A resumed run repeats this order.
+                for listener in self.listeners:
+                    listener.stepped(position.step)
+                if position.step % self.recipe.log_every == 0 or position.step == self.steps:
+                    self.record_training()
+                if self.is_evaluation_due():
+                    self.evaluate(stop)
+                signal_number, is_due = self.agree_on_checkpoint(stop)
+                if signal_number or is_due:
+                    self.write_checkpoint(wait=bool(signal_number))
+                if signal_number and position.step < self.steps:
+                    self.interrupt(signal_number)
+            self.write_checkpoint(wait=True)
+            self.finish()
+        return Run(self.folder)
 
-    def finished(self) -> bool:
-        """Whether the run has ended early."""
+    def start(self, stack: ExitStack) -> StopRequest:
+        """Open the journal, greet the listeners and handle signals until the stack is closed."""
+        position = self.position
+        self.checkpoints.clean()
+        stack.callback(self.batches.close)
+        stack.callback(self.checkpoints.close, CLOSING_SECONDS)
+        stack.enter_context(self.validation)
+        if self.processes.is_main:
+            self.journal = Journal(
+                self.folder / METRICS_FILE,
+                self.listeners,
+                keep_bytes=position.journal_bytes,
+                keep_digest=position.journal_digest,
+            )
+            stack.callback(self.journal.close)
+        for listener in self.listeners:
+            stack.callback(listener.finished)
+            listener.started(folder=self.folder, steps=self.steps, done=position.step)
+            for note in self.trainer.splits.notes:
+                listener.said(note)
+        return stack.enter_context(stop_requests())
+
+    def is_early_stop(self) -> bool:
         return bool(self.recipe.patience) and self.position.worse >= self.recipe.patience
 
-    def after_step(self, stop: StopRequest) -> None:
-        """What is due after a step, in an order that a continued run repeats."""
-        step = self.position.step
-        for listener in self.listeners:
-            listener.stepped(step)
-        if step % self.recipe.log_every == 0 or step == self.steps:
-            self.record_training()
-        if self.evaluation_due():
-            self.evaluate(stop)
-        asked, due = self.agreement(stop)
-        if due or asked:
-            self.checkpoint(wait=bool(asked))
-        if asked and step < self.steps:
-            self.interrupt(asked)
+    def is_evaluation_due(self) -> bool:
+        return self.position.step % self.batches.per_evaluation == 0 or self.position.step == self.steps
 
-    def interrupt(self, number: int) -> None:
+    def agree_on_checkpoint(self, stop: StopRequest) -> tuple[int, bool]:
+        """The signal that asks to stop (0: none) and whether a checkpoint is due, the same in all processes."""
+        every = self.recipe.checkpoint_steps
+        is_due = bool(every) and self.position.step % every == 0
+        if not self.processes.is_distributed:
+            return stop.number, is_due or self.clock.since_checkpoint() > self.recipe.checkpoint_seconds
+        if self.position.step % SYNC_STEPS and self.position.step < self.steps:
+            return 0, is_due
+        is_late = self.processes.is_main and self.clock.since_checkpoint() > self.recipe.checkpoint_seconds
+        vote = self.processes.all_reduce_max(2 * stop.number + is_late)
+        return vote // 2, is_due or bool(vote % 2)
+
+    def interrupt(self, signal_number: int) -> None:
         raise Interrupted(
             f"stopped after step {self.position.step} of {self.steps}; "
             f"continue with `vit train --resume {self.folder}`",
-            number,
+            signal_number,
         )
 
-    def agreement(self, stop: StopRequest) -> tuple[int, bool]:
-        """The signal that asks to stop, and whether a checkpoint is due: the same in all processes."""
-        every = self.recipe.checkpoint_steps
-        due = bool(every) and self.position.step % every == 0
-        if not self.processes.is_distributed:
-            return stop.number, due or self.clock.since_checkpoint() > self.recipe.checkpoint_seconds
-        if self.position.step % MEETING_STEPS and self.position.step < self.steps:
-            return 0, due
-        late = self.processes.is_main and self.clock.since_checkpoint() > self.recipe.checkpoint_seconds
-        word = self.processes.all_reduce_max(2 * stop.number + late)
-        return word // 2, due or bool(word % 2)
-
-    def evaluation_due(self) -> bool:
-        return self.position.step % self.batches.per_evaluation == 0 or self.position.step == self.steps
-
     def settle(self) -> None:
-        """Read what the steps gave since the last time, from all processes; a loss that is no number ends the run."""
+        """All-reduce the results of the steps since the last call; raises Diverged on a non-finite loss."""
         if not self.sums:
             return
         rows = self.processes.all_reduce_sum(torch.stack(self.sums)).tolist()
         first = self.position.step - len(rows)
         self.sums.clear()
-        for number, row in enumerate(rows):
-            if row[0] != row[0] or abs(row[0]) == float("inf"):
-                self.stop_at(first + number, f"the loss of step {first + number + 1} is not a finite number")
+        for step, (loss, _, _) in enumerate(rows, first):
+            if not math.isfinite(loss):
+                self.diverge(step, f"the loss of step {step + 1} is NaN or infinite")
         self.position.pending += rows
 
-    def stop_at(self, step: int, what: str) -> None:
-        found = self.checkpoints.all()
-        kept = f"the last good checkpoint is {found[-1]}" if found else "there is no checkpoint yet"
+    def diverge(self, step: int, reason: str) -> None:
+        checkpoints = self.checkpoints.all()
+        last = f"the last good checkpoint is {checkpoints[-1]}" if checkpoints else "there is no checkpoint yet"
         raise Diverged(
-            f"{what}; the batch was {brief(self.batches.keys(step), 8)}; {kept}; try a lower lr, grad_clip=1, or "
-            "precision=float32 or bfloat16"
+            f"{reason}; the batch was {brief(self.batches.keys(step), 8)}; {last}",
+            hint="try a lower lr, grad_clip=1, or precision=float32 or bfloat16",
         )
 
     def record_training(self) -> None:
         self.settle()
-        loss, right, images = (sum(column) for column in zip(*self.position.pending))
+        loss, correct, images = (sum(column) for column in zip(*self.position.pending))
         self.position.pending.clear()
         seconds = self.clock.lap()
         self.record(
             "train",
             loss=loss / images,
-            top1=100 * right / images,
-            lr=self.stepper.schedule.lr_at(self.position.step - 1),
+            top1=100 * correct / images,
+            lr=self.trainer.schedule.lr_at(self.position.step - 1),
             images_per_second=round(images / max(seconds, 1e-9), 1),
         )
 
@@ -164,107 +344,117 @@ class Loop:
         return {"step": step, "epoch": step / self.batches.per_epoch, "split": split, "seconds": seconds}
 
     def evaluate(self, stop: StopRequest) -> None:
-        """Measure the weights that are used, and keep them if they are the best so far."""
+        """Evaluate the (averaged) weights, and save them if they are the best so far and the recipe needs the best."""
         self.settle()
+        position = self.position
         try:
-            with self.clock.paused(), self.averaged():
-                self.measures = self.measured(stop)
-                self.record("val", **self.measures.scalars())
-                self.judge(self.measures)
-        except EvaluationCut:
-            self.checkpoint(wait=True)
+            with self.clock.paused(), self.trainer.use_average():
+                self.metrics = self.measure(stop)
+                self.record("val", **self.metrics.scalars())
+                value = self.metrics.top1 if self.recipe.monitor == "top1" else -self.metrics.loss
+                if position.best is not None and value <= position.best:
+                    position.worse += 1
+                else:
+                    position.best, position.best_step, position.worse = value, position.step, 0
+                    if needs_best(self.recipe):
+                        self.save_model(folder := Run(self.folder).best(position.step))
+                        if self.processes.is_main:
+                            write_digests(folder)
+        except EvaluationStopped:
+            self.write_checkpoint(wait=True)
             self.interrupt(stop.number)
-        except NotFiniteError:  # no later step has a loss that could tell
-            if self.processes.is_distributed and self.state.finite():
+        except NotFiniteError:  # after the last step, no later loss would show it
+            if self.processes.is_distributed and self.trainer.is_finite():
                 raise  # perhaps in this process alone: it ends, and the others with it
-            step = self.position.step
-            self.stop_at(step - 1, f"the weights after step {step} give answers that are not finite numbers")
-        self.position.evaluated = self.position.step
+            self.diverge(position.step - 1, f"the weights after step {position.step} give NaN or infinite outputs")
+        position.evaluated = position.step
 
-    def averaged(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.state.average is None else self.state.average.in_place()
-
-    def measured(self, stop: StopRequest) -> Measured:
-        place = Place(device=self.processes.device, dtype=self.stepper.dtype, all_ranks=self.processes.is_distributed)
-        batches, images = self.unless_stopped(stop), len(self.validation.source)
+    def measure(self, stop: StopRequest) -> ValidationMetrics:
+        placement = Placement(
+            device=self.processes.device, dtype=self.trainer.dtype, all_ranks=self.processes.is_distributed
+        )
+        batches, images = self.validation_batches(stop), len(self.validation.source)
         try:
-            return self.stepper.objective.measured(self.state.model, batches, images, place)
+            return self.trainer.objective.evaluate(self.trainer.model, batches, images, placement)
         finally:
-            reshard(self.state.model)
+            reshard(self.trainer.model)
 
-    def unless_stopped(self, stop: StopRequest) -> Iterator[Batch]:
-        """The validation batches; a lone process that is asked to stop does not evaluate to the end."""
+    def validation_batches(self, stop: StopRequest) -> Iterator[Batch]:
+        """The validation batches; a single process stops between them when asked to."""
         for batch in self.validation.batches(0):
             if stop.number and not self.processes.is_distributed:
-                raise EvaluationCut
+                raise EvaluationStopped
             self.position.unreadable.update(batch.unreadable)
             yield batch
 
-    def judge(self, measures: Measured) -> None:
-        position = self.position
-        value = measures.top1 if self.recipe.monitor == "top1" else -measures.loss
-        if position.best is not None and value <= position.best:
-            position.worse += 1
-            return
-        position.best, position.best_step, position.worse = value, position.step, 0
-        if keeps_best(self.recipe):
-            folder = Run(self.folder).best(position.step)
-            self.save_model(folder)
-            if self.processes.is_main:
-                write_digests(folder)
-
     def save_model(self, folder: Path) -> None:
-        """The model as it now is, gathered from all processes, as a native folder."""
-        tensors = gathered(dict(self.state.model.state_dict()))
-        if isinstance(self.state.model, MaskedViT):
+        """Gather the current weights from all processes and save them as a native model directory."""
+        model = self.trainer.model
+        tensors = gather_tensors(dict(model.state_dict()))
+        if isinstance(model, MaskedViT):
             tensors = {name: tensor for name, tensor in tensors.items() if name not in MaskedViT.own_names}
         if self.processes.is_main:
-            save(assemble(empty(self.state.model.config), tensors, self.state.model.meta), folder)
+            save(assemble(empty(model.config), tensors, model.meta), folder)
         self.processes.barrier()
 
-    def take_best(self) -> None:
-        """Put the weights of the best evaluation into the model."""
-        best = Run(self.folder).best(self.position.best_step)
-        read_tensors(best, live_tensors(self.state.model), self.processes)
-
-    def checkpoint(self, *, wait: bool) -> None:
-        """Keep all that is needed to go on from here, if it is worth keeping; `wait` until it is on the disk."""
+    def write_checkpoint(self, *, wait: bool) -> None:
+        """Save everything needed to continue from here; `wait` until it is on disk."""
         self.settle()
-        if not self.state.finite():
-            step = self.position.step
-            self.stop_at(step - 1, f"the weights after step {step} are not finite numbers")
-        self.state.describe(self.position)
-        self.position.unreadable = self.all_unreadable()
-        self.position.seconds = self.clock.total()
+        position = self.position
+        if not self.trainer.is_finite():
+            self.diverge(position.step - 1, f"the weights after step {position.step} are NaN or infinite")
+        self.trainer.describe(position)
+        position.unreadable = self.all_unreadable()
+        position.seconds = self.clock.total()
         if self.journal is not None:
-            self.position.journal_bytes, self.position.journal_digest = self.journal.kept_bytes(), self.journal.digest()
-        self.checkpoints.settle()  # the one before: of what it needs, nothing is removed
+            position.journal_bytes, position.journal_digest = self.journal.sync(), self.journal.digest()
+        self.checkpoints.settle()  # the previous one, whose best weights must not be removed before
         if self.processes.is_main:
-            self.checkpoints.forget_worse(Run(self.folder).best(0).parent, self.position.best_step)
+            self.checkpoints.remove_worse(Run(self.folder).best(0).parent, position.best_step)
         wait = wait or not self.recipe.async_checkpoint
-        self.checkpoints.write(self.position.step, self.state.tensors(), self.position.to_json(), wait=wait)
+        self.checkpoints.write(position.step, self.trainer.tensors(), position.to_json(), wait=wait)
         self.clock.checkpointed()
 
     def all_unreadable(self) -> dict[str, str]:
-        """The images that any process could not read."""
+        """The images that any process could not read, with the reasons."""
         parts = self.processes.all_gather(self.position.unreadable)
-        return {key: why for part in parts for key, why in part.items()}
+        return {key: reason for part in parts for key, reason in part.items()}
+
+    def finish(self) -> None:
+        """Write the skipped images, the model and the report, and last `result.json`, which marks the run as done."""
+        run, splits, position = Run(self.folder), self.trainer.splits, self.position
+        unreadable = self.all_unreadable()
+        if self.processes.is_main and unreadable:
+            write_json(self.folder / "unreadable.json", unreadable)
+        step = position.step
+        with self.trainer.use_average():
+            if self.recipe.final == "best" and position.best_step != step:
+                read_tensors(run.best(position.best_step), live_tensors(self.trainer.model), self.processes)
+                self.metrics, step = None, position.best_step
+            metrics = self.metrics or self.measure(StopRequest())
+            self.save_model(self.folder / "model")
+        if self.processes.is_main:
+            early = f"no better evaluation in {position.worse}" if self.is_early_stop() else ""
+            outcome = Outcome(train=splits.train, measures=metrics, held_out=splits.validation, stopped=early)
+            try:
+                write_report(run, outcome)
+            except Exception as error:  # the model is still good
+                again = f"`vit train --resume {self.folder}` tries again"
+                notify(self.listeners, f"the report could not be written: {describe_error(error)}; {again}")
+            run.seal(self.line("val", step) | metrics.scalars())
+        self.processes.barrier()
 
 
-def keeps_best(recipe: Recipe) -> bool:
+def needs_best(recipe: Recipe) -> bool:
     return recipe.final == "best" or recipe.patience > 0
 
 
-class Diverged(TrainingError):
-    """A run whose loss or weights are no numbers any more."""
-
-
-class EvaluationCut(Exception):
-    """An evaluation that a signal has cut short."""
+class EvaluationStopped(Exception):
+    """A signal stopped an evaluation."""
 
 
 class StopRequest:
-    """A signal asks to stop; under torchrun, so does the end of its agent, without which nobody ends the process."""
+    """Whether a signal asked to stop. Under torchrun the end of its agent asks, too: it sends no signal."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -272,14 +462,14 @@ class StopRequest:
 
     @property
     def number(self) -> int:
-        """The signal that asked, or 0."""
+        """The signal, or 0."""
         if self.agent is not None and not self.received and os.getppid() != self.agent:
             print_status("torchrun's agent has ended: stopping")
             self.received = signal.SIGTERM
         return self.received
 
     def receive(self, number: int, _: FrameType | None) -> None:
-        if self.received:  # asked twice: now
+        if self.received:  # asked twice: stop at once
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self.received = number
@@ -287,7 +477,7 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """SIGTERM and SIGINT become a request while the context lasts; only a main thread can have it so."""
+    """A context in which SIGTERM and SIGINT become a request to stop; only the main thread can receive them."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request

@@ -1,4 +1,7 @@
-"""What a run learns to answer: the question to each image, its loss, and how the answers are measured."""
+"""What a run optimizes: targets, per-image losses and validation metrics.
+
+Add a loss to `LOSSES`; recipes then know its name.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,17 +19,15 @@ from torch import Tensor, nn
 from vitruvian.data.loader import Batch
 from vitruvian.data.sources import Source, class_sizes
 from vitruvian.evaluation.measuring.metrics import SHOWN_MISTAKES, Measures, measure
-
-if TYPE_CHECKING:
-    from vitruvian.training.recipe import Recipe
+from vitruvian.training.recipe import CHOICES, Recipe
 
 # B images, K classes
 
 Autocast = Callable[[], AbstractContextManager[object]]
 
 
-class Measured(Protocol):
-    """What every measurement of held-out images has."""
+class ValidationMetrics(Protocol):
+    """What every evaluation on validation images gives."""
 
     @property
     def loss(self) -> float: ...
@@ -38,40 +39,42 @@ class Measured(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """Where a measurement computes."""
+class Placement:
+    """Where an evaluation computes."""
 
     device: torch.device
     dtype: torch.dtype | None
-    """Of autocast."""
+    """Autocast dtype."""
     all_ranks: bool
-    """Every process of torchrun has its own batches, and all get the measures of the whole."""
+    """Whether each process of torchrun has its own batches; all get the metrics over all of them."""
 
 
 class Objective(ABC):
-    """Owns the targets, the loss and the measures of a run; the model answers."""
+    """The targets, the loss and the validation metrics of a run."""
 
     @abstractmethod
     def targets(self, batch: Batch, step: int) -> Tensor:
-        """What is asked of each image of a batch, (B, ...)."""
+        """The targets of a batch, (B, ...)."""
 
-    def answers(self, batch: Batch, pixels: Tensor) -> Tensor:
-        """What else there is to learn from the pixels of a batch as the model sees them, (B, ...)."""
+    def teacher_outputs(self, batch: Batch, pixels: Tensor) -> Tensor:
+        """The teacher's outputs for a batch, (B, A); A is 0 without a teacher."""
         return pixels.new_empty(len(pixels), 0)
 
     @abstractmethod
-    def judged(
-        self, module: nn.Module, pixels: Tensor, targets: Tensor, answers: Tensor, autocast: Autocast
+    def losses(
+        self, module: nn.Module, pixels: Tensor, targets: Tensor, teacher: Tensor, autocast: Autocast
     ) -> tuple[Tensor, Tensor]:
-        """The loss of each image (B,), and how many answers are right as a float."""
+        """The loss of each image (B,), and the number of correct predictions as a float tensor."""
 
     @abstractmethod
-    def measured(self, model: nn.Module, batches: Iterable[Batch], images: int, place: Place) -> Measured:
-        """The measures of a model over all batches of held-out `images`, without dropout."""
+    def evaluate(
+        self, model: nn.Module, batches: Iterable[Batch], images: int, placement: Placement
+    ) -> ValidationMetrics:
+        """The metrics of a model, in eval mode, over all batches of `images` validation images."""
 
 
 class Labels(Objective):
-    """The class of each image."""
+    """Classification: the class of each image."""
 
     def __init__(self, recipe: Recipe, classes: int) -> None:
         self.recipe, self.classes = recipe, classes
@@ -79,69 +82,71 @@ class Labels(Objective):
     def targets(self, batch: Batch, step: int) -> Tensor:
         return batch.labels
 
-    def judged(
-        self, module: nn.Module, pixels: Tensor, targets: Tensor, answers: Tensor, autocast: Autocast
+    def losses(
+        self, module: nn.Module, pixels: Tensor, targets: Tensor, teacher: Tensor, autocast: Autocast
     ) -> tuple[Tensor, Tensor]:
         with autocast():
             logits = module(pixels)
-        loss = LOSSES[self.recipe.loss]
-        return loss(logits, targets, self.recipe.label_smoothing), right(logits.detach(), targets)
+        losses = LOSSES[self.recipe.loss](logits, targets, self.recipe.label_smoothing)
+        return losses, count_correct(logits.detach(), targets)
 
-    def measured(self, model: nn.Module, batches: Iterable[Batch], images: int, place: Place) -> Measures:
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch], images: int, placement: Placement) -> Measures:
         return measure(
             model,
             batches,
             classes=self.classes,
-            device=place.device,
-            dtype=place.dtype,
+            device=placement.device,
+            dtype=placement.dtype,
             mistakes=SHOWN_MISTAKES,
-            all_ranks=place.all_ranks,
+            all_ranks=placement.all_ranks,
         )
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    soft = targets.dim() == 2
-    return F.cross_entropy(logits.float(), targets, reduction="none", label_smoothing=0.0 if soft else label_smoothing)
+    is_soft = targets.dim() == 2
+    label_smoothing = 0.0 if is_soft else label_smoothing
+    return F.cross_entropy(logits.float(), targets, reduction="none", label_smoothing=label_smoothing)
 
 
 def bce(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Binary cross-entropy of each class, summed over the classes as in big_vision."""
     logits = logits.float()
-    wanted = shares(targets, logits, label_smoothing)
-    return F.binary_cross_entropy_with_logits(logits, wanted, reduction="none").sum(dim=1)
+    targets = shares(targets, logits, label_smoothing)
+    return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(dim=1)
 
 
 LOSSES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {"cross_entropy": cross_entropy, "bce": bce}
-"""By the name that a recipe has for them: the loss of each image (B,) in float32, from logits (B, K) and targets.
+"""The loss of each image (B,) in float32, from logits (B, K), targets and label smoothing.
 
-Targets are labels (B,), or shares of classes (B, K), which are already smoothed.
+Targets are labels (B,), or soft targets (B, K), which are already smoothed.
 """
+CHOICES["loss"] = LOSSES
 
 
 def shares(targets: Tensor, logits: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Targets as shares of classes (B, K)."""
+    """Targets as soft targets (B, K)."""
     if targets.dim() == 2:
         return targets
     classes = logits.shape[1]
     return F.one_hot(targets, classes).to(logits).mul_(1 - label_smoothing).add_(label_smoothing / classes)
 
 
-def right(logits: Tensor, targets: Tensor) -> Tensor:
-    """How many images' best class is the (largest) target, as a float."""
+def count_correct(logits: Tensor, targets: Tensor) -> Tensor:
+    """The number of images whose best class is the (largest) target, as a float tensor."""
     labels = targets.argmax(dim=1) if targets.dim() == 2 else targets
     return (logits.argmax(dim=1) == labels).sum().float()
 
 
 def balanced_weights(source: Source) -> Tensor:
-    """A weight for each class, inverse to its size and one in the mean over the images; 0 for a class without any."""
+    """Class weights (K,), inverse to class sizes, with mean 1 over the images; 0 for a class without images."""
     sizes = class_sizes(source.labels(), len(source.classes))
     present = sizes > 0
     weights = np.where(present, len(source) / (present.sum() * np.maximum(sizes, 1)), 0.0)
     return torch.from_numpy(weights).float()
 
 
-def image_weights(targets: Tensor, own: Tensor, classes: Tensor | None) -> Tensor:
-    """How much each image counts: its own weight times that of its class, or of its shares of classes."""
-    if classes is None:
-        return own
-    return own * (targets @ classes if targets.dim() == 2 else classes[targets])
+def image_weights(targets: Tensor, weights: Tensor, class_weights: Tensor | None) -> Tensor:
+    """The weight of each image (B,), times that of its class, or of its soft targets."""
+    if class_weights is None:
+        return weights
+    return weights * (targets @ class_weights if targets.dim() == 2 else class_weights[targets])

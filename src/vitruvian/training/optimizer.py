@@ -1,13 +1,14 @@
-"""The optimizer of a run: which parameters learn, how fast, which decay; and the mean of the weights (EMA, Polyak)."""
+"""The optimizer of a run: parameter groups, optimizers, learning-rate schedules, averaged weights (EMA, Polyak)."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,24 +16,30 @@ from torch import Tensor, nn
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
-from vitruvian.training.muon import Muon
-
-if TYPE_CHECKING:
-    from vitruvian.training.recipe import AverageName, Recipe
+from vitruvian.training.distributed import full_tensor
+from vitruvian.training.recipe import CHOICES, AverageName, Recipe
 
 Groups = list[dict[str, Any]]
-"""Parameters with their `weight_decay` and `lr_scale`."""
+"""Parameters with their `weight_decay`, `lr_scale` and number of `matrices`."""
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+"""Coefficients of x, x^3 and x^5: they bring singular values between 0 and 1 to about 0.7 to 1.2 in few iterations."""
+ITERATIONS = 4
+MUON_SCALE = 0.2
+"""Root mean square of Muon's update at lr 1, about that of AdamW."""
+FUSED = {"qkv": 3, "key_value": 2}
+"""Layers whose weight holds several projections, and how many."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerKind:
-    """How an optimizer is made, and what it remembers."""
+    """How an optimizer is built, and which state it has."""
 
     make: Callable[[Groups, Recipe], torch.optim.Optimizer]
     moments: tuple[str, ...]
-    """Tensors of its state that have the shape of their parameter."""
+    """State tensors that have the shape of their parameter."""
     matrix_moments: tuple[str, ...] = ()
-    """The same of matrices, where it has a way of its own for them."""
+    """State tensors of matrix parameters, if the optimizer treats those differently (Muon)."""
     counts_steps: bool = True
     """Whether its state also has the number of steps, `step`."""
 
@@ -49,55 +56,102 @@ def sgd(groups: Groups, recipe: Recipe) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, fused=True)
 
 
-def muon(groups: Groups, recipe: Recipe) -> torch.optim.Optimizer:
-    return Muon(groups, recipe)
+class Muon(torch.optim.AdamW):
+    """Muon for groups with `matrices`, whose momentum is made orthogonal before it changes the weights; else AdamW.
+
+    Jordan et al. 2024, with the scale of Liu et al. 2025 (arXiv:2502.16982), which makes updates as large as AdamW's,
+    so that both share one learning rate. PyTorch's own Muon accepts only matrices and computes in bfloat16.
+    """
+
+    def __init__(self, groups: Groups, recipe: Recipe) -> None:
+        super().__init__(groups, lr=recipe.lr, betas=recipe.betas)
+        self.momentum = recipe.momentum
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"] if group["matrices"] else ():
+                if parameter.grad is not None:
+                    self.update_matrices(parameter, group)
+                    parameter.grad = None  # AdamW skips it
+        return super().step(closure)
+
+    def update_matrices(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        grad, state = parameter.grad, self.state[parameter]
+        assert grad is not None
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        momentum = state["momentum_buffer"].lerp_(grad, 1 - self.momentum)
+        nesterov = full_tensor(grad.lerp(momentum, self.momentum))
+        matrices = nesterov.reshape(len(nesterov), -1).chunk(group["matrices"])
+        update = torch.cat([orthogonalize(part) * (MUON_SCALE * math.sqrt(max(part.shape))) for part in matrices])
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.sub_(shard_like(update.view_as(nesterov), parameter), alpha=group["lr"])
+
+
+def orthogonalize(matrix: Tensor) -> Tensor:
+    """The matrix with all singular values near 1, by Newton-Schulz iterations."""
+    a, b, c = NEWTON_SCHULZ
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    x = (matrix.T if is_tall else matrix) / (matrix.norm() + 1e-7)
+    for _ in range(ITERATIONS):
+        square = x @ x.T
+        x = torch.addmm(x, torch.addmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return x.T if is_tall else x
+
+
+def shard_like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """Shard a full tensor, equal in all processes, in the way `parameter` is sharded."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if not isinstance(parameter, DTensor):
+        return tensor
+    return distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
 OPTIMIZERS = {
     "adam": OptimizerKind(adam, ("exp_avg", "exp_avg_sq")),
     "adamw": OptimizerKind(adamw, ("exp_avg", "exp_avg_sq")),
-    "muon": OptimizerKind(muon, ("exp_avg", "exp_avg_sq"), matrix_moments=("momentum_buffer",)),
+    "muon": OptimizerKind(Muon, ("exp_avg", "exp_avg_sq"), matrix_moments=("momentum_buffer",)),
     "sgd": OptimizerKind(sgd, ("momentum_buffer",), counts_steps=False),
 }
-"""By the name that a recipe has for them."""
-
-
-FUSED = {"qkv": 3, "key_value": 2}
-"""Layers whose weight is several projections, and how many."""
+CHOICES["optimizer"] = OPTIMIZERS
 
 
 def freeze(model: Model, recipe: Recipe) -> None:
-    """Stop the parameters from learning that the recipe names, and those of the lower layers that it freezes."""
+    """Stop training the parameters that match `recipe.freeze`, and the lowest `recipe.freeze_layers` of the layers."""
     names = [name for name, _ in model.named_parameters()]
     for pattern in recipe.freeze:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise UnknownNameError("parameters to freeze", pattern, names, see="(* stands for anything)")
+            raise UnknownNameError("parameters to freeze", pattern, names, see="(* matches anything)")
     count = layers_of(model)
     lower = round(recipe.freeze_layers * count)
     for name, parameter in model.named_parameters():
-        low = lower and layers_above(model, name) > count - lower
-        if low or any(fnmatchcase(name, pattern) for pattern in recipe.freeze):
+        is_low = lower and layers_above(model, name) > count - lower
+        if is_low or any(fnmatchcase(name, pattern) for pattern in recipe.freeze):
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        shown = f"freeze={list(recipe.freeze)} with freeze_layers={recipe.freeze_layers:g}"
-        raise ConfigError(f"{shown} leaves nothing that learns")
+        settings = f"freeze={list(recipe.freeze)} with freeze_layers={recipe.freeze_layers:g}"
+        raise ConfigError(f"{settings} leaves no parameter to train")
 
 
-def learning(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters that learn, by name."""
+def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters that train, by name."""
     return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
-def optimizer_for(model: Model, recipe: Recipe) -> torch.optim.Optimizer:
-    """The optimizer, its parameters in groups of one decay and one `lr_scale`, with their number of `matrices`."""
+def build_optimizer(model: Model, recipe: Recipe) -> torch.optim.Optimizer:
+    """The optimizer, with one group for each weight decay, `lr_scale` and number of `matrices` per parameter."""
     kind = OPTIMIZERS[recipe.optimizer]
+    # PyTorch multiplies the decay by the learning rate.
+    weight_decay = recipe.weight_decay / recipe.lr if recipe.decouple_lr else recipe.weight_decay
     groups: dict[tuple[float, float, int], list[nn.Parameter]] = {}
-    for name, parameter in learning(model):
+    for name, parameter in trainable(model):
         decays = recipe.weight_decay_on == "all" or is_kernel(name, parameter)
         matrices = hidden_matrices(name, parameter) if kind.matrix_moments else 0
-        key = (decay_of(recipe) if decays else 0.0, recipe.layer_decay ** layers_above(model, name), matrices)
+        key = (weight_decay if decays else 0.0, recipe.layer_decay ** layers_above(model, name), matrices)
         groups.setdefault(key, []).append(parameter)
-    rows: list[dict[str, Any]] = [
+    rows: Groups = [
         {"params": parameters, "weight_decay": decay, "lr_scale": scale, "matrices": matrices}
         for (decay, scale, matrices), parameters in groups.items()
     ]
@@ -105,20 +159,15 @@ def optimizer_for(model: Model, recipe: Recipe) -> torch.optim.Optimizer:
 
 
 def is_kernel(name: str, parameter: Tensor) -> bool:
-    """The matrix of a dense layer or a convolution: no bias, norm, position or token."""
+    """Whether this is the weight of a dense layer or a convolution: not a bias, norm, position or token."""
     return name.endswith(".weight") and parameter.dim() >= 2
 
 
 def hidden_matrices(name: str, parameter: Tensor) -> int:
-    """How many matrices between hidden layers a parameter holds: fused projections are several, a head is none."""
+    """The number of hidden-layer matrices in a parameter: several in fused projections, none in a head."""
     if not is_kernel(name, parameter) or name.startswith(("head.", "head_dist.")):
         return 0
     return FUSED.get(name.split(".")[-2], 1)
-
-
-def decay_of(recipe: Recipe) -> float:
-    """PyTorch's weight decay, which it multiplies by the learning rate."""
-    return recipe.weight_decay / recipe.lr if recipe.decouple_lr else recipe.weight_decay
 
 
 def layers_above(model: Model, name: str) -> int:
@@ -131,7 +180,7 @@ def layers_above(model: Model, name: str) -> int:
 
 
 def layers_of(model: Model) -> int:
-    """Blocks of a ViT, stages of a ResNet."""
+    """Number of blocks of a ViT, or of stages of a ResNet."""
     return len(model.blocks) if isinstance(model, ViT) else len(model.stages)
 
 
@@ -141,25 +190,25 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def moments(optimizer: torch.optim.Optimizer, model: nn.Module, kind: str) -> dict[str, Tensor]:
-    """What the optimizer remembers, by kind and name of the parameter, made of zeros where there is nothing yet."""
-    found = {}
+    """The optimizer's state by kind and name of the parameter; creates zeros where there is none yet."""
+    tensors = {}
     matrices = {id(p) for group in optimizer.param_groups if group["matrices"] for p in group["params"]}
-    for name, parameter in learning(model):
+    for name, parameter in trainable(model):
         state = optimizer.state[parameter]
-        own = OPTIMIZERS[kind].matrix_moments if id(parameter) in matrices else OPTIMIZERS[kind].moments
-        lost = set(state).difference(own, {"step"})
-        assert not lost, f"{kind} also remembers {lost}, which no checkpoint would have"
-        for moment in own:
-            if state.get(moment) is None:
-                state[moment] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            found[f"{moment}.{name}"] = state[moment]
+        keys = OPTIMIZERS[kind].matrix_moments if id(parameter) in matrices else OPTIMIZERS[kind].moments
+        missing = set(state).difference(keys, {"step"})
+        assert not missing, f"{kind} also has the state {missing}, which a checkpoint would not contain"
+        for key in keys:
+            if state.get(key) is None:
+                state[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            tensors[f"{key}.{name}"] = state[key]
         if OPTIMIZERS[kind].counts_steps and "step" not in state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-    return found
+    return tensors
 
 
 def steps_taken(optimizer: torch.optim.Optimizer) -> int:
-    """Updates so far; with float16 fewer than steps of the run, because overflowing ones are left out."""
+    """Optimizer updates so far; with float16 fewer than training steps, because overflowing ones are skipped."""
     return max((int(state["step"].item()) for state in optimizer.state.values() if "step" in state), default=0)
 
 
@@ -169,54 +218,135 @@ def set_steps_taken(optimizer: torch.optim.Optimizer, count: int) -> None:
             state["step"].fill_(count)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """A learning rate that rises linearly from 0 during the warmup, then decays (or stays) until the last step."""
+
+    kind: str
+    """A key of SCHEDULES."""
+    peak: float
+    steps: int
+    warmup: int = 0
+    end: float = 0.0
+    cooldown: int = 0
+    timescale: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        if self.warmup + self.cooldown > self.steps:
+            raise ConfigError(
+                f"warmup and cooldown of {self.warmup} and {self.cooldown} steps do not fit into "
+                f"the {self.steps} steps of the run",
+                hint="set warmup and cooldown",
+            )
+
+    def lr_at(self, step: int) -> float:
+        """The lr of step 0, 1, ... `steps` - 1."""
+        if step < self.warmup:
+            return self.peak * step / self.warmup
+        return SCHEDULES[self.kind](self, step)
+
+    def done(self, step: int) -> float:
+        """The fraction of the steps after the warmup that are done."""
+        return (step - self.warmup) / max(1, self.steps - self.warmup)
+
+    def cool_down(self, lr: float, step: int) -> float:
+        """`lr`, or its linear decay to `end` once the cooldown has begun."""
+        left = min(1.0, (self.steps - step) / self.cooldown) if self.cooldown else 1.0
+        return self.end + (lr - self.end) * left if left < 1 else lr
+
+
+def constant(schedule: Schedule, step: int) -> float:
+    return schedule.cool_down(schedule.peak, step)
+
+
+def linear(schedule: Schedule, step: int) -> float:
+    """Reaches `end` at step `steps`, as in the paper's release."""
+    return schedule.end + (schedule.peak - schedule.end) * (1 - schedule.done(step))
+
+
+def cosine(schedule: Schedule, step: int) -> float:
+    """Reaches `end` at step `steps`, as in the paper's release."""
+    return schedule.end + (schedule.peak - schedule.end) * (1 + math.cos(math.pi * schedule.done(step))) / 2
+
+
+def rsqrt(schedule: Schedule, step: int) -> float:
+    """The reciprocal square root of the steps after the warmup."""
+    return schedule.cool_down(schedule.peak / math.sqrt(1 + (step - schedule.warmup) / schedule.timescale), step)
+
+
+SCHEDULES: dict[str, Callable[[Schedule, int], float]] = {
+    "constant": constant,
+    "linear": linear,
+    "cosine": cosine,
+    "rsqrt": rsqrt,
+}
+"""The lr of a step after the warmup."""
+CHOICES["schedule"] = SCHEDULES
+
+
+def build_schedule(recipe: Recipe, steps: int) -> Schedule:
+    """The schedule of a run of `steps` steps."""
+    return Schedule(
+        kind=recipe.schedule,
+        peak=recipe.lr,
+        steps=steps,
+        warmup=to_steps(recipe.warmup, steps),
+        end=recipe.min_lr,
+        cooldown=to_steps(recipe.cooldown, steps),
+        timescale=recipe.timescale,
+    )
+
+
+def to_steps(length: float, steps: int) -> int:
+    """A number of steps; below 1, `length` is a fraction of `steps`."""
+    return round(length) if length >= 1 else round(length * steps)
+
+
 class Average:
-    """The mean of the weights that learn and of the buffers; `polyak` counts all steps from `start` on alike."""
+    """The average of the trainable weights and the buffers: exponential, or equal from step `start` on (`polyak`)."""
 
     def __init__(self, model: nn.Module, kind: AverageName, *, decay: float, start: int) -> None:
         self.kind, self.decay, self.start = kind, decay, start
-        self.parameters: dict[str, Tensor] = dict(learning(model)) | dict(model.named_buffers())
+        self.parameters: dict[str, Tensor] = dict(trainable(model)) | dict(model.named_buffers())
         self.means: dict[str, Tensor] = {name: p.detach().clone() for name, p in self.parameters.items()}
 
     def update(self, step: int) -> None:
-        """Take in the weights after step 0, 1, ..."""
-        share = self.share(step)
+        """Add the weights after step 0, 1, ..."""
+        if self.kind == "polyak":  # the weights replace the average until it starts
+            weight = 1.0 if step <= self.start else 1 / (step - self.start + 1)
+        else:
+            weight = 1 - min(self.decay, (1 + step) / (10 + step))
         with torch.no_grad():
-            means, weights = [list(map(local, side.values())) for side in (self.means, self.parameters)]
-            torch._foreach_lerp_(means, weights, share)
-
-    def share(self, step: int) -> float:
-        """How much the new weights count; they replace the mean as long as it has not begun."""
-        if self.kind == "polyak":
-            return 1.0 if step <= self.start else 1 / (step - self.start + 1)
-        return 1 - min(self.decay, (1 + step) / (10 + step))
+            means, parameters = [list(map(local, side.values())) for side in (self.means, self.parameters)]
+            torch._foreach_lerp_(means, parameters, weight)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The model with the mean as its weights; afterwards it has its own again, bit for bit."""
-        self.exchange()
+        """A context in which the model has the average; afterwards it has its own weights again, bit for bit."""
+        self.swap()
         try:
             yield
         finally:
-            self.exchange()
+            self.swap()
 
-    def exchange(self) -> None:
+    def swap(self) -> None:
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 mean, weight = local(self.means[name]), local(parameter)
-                kept = weight.clone()
+                copy = weight.clone()
                 weight.copy_(mean)
-                mean.copy_(kept)
+                mean.copy_(copy)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This process's part of a tensor."""
+    """This process's shard of a tensor."""
     from torch.distributed.tensor import DTensor
 
-    part = tensor.detach()
-    return part.to_local() if isinstance(part, DTensor) else part
+    shard = tensor.detach()
+    return shard.to_local() if isinstance(shard, DTensor) else shard
 
 
-def average_for(model: nn.Module, recipe: Recipe, steps: int) -> Average | None:
+def build_average(model: nn.Module, recipe: Recipe, steps: int) -> Average | None:
     if recipe.average == "none":
         return None
     return Average(model, recipe.average, decay=recipe.ema_decay, start=round(recipe.polyak_start * steps))

@@ -1,15 +1,20 @@
-"""The settings of one training run: what a recipe file holds."""
+"""Recipes: the settings of a training run, their TOML files, and changes to them from the command line."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from vitruvian.config import Preprocess, ResNetConfig, ViTConfig
 from vitruvian.data.augment import Augment
 from vitruvian.data.sampling import Sampling
-from vitruvian.errors import ConfigError, UnknownNameError, argument
+from vitruvian.errors import ConfigError, FileError, UnknownNameError, argument, short_repr
+from vitruvian.files import parse_toml, read_bytes
 from vitruvian.settings import (
     MAX_SIDE,
     BatchSize,
@@ -22,10 +27,6 @@ from vitruvian.settings import (
     hints_of,
     validate_field,
 )
-from vitruvian.training.distill import DISTILLATIONS
-from vitruvian.training.objective import LOSSES
-from vitruvian.training.optimizer import OPTIMIZERS
-from vitruvian.training.schedule import SCHEDULES
 
 AverageName = Literal["none", "ema", "polyak"]
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -37,19 +38,20 @@ ObjectiveName = Literal["labels", "masked"]
 Steps = Annotated[int, Range(0, 10**12)]
 Lr = Annotated[float, Range(1e-12, 1e6)]
 
-CHOICES: dict[str, Mapping[str, Any]] = {
-    "optimizer": OPTIMIZERS,
-    "schedule": SCHEDULES,
-    "loss": LOSSES,
-    "distillation": DISTILLATIONS,
+CHOICES: dict[str, Mapping[str, Any]] = {}
+"""Settings that name a row of a table: `optimizer`, `schedule`, `loss` and `distillation`.
+
+The modules that implement the rows add their tables here, so that this module does not import them.
+"""
+TABLES: dict[str, tuple[type[Settings], ...]] = {
+    "architecture": (ViTConfig, ResNetConfig),
+    "preprocess": (Preprocess,),
 }
-"""Settings that name a row of a table."""
-TABLES: dict[str, tuple[type[Settings], ...]] = {"architecture": (ViTConfig, ResNetConfig), "view": (Preprocess,)}
-"""Tables of changes, and the settings that they may change."""
+"""Settings that are tables of changes, and the settings that they may change."""
 DESCRIPTION = {"about", "command", "time", "result"}
-"""Settings that tell of a recipe and change nothing."""
+"""Settings that describe a recipe and have no effect."""
 LOCAL = {"workers", "device", "compile"}
-"""Settings that may differ from process to process."""
+"""Settings that may differ between processes."""
 HARMLESS = LOCAL | {
     "checkpoint_seconds",
     "checkpoint_steps",
@@ -58,169 +60,169 @@ HARMLESS = LOCAL | {
     "parallel",
     "shard_size",
 }
-"""Settings that a continued run may change, because its weights do not depend on them (to within rounding)."""
+"""Settings that can be changed when resuming: the weights do not depend on them (up to rounding)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe(Settings):
-    """Everything that decides a run except the data and the number of processes."""
+    """All settings of a run, except the data and the number of processes."""
 
     about: str = ""
-    """What the recipe is for, in a line."""
+    """What the recipe is for, in one line."""
     command: str = ""
     time: str = ""
-    """How long it should take, and on what."""
+    """Expected time, and on which hardware."""
     result: str = ""
-    """What it should reach."""
+    """Expected result."""
 
     model: str = "ViT-S/16"
-    """Name in the catalog; `weights` say their own."""
+    """Name of an architecture to train from scratch; ignored with `weights`."""
     weights: str = ""
-    """What to start from: a file, a folder or a published name; empty starts from scratch."""
+    """Weights to start from: a file, a folder or a published name; empty: from scratch (random weights)."""
     image_size: Annotated[int, Range(0, MAX_SIDE)] = 0
-    """Side in pixels of the images that the model is measured with and saved for; 0 is `enlarge` times its own."""
+    """Side in pixels of the images that the model is evaluated on and saved for; 0: `enlarge` times its own."""
     enlarge: Annotated[float, Range(0.1, 10.0)] = 1.0
-    """Where `image_size` is 0: the side as a multiple of the model's own, in whole patches."""
+    """If `image_size` is 0: the side as a multiple of the model's own, rounded to whole patches."""
     train_scale: Annotated[float, Range(0.1, 10.0)] = 1.0
-    """Side of training views as a multiple of the measured one. Training crops show things larger than they are in
-    whole images: smaller views make up for it, and are cheaper."""
+    """Side of training images as a multiple of `image_size`. Random crops show objects larger than evaluation does:
+    smaller training images compensate for that, and are cheaper."""
     architecture: Mapping[str, Any] = field(default_factory=dict)
-    """Other settings of the model than its own, by name (see ViTConfig); of weights, only what changes
-    no array can, such as `drop_path` or `tome_r`, and nothing of a ResNet's."""
-    view: Mapping[str, Any] = field(default_factory=dict)
-    """Other settings of the evaluation view than its own, by name (see Preprocess)."""
+    """Changes to the settings of the model (see ViTConfig); with `weights`, only settings that do not change the shape
+    of any parameter, such as `drop_path` or `tome_r`."""
+    preprocess: Mapping[str, Any] = field(default_factory=dict)
+    """Changes to the evaluation preprocessing of the model (see Preprocess)."""
     head_bias: Annotated[float, Range(-1e6, 1e6)] = 0.0
-    """Where the biases of a fresh head start; the paper takes -10 with 21k classes."""
+    """Initial bias of a new head; the paper uses -10 with 21k classes."""
     head_init: HeadInit = "zero"
-    """Of a fresh head. `probe`: where logistic regression on the frozen features ends, as `vit probe` fits it;
-    `least_squares`: where ridge regression ends, which is quicker with many classes."""
+    """Initialization of a new head. `probe`: logistic regression on the frozen features, as `vit probe` fits it;
+    `least_squares`: ridge regression, which is faster with many classes."""
     stem_init: Literal["random", "whitening"] = "random"
-    """Of a stem of plain convolutions, from scratch. `whitening`: the first convolution decorrelates the pixels of the
-    training images; `freeze` can keep it so. `weights` have a stem of their own."""
+    """Initialization of a convolutional stem, from scratch only. `whitening`: the first convolution decorrelates the
+    pixels of the training images; use `freeze` to keep it fixed."""
     freeze: tuple[str, ...] = ()
-    """Patterns of parameter names that do not learn, such as `embed.*` or `blocks.[0-5].*`."""
+    """Patterns of names of parameters that are not trained, such as `embed.*` or `blocks.[0-5].*`."""
     freeze_layers: Share = 0.0
-    """Share of the layers that do not learn, from the embedding on; the backward pass ends above them."""
+    """Fraction of the layers that are not trained, from the embedding on; the backward pass ends above them."""
 
     epochs: Annotated[float, Range(0.0, 1e6)] = 0.0
-    """How often every image is trained on."""
+    """Number of epochs."""
     steps: Steps = 0
-    """In place of `epochs`: steps of the optimizer."""
+    """Number of optimizer steps, instead of `epochs`."""
     batch_size: BatchSize = 128
-    """Images in a step, over all processes."""
+    """Global batch size."""
     grad_accum_steps: Annotated[int, Range(1, 2**20)] = 1
-    """Parts in which a process works through its share of a batch, to need less memory."""
+    """Gradient accumulation: parts into which a process splits its batch to save memory."""
     seed: Seed = 0
-    """Random seed of the fresh weights, the order of the images, their views and dropout."""
+    """Random seed (initialization, shuffling, augmentation, dropout)."""
 
     optimizer: str = "adamw"
-    """A key of OPTIMIZERS. `adamw` and `muon` keep weight decay out of the gradient, `adam` and `sgd` add it. `muon`
-    makes the momentum of hidden layers' matrices orthogonal, and is `adamw` for all else."""
+    """A key of OPTIMIZERS. `adamw` and `muon` decouple weight decay, `adam` and `sgd` add it to the gradient. `muon`
+    makes the momentum of the hidden layers' matrices orthogonal, and uses `adamw` for all other parameters."""
     betas: tuple[Share, Share] = (0.9, 0.999)
     momentum: Share = 0.9
-    """Of SGD and Muon."""
+    """Momentum of SGD and Muon."""
     lr: Lr = 1e-3
-    """The highest learning rate."""
+    """Peak learning rate."""
     lrs: tuple[Lr, ...] = ()
-    """Those that `vit finetune` chooses among; without any, `lr` alone."""
+    """Learning rates that `vit finetune` selects from; empty: only `lr`."""
     schedule: str = "cosine"
     """A key of SCHEDULES."""
     warmup: Annotated[float, Range(0.0, 1e12)] = 0.0
-    """Learning rate (lr) warmup: steps in which it rises from 0; below 1 their share of all steps."""
+    """Steps of linear learning-rate warmup; below 1, a fraction of all steps."""
     min_lr: Annotated[float, Range(0.0, 1e6)] = 0.0
-    """Where a linear or cosine schedule ends."""
+    """Final learning rate of a linear or cosine schedule."""
     cooldown: Annotated[float, Range(0.0, 1e12)] = 0.0
-    """Steps at the end in which a constant or reciprocal-root learning rate falls to `min_lr`; below 1 a share."""
+    """Final steps in which a constant or rsqrt schedule decays to `min_lr`; below 1, a fraction of all steps."""
     timescale: Annotated[float, Range(1, 1e12)] = 10_000.0
-    """Steps after which a reciprocal-root learning rate has fallen to 0.71 of its height."""
+    """Steps after which an rsqrt schedule has decayed to 0.71 of its peak."""
     weight_decay: Annotated[float, Range(0.0, 1e6)] = 0.0
     decouple_lr: bool = False
-    """A step takes `weight_decay` off the weights at the highest learning rate, whatever that is, as in big_vision."""
+    """`weight_decay` is the decay per step at the peak learning rate, whatever that is, as in big_vision."""
     weight_decay_on: Literal["kernels", "all"] = "kernels"
-    """`kernels`: the matrices of dense layers and convolutions alone."""
+    """`kernels`: only the weights of dense layers and convolutions."""
     layer_decay: Annotated[float, Range(1e-6, 1.0)] = 1.0
-    """Layer decay: factor of the learning rate from each layer to the one before it."""
+    """Layer decay: factor of the learning rate from one layer to the layer below."""
     grad_clip: Annotated[float, Range(0.0, 1e12)] = 0.0
-    """Gradient clipping: the largest norm of all gradients together; 0 for any."""
+    """Gradient clipping: maximum global norm; 0: no clipping."""
 
     objective: ObjectiveName = "labels"
-    """`labels`: the class of each image. `masked`: the colors of patches that are hidden, which needs no labels and
-    gives a model without a head to train further."""
+    """`labels`: classification. `masked`: predict the colors of masked patches, which needs no labels and gives a
+    model without a head for further training."""
     loss: str = "cross_entropy"
-    """A key of LOSSES. `bce`: binary cross-entropy, each class on its own, summed over the classes."""
+    """A key of LOSSES. `bce`: binary cross-entropy, summed over the classes."""
     label_smoothing: Share = 0.0
-    """Label smoothing: share of each label that is spread over all classes."""
+    """Label smoothing: the fraction of each label that is spread over all classes."""
     teacher: str = ""
-    """Knowledge distillation from these weights: a file, a folder or a published name; empty for none."""
+    """Weights to distill from: a file, a folder or a published name; empty: no distillation."""
     distillation: str = "logits"
-    """A key of DISTILLATIONS. `logits`: the teacher's probabilities; `token`: the same for the distillation token,
-    as in DeiT, and the labels for the class token; `features`: similarities of the images of a batch."""
+    """A key of DISTILLATIONS. `logits`: the teacher's probabilities; `token`: these for the distillation token and the
+    labels for the class token, as in DeiT; `features`: similarities between the images of a batch."""
     distillation_weight: Share = 0.5
-    """The teacher's share of the loss."""
+    """Weight of the teacher's loss; the labels have the rest."""
     distillation_temperature: Annotated[float, Range(0.0, 1e3)] = 2.0
-    """Divides the logits of both; at 0, the teacher's best class is a label (DeiT's hard distillation)."""
-    teacher_view: Literal["same", "fixed"] = "same"
-    """`same`: the teacher sees what the student sees, in each step. `fixed`: it sees the evaluation view of each image
-    once, and its features are kept on disk."""
+    """Divides the logits of teacher and student; 0: the teacher's top class is a label (DeiT's hard distillation)."""
+    teacher_input: Literal["same", "fixed"] = "same"
+    """`same`: the teacher gets the student's augmented images in each step. `fixed`: it gets each image once, without
+    augmentation, and its features are stored on disk."""
     class_weights: Literal["none", "balanced"] = "none"
-    """`balanced`: an image counts more the rarer its class is, one in the mean."""
+    """`balanced`: weight images inversely to the size of their class."""
     sampling: Sampling = "uniform"
-    """`balanced`: every class comes up equally often."""
+    """`balanced`: sample every class equally often."""
     augment: Augment = field(default_factory=Augment)
-    """Training views; their size, mean and deviation are those of the evaluation view."""
+    """Training augmentation; size, mean and std are those of the evaluation preprocessing."""
     aug_repeats: Annotated[int, Range(1, 1024)] = 1
-    """Views of each image in a batch."""
+    """Augmented copies of each image in a batch."""
     max_train_samples: Steps = 0
-    """To train on no more than so many, the classes as equal as they allow; fewer are always among more. 0 for all."""
+    """Maximum number of training images (0: all), balanced over classes; larger subsets contain smaller ones."""
     val_fraction: Annotated[float, Range(0.001, 0.9)] = 0.1
-    """Share of each class held out for validation where the data has no such split."""
+    """Fraction of each class held out for validation if the data has no validation split."""
     validation: Validation = "auto"
-    """`auto`: on the split `val`, or else `test`, or else on what is held out. `dev`: never on the test split. `test`:
-    on the test split, after training on all other images."""
+    """`auto`: evaluate on the split `val`, else `test`, else on images held out. `dev`: never on the test split.
+    `test`: on the test split, after training on all other images."""
     max_unreadable: Share = 0.01
-    """Share of images that may be unreadable before the run stops."""
+    """Maximum fraction of unreadable images before the run stops."""
 
     average: AverageName = "none"
-    """`ema`: an exponential mean of the weights; `polyak`: their plain mean. The mean is what is evaluated and used."""
+    """Average the weights: `ema` exponentially, `polyak` equally. The average is evaluated and saved."""
     ema_decay: Annotated[float, Range(1e-6, 1.0)] = 0.9999
-    """Decay of the EMA; less in the first steps."""
+    """Decay of the EMA; smaller in the first steps."""
     polyak_start: Share = 0.5
-    """Share of the run after which `polyak` begins."""
+    """Fraction of the run after which `polyak` starts."""
 
     precision: Precision = "float32"
-    """What autocast computes in; weights stay float32."""
+    """Autocast dtype; weights stay float32."""
     grad_checkpointing: bool = False
     compile: bool = False
     patch_drop: Annotated[float, Range(0.0, 0.95)] = 0.0
-    """Patch dropout: share of patch tokens left out while training."""
+    """Patch dropout: fraction of patch tokens dropped during training."""
     resolutions: tuple[tuple[Share, Annotated[int, Range(1, MAX_SIDE)]], ...] = ()
-    """Pairs of a share of the run and the side in pixels from there on; before and without them, `image_size`."""
+    """Pairs of a fraction of the run and the image side in pixels from there on; before the first, `image_size`."""
 
     eval_every: Annotated[float, Range(0.0, 1e9)] = 1.0
-    """In epochs; 0 for the last step alone, which is always evaluated."""
+    """Epochs between evaluations; 0: only after the last step, which is always evaluated."""
     eval_batch_size: Annotated[int, Range(0, 2**20)] = 0
-    """0: as in training."""
+    """0: `batch_size`."""
     monitor: Monitor = "top1"
-    """What the best evaluation is best in."""
+    """Metric that decides which evaluation is the best."""
     patience: Steps = 0
-    """Evaluations without a better one after which the run ends early; 0 for never."""
+    """Early stopping: evaluations without improvement after which the run ends; 0: never."""
     final: Literal["last", "best"] = "last"
-    """Which weights become the model; `best` needs images apart from the test split, and holds some out."""
+    """Which weights to save; `best` never uses the test split to decide, and holds images out if there is no `val`."""
 
     log_every: Annotated[int, Range(1, 10**9)] = 10
-    """Steps that a line of metrics covers."""
+    """Steps between lines of training metrics."""
     checkpoint_seconds: Annotated[float, Range(0.0, 1e9)] = 120.0
     checkpoint_steps: Steps = 0
-    """Also every so many steps; 0 leaves it to the clock."""
+    """Steps between checkpoints, in addition to `checkpoint_seconds`; 0: by time only."""
     keep_checkpoints: Annotated[int, Range(1, 10**6)] = 2
     async_checkpoint: bool = True
-    """Steps go on while a copy of the state is written, which takes its memory; False makes them wait."""
+    """Write checkpoints in the background, from a copy of the state in memory."""
     workers: Workers = 2
-    """Processes that read images; the result does not depend on them."""
+    """Processes that load images; they do not affect the result."""
     parallel: Parallel = "ddp"
-    """Under torchrun: copies of the model (`ddp`), one in parts (`fsdp`), or copies in parts (`hsdp`)."""
+    """Under torchrun: replicate the model (`ddp`), shard it (`fsdp`), or shard it within groups (`hsdp`)."""
     shard_size: Annotated[int, Range(0, 10**6)] = 0
-    """With `hsdp`: processes that hold a copy of the model together; 0 for those of one machine."""
+    """With `hsdp`: processes that share one copy of the model; 0: those of one machine."""
     device: str = "auto"
 
     def check(self) -> None:
@@ -231,28 +233,28 @@ class Recipe(Settings):
             object.__setattr__(self, name, changes)
         if (self.epochs > 0) == (self.steps > 0):
             raise ConfigError(
-                f"a recipe has epochs or steps, not {argument('epochs', self.epochs, 'g')} "
+                f"a recipe needs either epochs or steps, not {argument('epochs', self.epochs, 'g')} "
                 f"and {argument('steps', self.steps)}"
             )
         if self.head_init != "zero" and self.loss != "cross_entropy":
-            raise ConfigError(f"head_init={self.head_init!r} is for loss='cross_entropy', not for {self.loss!r}")
+            raise ConfigError(f"head_init={self.head_init!r} needs loss='cross_entropy', not {self.loss!r}")
         if self.validation == "test" and (self.patience or self.final == "best"):
-            raise ConfigError("patience and final='best' choose by what is measured, which the test split is not for")
+            raise ConfigError("patience and final='best' would select on the test split (validation='test')")
         if self.objective == "masked":
             self.check_masked()
         if self.decouple_lr and self.optimizer != "adamw":
-            raise ConfigError(f"decouple_lr=true is for optimizer='adamw', not for {self.optimizer!r}")
+            raise ConfigError(f"decouple_lr=true needs optimizer='adamw', not {self.optimizer!r}")
         if [share for share, _ in self.resolutions] != sorted({share for share, _ in self.resolutions}):
-            raise ConfigError(f"resolutions={self.resolutions} do not begin one after the other")
+            raise ConfigError(f"resolutions={self.resolutions} are not in increasing order")
 
-    def shown(self) -> dict[str, Any]:
-        """The settings that hold, for people: without the model, which weights and `architecture` overrule."""
-        left_out = DESCRIPTION | {"model"} | ({"weights"} if not self.weights else set())
-        return {key: value for key, value in self.to_json().items() if key not in left_out}
+    def report_settings(self) -> dict[str, Any]:
+        """The settings for a report: without the model name, which `weights` and `architecture` override."""
+        omitted = DESCRIPTION | {"model"} | ({"weights"} if not self.weights else set())
+        return {key: value for key, value in self.to_json().items() if key not in omitted}
 
     def check_masked(self) -> None:
-        """Refuse what has no meaning where no labels are learned."""
-        given = {
+        """Raise ConfigError for settings that need labels."""
+        label_settings = {
             "loss": self.loss != "cross_entropy",
             "label_smoothing": self.label_smoothing > 0,
             "class_weights": self.class_weights != "none",
@@ -264,16 +266,207 @@ class Recipe(Settings):
             "validation": self.validation != "auto",
             "final": self.final != "last",
         }
-        for name, is_given in given.items():
-            if is_given:
-                raise ConfigError(f"{name} cannot be set with objective='masked', which learns colors and no labels")
+        for name, is_set in label_settings.items():
+            if is_set:
+                raise ConfigError(f"{name} cannot be set with objective='masked', which uses no labels")
 
 
 def typed_change(owners: tuple[type[Settings], ...], key: str, value: Any, where: str) -> Any:
-    """The value of a field of the first of these settings that has it."""
+    """Validate a change to the first of these settings that has the field `key`."""
     for owner in owners:
         if key in hints_of(owner):
             return validate_field(owner, key, value, where)
     raise UnknownNameError(
         "setting", f"{where}.{key}", [f"{where}.{name}" for owner in owners for name in hints_of(owner)]
     )
+
+
+OWNED = {"augment.image_size": "image_size", "augment.mean": "preprocess.mean", "augment.std": "preprocess.std"}
+"""Settings of the augmentation that follow from others."""
+
+OTHER_NAMES = {
+    "lr": "learning_rate lr_max max_lr base_lr lr0 blr",
+    "lrs": "learning_rates",
+    "min_lr": "end_lr lr_min lr_end eta_min final_lr",
+    "warmup": "warmup_steps warmup_epochs warmup_ratio lr_warmup_epochs lr_warmup_steps warmup_lr",
+    "cooldown": "cooldown_epochs cooldown_steps",
+    "schedule": "sched scheduler lr_scheduler lr_schedule lr_scheduler_type",
+    "optimizer": "opt optim optimiser",
+    "betas": "opt_betas adam_beta1 adam_beta2 beta1 beta2",
+    "weight_decay": "wd decay l2",
+    "layer_decay": "lr_decay layer_lr_decay layerwise_lr_decay llrd",
+    "grad_clip": "clip clip_grad clip_grad_norm gradient_clip gradient_clip_val max_grad_norm",
+    "grad_accum_steps": "grad_accum gradient_accumulation_steps accumulate_grad_batches accum_iter",
+    "grad_checkpointing": "gradient_checkpointing activation_checkpointing",
+    "batch_size (images in a step over all processes)": "batch bs train_batch_size per_device_train_batch_size",
+    "epochs": "num_epochs num_train_epochs max_epochs n_epochs",
+    "steps": "max_steps num_steps iterations iters total_steps",
+    "loss=bce": "bce_loss",
+    "label_smoothing": "smoothing label_smoothing_factor smooth",
+    "teacher": "teacher_model teacher_path teacher_model_name_or_path",
+    "distillation (logits, token or features)": "distillation_type",
+    "distillation_weight": "distillation_alpha kd_weight kd_alpha",
+    "distillation_temperature": "distillation_tau kd_temperature",
+    "precision (float32, bfloat16 or float16)": "amp amp_dtype fp16 bf16 dtype mixed_precision",
+    "compile": "torchcompile torch_compile",
+    "average=ema": "ema model_ema",
+    "ema_decay": "model_ema_decay",
+    "patch_drop": "patch_drop_rate token_drop",
+    "architecture.dropout": "drop drop_rate dropout dropout_rate hidden_dropout_prob",
+    "architecture.attention_dropout": "attn_drop attn_drop_rate attention_probs_dropout_prob",
+    "architecture.drop_path": "drop_path drop_path_rate stochastic_depth stochastic_depth_prob "
+    "architecture.drop_path_rate",
+    "architecture.tome_r": "tome_r tome token_merging merge_tokens",
+    "image_size": "img_size input_size resolution train_crop_size val_crop_size size",
+    "model": "arch model_name",
+    "weights": "pretrained finetune checkpoint initial_checkpoint model_name_or_path",
+    "workers": "num_workers dataloader_num_workers j",
+    "seed": "random_seed random_state",
+    "aug_repeats": "ra_reps repeated_aug",
+    "val_fraction": "holdout val_split validation_split train_val_split",
+    "eval_every (in epochs)": "eval_steps eval_interval eval_freq",
+    "eval_batch_size": "val_batch_size validation_batch_size per_device_eval_batch_size",
+    "log_every": "log_interval logging_steps print_freq",
+    "checkpoint_steps": "save_steps save_interval save_every",
+    "keep_checkpoints": "save_total_limit checkpoint_hist",
+    "patience": "early_stopping early_stopping_patience",
+    "monitor": "eval_metric metric_for_best_model",
+    "final=best": "load_best_model_at_end",
+    "augment.mixup_alpha": "mixup mixup_alpha",
+    "augment.cutmix_alpha": "cutmix cutmix_alpha",
+    "augment.random_erasing": "reprob random_erase random_erasing erasing",
+    "augment.hflip": "hflip hflip_prob flip",
+    "augment.scale": "scale",
+    "augment.ratio": "ratio",
+    "augment.rand_augment": "aa auto_augment autoaugment randaugment rand_augment",
+    "augment.rand_augment_magnitude": "magnitude",
+    "augment.color_jitter": "color_jitter jitter",
+    "augment.mixup_prob": "mixup_prob",
+}
+"""Settings, and their names in timm, transformers, torchvision and similar libraries."""
+
+
+def recipe_names() -> list[str]:
+    """The names of the recipes in the package."""
+    folder = files("vitruvian") / "recipes"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def read_recipe(name: str | Path) -> Recipe:
+    """The recipe with this name, or from this TOML file.
+
+    Raises:
+        ConfigError: the file or one of its settings is invalid, or the name is unknown.
+    """
+    return recipe_from_table(read_table(name), str(name))
+
+
+def read_table(name: str | Path, parents: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The settings in a recipe file, merged into those of the recipe it names as `base`."""
+    text = str(name)
+    if text.endswith(".toml"):
+        content = read_bytes(Path(name), raises=ConfigError)
+    elif text in recipe_names():
+        content = (files("vitruvian") / "recipes" / f"{text}.toml").read_bytes()
+    else:
+        raise UnknownNameError("recipe", text, recipe_names(), see="(see `vit train --recipes`)")
+    table = parse_toml(content, text, raises=ConfigError)
+    base = table.pop("base", None)
+    if base is None:
+        return table
+    if not isinstance(base, str) or base in (*parents, text):
+        raise ConfigError(f"base={short_repr(base)} is not another recipe", where=text)
+    return merge_tables(read_table(base, (*parents, text)), table)
+
+
+def recipe_from_table(table: Mapping[str, Any], where: str) -> Recipe:
+    try:
+        for key, value in table.items():
+            check_name(key)
+            for inner in value if isinstance(value, Mapping) else ():
+                check_name(f"{key}.{inner}")
+        return Recipe.from_json(table)
+    except ConfigError as error:
+        if not where:
+            raise
+        raise error.replace(where=where) from error
+
+
+def check_name(key: str) -> None:
+    """Raise ConfigError for the name that a setting has in another library, with its name here."""
+    known = {field.name for field in dataclasses.fields(Recipe)}
+    plain = key.strip().lower().replace("-", "_")
+    if key in known:
+        return
+    for name, synonyms in OTHER_NAMES.items():
+        if plain in synonyms.split():
+            raise ConfigError(f"unknown setting {key!r}: called {name} here")
+    if plain in known:
+        raise ConfigError(f"unknown setting {key!r}: called {plain} here")
+
+
+def change_recipe(recipe: Recipe, changes: Iterable[str]) -> Recipe:
+    """A copy of the recipe with changes such as `epochs=20` or `augment.hflip=0`."""
+    table, changes = recipe.to_json(), list(changes)
+    if changed_keys(changes) >= {"epochs", "steps"}:
+        raise ConfigError(f"give {argument('epochs')} or {argument('steps')}, not both")
+    for change in changes:
+        key, sign, text = change.partition("=")
+        key = key.strip()
+        if not sign or not key:
+            raise ConfigError(f"{change!r} is not KEY=VALUE")
+        if key in OWNED:
+            raise ConfigError(f"{key} follows from {OWNED[key]}: set that")
+        table = merge_tables(table, nest(key, parse_value(text.strip())))
+        if key in ("epochs", "steps"):
+            table["steps" if key == "epochs" else "epochs"] = 0
+    return recipe_from_table(table, "")
+
+
+def changed_keys(changes: Iterable[str]) -> set[str]:
+    """The names of the settings that changes such as `epochs=20` set."""
+    return {change.partition("=")[0].strip() for change in changes}
+
+
+def parse_value(text: str) -> Any:
+    """The TOML value of a text; the text itself if it is not valid TOML."""
+    try:
+        return parse_toml(f"value = {text}", "")["value"]
+    except FileError:
+        return text
+
+
+def nest(key: str, value: Any) -> dict[str, Any]:
+    """`a.b` and a value as {"a": {"b": value}}."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    assert isinstance(value, dict)
+    return value
+
+
+def merge_tables(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a table with changes; nested tables are merged recursively."""
+    result = dict(table)
+    for key, value in changes.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merge_tables(result[key], value) if both else value
+    return result
+
+
+def to_toml(table: Mapping[str, Any], path: str = "") -> str:
+    """Nested tables of numbers, strings and lists as TOML; None is omitted."""
+    values = {key: value for key, value in table.items() if value is not None and not isinstance(value, Mapping)}
+    lines = [f"{key} = {toml_value(value)}" for key, value in values.items()]
+    for key, value in table.items():
+        if isinstance(value, Mapping) and value:
+            name = f"{path}{key}"
+            lines += ["", f"[{name}]", to_toml(value, f"{name}.").rstrip("\n")]
+    return "\n".join(lines) + "\n"
+
+
+def toml_value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml_value, value))}]"
+    if isinstance(value, str):  # ASCII JSON has surrogate pairs, which are not valid TOML
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value) if isinstance(value, float) else json.dumps(value)

@@ -1,4 +1,4 @@
-"""Training from start to end, and the continuation of a run that was interrupted."""
+"""Start a training run, or resume an interrupted one."""
 
 from __future__ import annotations
 
@@ -7,43 +7,56 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vitruvian import __version__
 from vitruvian.catalog import resolve
+from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.cost import parameters
 from vitruvian.data.transform import Transform
 from vitruvian.errors import TrainingError, argument
-from vitruvian.model.build import Model
 from vitruvian.report.html import PAGE
 from vitruvian.text import brief
-from vitruvian.training.checkpoint import Checkpoints, Position, damage, free_name, read_position, read_tensors
-from vitruvian.training.distributed import Processes, process_group
-from vitruvian.training.given import NO_VIEWS, DataRef, Views, chosen_recipe, fitting_workers, given_again
-from vitruvian.training.head import fit_head, is_fresh
-from vitruvian.training.images import Images, fitting_batch_size, images_for
-from vitruvian.training.journal import Listener, ShownProgress, tell_all
-from vitruvian.training.loop import keeps_best
-from vitruvian.training.model import model_again, model_for
-from vitruvian.training.recipe import DESCRIPTION, HARMLESS, LOCAL, Recipe
-from vitruvian.training.recipes import changed, keys_of
-from vitruvian.training.run import RESULT_FILE, Run, claimed, create, environment, lasting_path, owned
-from vitruvian.training.seen import seen_notes
-from vitruvian.training.trainer import Trainer
-from vitruvian.training.whiten import whiten
+from vitruvian.training.checkpoint import Checkpoints, Position, free_name, read_position, verify
+from vitruvian.training.distributed import process_group
+from vitruvian.training.initial_model import initial_model, rebuild_model, without_shape
+from vitruvian.training.journal import Listener, ProgressListener, notify
+from vitruvian.training.loop import Loop, Trainer, needs_best
+from vitruvian.training.recipe import DESCRIPTION, HARMLESS, LOCAL, Recipe, change_recipe, changed_keys, read_recipe
+from vitruvian.training.run_folder import (
+    RESULT_FILE,
+    Run,
+    absolute_path,
+    claim_folder,
+    create_run,
+    environment,
+    lock_folder,
+)
+from vitruvian.training.splits import (
+    CustomTransforms,
+    DataRef,
+    Splits,
+    fit_batch_size,
+    fit_workers,
+    leakage_notes,
+    split_data,
+)
+from vitruvian.weights import hub
 from vitruvian.weights.description import Description
-from vitruvian.weights.load import RUN_FILE, locate
+from vitruvian.weights.load import RUN_FILE, locate, published_name
 from vitruvian.weights.store import digests
 
 FEW_IMAGES = 50_000
-"""Below which a model that starts from scratch lags far behind one that starts from weights."""
-LINGERING_SECONDS = 60
-"""How long processes that go on with a run wait for those before them to leave it."""
+"""With fewer images, training from scratch is far worse than fine-tuning."""
 PHOTO_PIXELS = 64
-"""Side from which images are taken for photos."""
+"""Image side from which data counts as photos."""
+RESTART_SECONDS = 60
+"""How long processes restarted by torchrun wait for their predecessors to release the run."""
+SIZE_SETTINGS = {"depth", "width", "mlp_dim", "num_heads", "stem"}
+"""Model settings that the name of a model decides."""
 
 
 def train(
@@ -55,48 +68,77 @@ def train(
     out: str | Path | None = None,
     settings: Sequence[str] = (),
     listeners: Sequence[Listener] = (),
-    view: Transform | None = None,
-    train_view: Transform | None = None,
+    transform: Transform | None = None,
+    train_transform: Transform | None = None,
     progress: bool = True,
     auto_resume: bool = False,
 ) -> Run:
-    """Train on the images in `data` and give back the finished run.
+    """Train a model on images. Under torchrun, all processes call this.
 
-    `data` is whatever `open_dataset` takes: a path, an address or a name, or an object such as a map-style
-    `torch.utils.data.Dataset`. `recipe` is a name, a TOML file or a Recipe; without one it is chosen from the data.
-    `model` is a name in the catalog, `weights` a file, folder or published name to start from. `settings` are changes
-    such as "epochs=20". The folder `out` must be new; without it, there is one in `runs/`. With `auto_resume` it may
-    hold a run of the same recipe, which then goes on: the same call begins a run and continues it.
+    Args:
+        data: Anything that `open_dataset` takes: a path, a URL, a name, or an object such as a map-style
+            `torch.utils.data.Dataset`.
+        recipe: A name, a TOML file or a Recipe; by default chosen for the data.
+        model: Architecture to train from scratch (random weights).
+        weights: File, folder or published name of weights to start from.
+        out: Folder of the run, which must be new or empty; by default a new one in `runs/`.
+        settings: Changes to the recipe, such as "epochs=20".
+        listeners: Objects that are notified of steps, metrics and notes.
+        transform: Replaces the evaluation preprocessing: a callable from a PIL image to a normalized float tensor
+            (channels, rows, columns).
+        train_transform: Replaces the recipe's augmentation, likewise.
+        progress: Show progress on stderr.
+        auto_resume: Resume the run in `out` if there is one with the same recipe, so that one call can start and
+            continue a run.
 
-    `train_view` and `view` take the place of the recipe's training and evaluation views: callables that make a
-    normalized float tensor (channels, rows, columns) of a PIL image. `listeners` hear each step, line of metrics and
-    note; `progress` shows them on stderr. Under torchrun, all processes call this.
+    Returns:
+        The finished run.
+
+    Raises:
+        TrainingError: the run cannot start, or diverged.
+        Interrupted: a signal stopped the run; a checkpoint is written, and `resume` continues it.
     """
-    ref, views = DataRef.of(data), Views(view, train_view)
-    plan = chosen_recipe(ref, recipe, model=model, weights=weights, settings=settings)
-    if not auto_resume:
-        return begin(ref, plan, out=out, views=views, listeners=with_progress(listeners, progress))
-    if out is None:
-        raise TrainingError(f"auto_resume needs {argument('out')}, the folder in which a run is to begin or to go on")
-    with process_group(plan.device) as processes:
-        if not processes.on_main(lambda: (Path(out).expanduser() / RUN_FILE).is_file()):
-            return begin(ref, plan, out=out, views=views, listeners=with_progress(listeners, progress))
-        opened = Run.open(out)
-        check_recipe(
-            opened,
-            lasting(plan),
-            f"{opened.folder}: ",
-            f"start with the same settings, or choose another {argument('out')}",
-        )
-        return resume(
-            out,
-            data=ref.data,
-            settings=[change for change in settings if keys_of([change]) <= HARMLESS],
-            listeners=listeners,
-            view=view,
-            train_view=train_view,
-            progress=progress,
-        )
+    ref, transforms = DataRef.of(data), CustomTransforms(transform, train_transform)
+    chosen = choose_recipe(ref, recipe, model=model, weights=weights, settings=settings)
+    if chosen.teacher:
+        chosen = chosen.replace(teacher=absolute_path(chosen.teacher))
+    if auto_resume and out is None:
+        raise TrainingError(f"auto_resume needs {argument('out')}, the folder of the run to start or continue")
+    with process_group(chosen.device) as processes, ExitStack() as stack:
+        if auto_resume and processes.on_main(lambda: (Path(str(out)).expanduser() / RUN_FILE).is_file()):
+            run = Run.open(str(out))
+            check_recipe(run, chosen, run.folder, f"use the same settings, or choose another {argument('out')}")
+            changes = [change for change in settings if changed_keys([change]) <= HARMLESS]
+            return resume(
+                run,
+                data=ref,
+                settings=changes,
+                listeners=listeners,
+                transform=transform,
+                train_transform=train_transform,
+                progress=progress,
+            )
+        check_start(chosen, transforms)
+        processes.check_same(shared_settings(chosen))
+        chosen, worker_notes = fit_workers(chosen)
+        splits = split_data(ref, chosen)
+        batch_size = fit_batch_size(chosen, len(splits.train), processes.world_size)
+        if batch_size != chosen.batch_size:
+            splits = splits.with_notes(f"batch_size is {batch_size}, not {chosen.batch_size}: there are no more images")
+            chosen = chosen.replace(batch_size=batch_size)
+        processes.check_same(splits.sizes)
+        leakage = leakage_notes(ref.name, chosen, splits.validation_is)
+        splits = splits.with_notes(*transforms.notes(), *worker_notes, *leakage, *scratch_notes(chosen, splits))
+        folder = Path(processes.on_main(lambda: str(stack.enter_context(claim_folder(out, ref.short_name)))))
+        if progress:
+            listeners = (ProgressListener(), *listeners)
+        report = partial(notify, listeners if processes.is_main else ())
+        start = initial_model(chosen, splits.classes, splits.train, processes, report)
+        trainer = Trainer(chosen, splits, processes, start, transforms)
+        facts = {"data": ref.name, "transforms": transforms.names, **run_facts(trainer)}
+        processes.on_main(lambda: create_run(folder, chosen, facts) and None)
+        processes.check_sees(folder / RUN_FILE)
+        return Loop(trainer, folder, Position(), listeners).run()
 
 
 def resume(
@@ -105,196 +147,201 @@ def resume(
     data: object = None,
     settings: Sequence[str] = (),
     listeners: Sequence[Listener] = (),
-    view: Transform | None = None,
-    train_view: Transform | None = None,
+    transform: Transform | None = None,
+    train_transform: Transform | None = None,
     progress: bool = True,
 ) -> Run:
-    """Continue a run from its last checkpoint, in the middle of an epoch if need be; a finished one is left alone.
+    """Continue a run from its last checkpoint, exactly as if it had not been interrupted.
 
-    Of a finished run whose report is missing, the report is written. What was given as an object, the data or a view,
-    must be given again; `data` also tells where files are that have moved. `settings` may change only what the result
-    does not depend on, such as "workers=4".
+    A finished run is returned unchanged, except that a missing report is written.
+
+    Args:
+        run: The run or its folder.
+        data: Needed again if the run started with an object; otherwise the new location of data that has moved.
+        settings: Changes to settings that do not affect the result, such as "workers=4".
+        listeners: Objects that are notified of steps, metrics and notes.
+        transform: Needed again if the run started with it.
+        train_transform: Needed again if the run started with it.
+        progress: Show progress on stderr.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        TrainingError: the run, its data or its settings have changed, or its files are damaged.
+        Interrupted: a signal stopped the run again.
     """
     if run == "":
-        raise TrainingError("the name of the run is empty; give its folder")
-    opened = run if isinstance(run, Run) else Run.open(run)
-    changed_part = opened.damage() if opened.finished else ""
-    without_report = opened.finished and not (opened.folder / PAGE).is_file() and any(opened.checkpoints.glob("step-*"))
-    if opened.finished and not changed_part and not without_report:
-        return opened
-    check_recipe(opened, opened.recipe, f"{opened.folder / 'recipe.toml'}: ", "put it back, or start a new run")
-    if opened.facts.get("teacher") != teacher_digests(opened.recipe):
-        raise TrainingError(f"{opened.recipe.teacher}: the teacher has changed since the run began; put it back")
+        raise TrainingError("the name of the run is empty", hint="give its folder")
+    run = run if isinstance(run, Run) else Run.open(run)
+    damage = run.damage() if run.finished else ""
+    needs_report = run.finished and not (run.folder / PAGE).is_file() and any(run.checkpoints.glob("step-*"))
+    if run.finished and not damage and not needs_report:
+        return run
+    check_recipe(run, run.recipe, run.folder / "recipe.toml", "restore it, or start a new run")
+    facts = run.facts
+    if facts.get("teacher") != teacher_digests(run.recipe):
+        raise TrainingError("the teacher has changed since the run began", where=run.recipe.teacher, hint="restore it")
     for change in settings:
-        if not keys_of([change]) <= HARMLESS:
-            raise TrainingError(
-                f"{change!r} cannot be set for a run that goes on, only {', '.join(sorted(HARMLESS))}; start a new run"
-            )
-    plan = changed(opened.recipe, settings)
-    ref, views = DataRef.of(given_again(opened, data)), Views(view, train_view)
-    views.check_again(opened)
-    heard = with_progress(listeners, progress)
-    with process_group(plan.device) as processes, ExitStack() as stack:
-        processes.check_same(shared_settings(plan))
-        # Of a job that torchrun has started again, a process may still be about to end.
-        patience = LINGERING_SECONDS if "TORCHELASTIC_RUN_ID" in os.environ else 0
-        processes.on_main(lambda: stack.enter_context(owned(opened.folder, wait_seconds=patience)))
-        plan, notes = fitting_workers(plan)
-        if changed_part:
-            processes.on_main(lambda: set_aside(opened))
-            notes.append(f"{changed_part}: finishing again")
-        images = images_for(ref, plan)
-        check_same(opened.facts, images)
-        images = replace(images, notes=(*images.notes, *notes))
-        return go_on(opened, plan, images, processes=processes, views=views, listeners=heard)
-
-
-def begin(
-    data: DataRef,
-    recipe: Recipe,
-    *,
-    out: str | Path | None,
-    views: Views = NO_VIEWS,
-    listeners: Sequence[Listener] = (),
-) -> Run:
-    views.check_start(recipe)
-    recipe = lasting(recipe)
+        if not changed_keys([change]) <= HARMLESS:
+            allowed = ", ".join(sorted(HARMLESS))
+            raise TrainingError(f"{change!r} cannot be changed when resuming, only {allowed}", hint="start a new run")
+    if data is None and not facts.get("data"):
+        raise TrainingError(
+            "the run started with a dataset object", where=run.folder, hint="pass it again, resume(run, data=...)"
+        )
+    recipe = change_recipe(run.recipe, settings)
+    ref, transforms = (
+        DataRef.of(facts.get("data") if data is None else data),
+        CustomTransforms(transform, train_transform),
+    )
+    transforms.check_resume(run)
+    if progress:
+        listeners = (ProgressListener(), *listeners)
     with process_group(recipe.device) as processes, ExitStack() as stack:
         processes.check_same(shared_settings(recipe))
-        plan, notes = fitting_workers(recipe)
-        plan, images = fitted(plan, images_for(data, plan), processes)
-        processes.check_same(sizes_of(images))
-        seen = seen_notes(data.name, plan, images.validation_is)
-        images = replace(images, notes=(*images.notes, *views.notes(), *notes, *seen, *honest_notes(plan, images)))
-        folder = Path(processes.on_main(lambda: str(stack.enter_context(claimed(out, data.short_name)))))
-        start = starting_model(plan, images, processes=processes, listeners=listeners)
-        trainer = Trainer.build(plan, images, processes, start, views=views)
-        facts = {"data": data.name, "views": views.given(), **facts_of(images, trainer)}
-        processes.on_main(lambda: create(folder, plan, facts) and None)
-        processes.check_sees(folder / RUN_FILE)
-        return trainer.fit(folder, position=Position(), listeners=listeners)
-
-
-def go_on(
-    run: Run, plan: Recipe, images: Images, *, processes: Processes, views: Views, listeners: Sequence[Listener]
-) -> Run:
-    """Train on from the last checkpoint, or from the start where there is none."""
-    said = partial(tell_all, listeners if processes.is_main else ())
-    found = processes.on_main(lambda: Checkpoints(run.checkpoints, processes).newest_whole(said))
-    if found:  # what the run started from may be gone
-        model = model_again(Description.from_json(run.facts.get("model"), f"{run.folder}/run.json"), plan)
-    else:
-        model = starting_model(plan, images, processes=processes, listeners=listeners)
-    trainer, position = Trainer.build(plan, images, processes, model, views=views), Position()
-    if found:
-        position = read_position(found)
+        # Processes that torchrun has just replaced may still be ending.
+        seconds = RESTART_SECONDS if "TORCHELASTIC_RUN_ID" in os.environ else 0
+        processes.on_main(lambda: stack.enter_context(lock_folder(run.folder, wait_seconds=seconds)))
+        recipe, notes = fit_workers(recipe)
+        if damage:
+            processes.on_main(lambda: set_aside(run))
+            notes.append(f"{damage}: finishing again")
+        splits = split_data(ref, recipe)
+        check_data(facts, splits)
+        splits = splits.with_notes(*notes)
+        report = partial(notify, listeners if processes.is_main else ())
+        checkpoint = processes.on_main(lambda: Checkpoints(run.checkpoints, processes).newest_intact(report))
+        if checkpoint is None:
+            start = initial_model(recipe, splits.classes, splits.train, processes, report)
+            return Loop(Trainer(recipe, splits, processes, start, transforms), run.folder, Position(), listeners).run()
+        # The weights that the run started from may be gone.
+        start = rebuild_model(Description.from_json(facts.get("model"), f"{run.folder}/run.json"), recipe)
+        trainer, position = Trainer(recipe, splits, processes, start, transforms), read_position(checkpoint)
         best = run.best(position.best_step)
-        if problem := damage(best) if keeps_best(plan) and position.best_step else "":
-            raise TrainingError(f"{best}: the best weights so far are damaged: {problem}; put them back, or start anew")
-        read_tensors(found, trainer.state.tensors(), processes)
-        trainer.state.restore(position)
-    return trainer.fit(run.folder, position=position, listeners=listeners)
+        if problem := verify(best) if needs_best(recipe) and position.best_step else "":
+            raise TrainingError(
+                f"the best weights so far are damaged: {problem}", where=best, hint="restore them, or start a new run"
+            )
+        trainer.restore(checkpoint, position)
+        return Loop(trainer, run.folder, position, listeners).run()
 
 
-def with_progress(listeners: Sequence[Listener], progress: bool) -> tuple[Listener, ...]:
-    return (ShownProgress(), *listeners) if progress else tuple(listeners)
+def choose_recipe(
+    data: object,
+    recipe: str | Path | Recipe | None = None,
+    *,
+    model: str | None = None,
+    weights: str | Path | None = None,
+    settings: Sequence[str] = (),
+) -> Recipe:
+    """The recipe that `train` uses for these arguments; by default it depends on the data."""
+    if model and weights:
+        raise TrainingError("give a model to train from scratch, or weights to start from, not both")
+    if recipe is None:
+        recipe = default_recipe(DataRef.of(data), model, weights)
+        if recipe == "photos" and not weights:
+            weights = hub.default_weights()
+    chosen = recipe if isinstance(recipe, Recipe) else read_recipe(recipe)
+    if model:
+        chosen = chosen.replace(model=model, weights="", architecture=architecture_for(chosen, model))
+    if weights:
+        chosen = chosen.replace(weights=absolute_path(weights), architecture=without_shape(chosen))
+    return change_recipe(chosen, settings)
 
 
-def starting_model(recipe: Recipe, images: Images, *, processes: Processes, listeners: Sequence[Listener]) -> Model:
-    model = model_for(recipe, images.classes).to(processes.device)
-    if recipe.stem_init == "whitening" and not recipe.weights:
-        whiten(model, images.train)
-    if recipe.head_init != "zero" and is_fresh(model):
-        said = partial(tell_all, listeners if processes.is_main else ())
-        fit_head(model, images.train, recipe, processes=processes, said=said)
-    return model
+def default_recipe(data: DataRef, model: str | None, weights: str | Path | None) -> str:
+    if not weights and data.name == "digits":
+        return "digits"
+    if not weights and data.dataset.name.lower().startswith("cifar"):
+        return "cifar10"
+    return "scratch" if model else "photos"
 
 
-def fitted(recipe: Recipe, images: Images, processes: Processes) -> tuple[Recipe, Images]:
-    """The recipe with a batch size that the images can fill, and a note where it had to change."""
-    size = fitting_batch_size(recipe, len(images.train), processes.world_size)
-    if size == recipe.batch_size:
-        return recipe, images
-    note = f"batch_size is {size}, not {recipe.batch_size}: there are no more images to train on"
-    return recipe.replace(batch_size=size), replace(images, notes=(*images.notes, note))
+def architecture_for(recipe: Recipe, model: str) -> dict[str, Any]:
+    """The part of a recipe's architecture that applies to another model: all but the size, which its name decides."""
+    settings = {key: value for key, value in recipe.architecture.items() if key not in SIZE_SETTINGS}
+    config = resolve(model)
+    if settings.get("representation_size") and isinstance(config, ViTConfig):
+        settings["representation_size"] = config.width
+    if isinstance(config, ResNetConfig):
+        known = {field.name for field in fields(ResNetConfig)}
+        return {key: value for key, value in settings.items() if key in known}
+    return settings
 
 
-def honest_notes(recipe: Recipe, images: Images) -> list[str]:
-    """What to expect of few photos from scratch."""
-    count = len(images.train)
+def check_start(recipe: Recipe, transforms: CustomTransforms) -> None:
+    """Raise, before the data is opened, if a package is missing or the transforms do not fit the recipe."""
+    transforms.check(recipe)
+    if recipe.weights and published_name(recipe.weights):
+        hub.require_packages(recipe.weights)
+
+
+def scratch_notes(recipe: Recipe, splits: Splits) -> list[str]:
+    """A warning that few photos are not enough to train from scratch."""
+    images = len(splits.train)
     side = recipe.image_size or resolve(recipe.model).image_size[0]
-    if recipe.weights or recipe.objective != "labels" or count >= FEW_IMAGES or side < PHOTO_PIXELS:
+    if recipe.weights or recipe.objective != "labels" or images >= FEW_IMAGES or side < PHOTO_PIXELS:
         return []
-    return [f"from scratch, {count:,} images give a poor model; weights to start from do far better"]
+    return [f"from scratch (random weights), {images:,} images give a poor model; start from weights instead"]
 
 
-def lasting(recipe: Recipe) -> Recipe:
-    """The recipe as a run keeps it, with the whole path of a teacher."""
-    return recipe.replace(teacher=lasting_path(recipe.teacher)) if recipe.teacher else recipe
-
-
-def check_recipe(run: Run, recipe: Recipe, where: str, hint: str) -> None:
-    """The settings are those that the run began with, as far as its result depends on them."""
+def check_recipe(run: Run, recipe: Recipe, where: Path, hint: str) -> None:
+    """Raise TrainingError unless all settings that affect the result are those that the run started with."""
     facts = run.facts
-    was, now = (json.loads(json.dumps(settings)) for settings in (facts.get("recipe"), recipe.to_json()))
+    before, now = (json.loads(json.dumps(settings)) for settings in (facts.get("recipe"), recipe.to_json()))
     for key in now:
-        fitted = key == "batch_size" and was.get(key) <= facts["training_images"] < now[key]
-        if key not in HARMLESS | DESCRIPTION and was.get(key) != now[key] and not fitted:
-            raise TrainingError(f"{where}{key}={was.get(key)} when the run began, not {now[key]}; {hint}")
+        was_reduced = key == "batch_size" and before.get(key) <= facts["training_images"] < now[key]
+        if key not in HARMLESS | DESCRIPTION and before.get(key) != now[key] and not was_reduced:
+            reason = f"{key}={before.get(key)} when the run began, not {now[key]}"
+            raise TrainingError(reason, where=where, hint=hint)
 
 
 def shared_settings(recipe: Recipe) -> dict[str, Any]:
-    """What must be the same in all processes of a run."""
+    """The settings that must be equal in all processes of a run."""
     settings = {key: value for key, value in recipe.to_json().items() if key not in LOCAL | DESCRIPTION}
     return {"vitruvian": __version__, **settings}
 
 
 def set_aside(run: Run) -> None:
-    """Keep a finished run's damaged files under other names, so that they are made again."""
+    """Rename the damaged files of a finished run, so that they are written again."""
     for name in (RESULT_FILE, "model"):
         if (run.folder / name).exists():
             os.replace(run.folder / name, free_name(run.folder / f"damaged-{name}"))
 
 
-def facts_of(images: Images, trainer: Trainer) -> dict[str, Any]:
-    """What run.json says of the images and the model."""
+def run_facts(trainer: Trainer) -> dict[str, Any]:
+    """The facts about the images and the model in run.json."""
+    splits = trainer.splits
     return {
-        "classes": list(images.classes),
-        "training_images": len(images.train),
-        "validation_images": len(images.validation),
-        "validation": images.validation_is,
+        "classes": list(splits.classes),
+        "training_images": len(splits.train),
+        "validation_images": len(splits.validation),
+        "validation": splits.validation_is,
         "steps": trainer.batches.total,
         "steps_per_epoch": trainer.batches.per_epoch,
         "model": Description.of(trainer.model).to_json(),
         "parameters": parameters(trainer.model.config),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "notes": list(images.notes),
+        "notes": list(splits.notes),
         "teacher": teacher_digests(trainer.recipe),
         "environment": environment(),
     }
 
 
 def teacher_digests(recipe: Recipe) -> dict[str, str] | None:
-    """What tells the weights of the teacher from others; None without one."""
+    """Digests of the teacher's files, to notice if it changes."""
     return digests(locate(recipe.teacher)) if recipe.teacher else None
 
 
-def check_same(facts: dict[str, Any], images: Images) -> None:
-    """The data are those that the run began with, as far as their classes and numbers tell."""
-    where = facts.get("data") or argument("data")
-    for name, now in sizes_of(images).items():
-        was = facts.get(name.replace(" ", "_"))
-        if was != now:
-            was, now = (value if isinstance(value, list) else [value] for value in (was, now))
+def check_data(facts: dict[str, Any], splits: Splits) -> None:
+    """Raise TrainingError unless classes and numbers of images are those that the run started with."""
+    for name, now in splits.sizes.items():
+        before = facts.get(name.replace(" ", "_"))
+        if before != now:
+            was, are = (brief(value if isinstance(value, list) else [value]) for value in (before, now))
             raise TrainingError(
-                f"{where}: the data have changed since the run began, the {name} were {brief(was)} "
-                f"and are {brief(now)}; put them back, or start a new run"
+                f"the data have changed since the run began, the {name} were {was} and are {are}",
+                where=facts.get("data") or None,
+                hint="restore them, or start a new run",
             )
-
-
-def sizes_of(images: Images) -> dict[str, Any]:
-    return {
-        "classes": list(images.classes),
-        "training images": len(images.train),
-        "validation images": len(images.validation),
-    }

@@ -24,9 +24,9 @@ from vitruvian.report.chart import Chart, Line
 from vitruvian.report.html import PAGE, TINY_SIDE, embed_image, render
 from vitruvian.text import format_duration, plural
 from vitruvian.training import journal
-from vitruvian.training.masked import ColorMeasures, Example, corruption_of, cut, levels_of, shown_color
-from vitruvian.training.objective import Measured
-from vitruvian.training.run import Run, environment
+from vitruvian.training.masked import ColorMeasures, MaskedExample, corruption_of, cut, levels_of, shown_color
+from vitruvian.training.objective import ValidationMetrics
+from vitruvian.training.run_folder import Run, environment
 from vitruvian.weights.description import Description
 
 
@@ -35,7 +35,7 @@ class Outcome:
     """What a run knows at its end beyond the files in its folder. Missing parts are omitted from the report."""
 
     train: Source
-    measures: Measured | None = None
+    measures: ValidationMetrics | None = None
     """Metrics of the final model, with the mistakes or examples to show."""
     held_out: Source | None = None
     """The validation images, to show mistakes."""
@@ -70,7 +70,7 @@ def write_report(run: Run, outcome: Outcome) -> Path:
         findings=list(class_findings(outcome.train)),
         classes_checked=not outcome.train.remote,
         unreadable_images=run.unreadable,
-        settings={"model": name} | run.recipe.shown(),
+        settings={"model": name} | run.recipe.report_settings(),
         environment=environment() | recorded.get("environment", {}),
     )
     return write_text(run.folder / PAGE, page)
@@ -153,7 +153,7 @@ MASK_LEVEL = 128
 Pixels = NDArray[np.uint8]
 
 
-def color_images(example: Example, preprocess: Preprocess, side: int, source: Source) -> Iterator[dict[str, Any]]:
+def color_images(example: MaskedExample, preprocess: Preprocess, side: int, source: Source) -> Iterator[dict[str, Any]]:
     """The image, the model's input and the predicted colors, with captions."""
     kind = "tiny" if max(example.pixels.shape[1:]) <= TINY_SIDE else ""
     captions = (source.key(example.index), "input of the model", "predicted colors")
@@ -161,7 +161,7 @@ def color_images(example: Example, preprocess: Preprocess, side: int, source: So
         yield {"image": embed_image(Image.fromarray(levels), caption, kind=kind), "caption": caption}
 
 
-def corruption_images(example: Example, preprocess: Preprocess, side: int) -> tuple[Pixels, Pixels, Pixels]:
+def corruption_images(example: MaskedExample, preprocess: Preprocess, side: int) -> tuple[Pixels, Pixels, Pixels]:
     """The image, its corruption and its prediction as uint8 (rows, columns, 3), or (rows, columns) if gray."""
     levels = levels_of(torch.from_numpy(example.pixels)[None], preprocess)
     patches = cut(levels, side)[0].numpy().astype(np.uint8)  # (N, C, P, P)

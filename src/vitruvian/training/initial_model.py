@@ -1,0 +1,351 @@
+"""The model that a run starts from: random weights or given ones, a fitted head, a whitened stem.
+
+A new head can start as a linear probe of the frozen features. Logistic regression selects its regularization on a part
+of the training images that it holds out. Least squares selects its own, and the scale of the logits, by leave-one-out
+predictions, which need no further fits. So nothing is selected on the images it was fitted to.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitruvian.cache import scratch_folder
+from vitruvian.catalog import resolve
+from vitruvian.config import CHANGEABLE, ROOT_CHANNELS, ModelConfig, ModelMeta, Preprocess, ViTConfig
+from vitruvian.data.augment import Augment
+from vitruvian.data.loader import Loader
+from vitruvian.data.sources import Source, Subset
+from vitruvian.data.transform import as_transform
+from vitruvian.errors import ConfigError, UnknownNameError
+from vitruvian.evaluation.probes.features import FeatureSet, divided, features_of
+from vitruvian.evaluation.probes.linear import L2, chosen_l2, fit
+from vitruvian.evaluation.probes.store import open_store
+from vitruvian.inference import Encoder
+from vitruvian.model.build import Model, build
+from vitruvian.model.stems import ConvStem, whitening_kernels
+from vitruvian.model.vit import ViT
+from vitruvian.progress import no_tracking, print_status, track
+from vitruvian.settings import Size
+from vitruvian.training.distributed import Processes
+from vitruvian.training.masked import MaskedViT
+from vitruvian.training.optimizer import freeze
+from vitruvian.training.recipe import Recipe
+from vitruvian.weights.adapt import Changes
+from vitruvian.weights.description import Description
+from vitruvian.weights.load import check_finite, locate, open_model, published_name, with_config
+from vitruvian.weights.parse import LoadHints
+
+# N images, D features, K classes
+
+MMAP_THRESHOLD = -3
+"""glibc's M_MMAP_THRESHOLD: larger blocks are returned to the system as soon as they are freed."""
+LARGE_BYTES = 1 << 20
+STEM_IMAGES = 2_000
+"""Images whose patches are counted for whitening; a patch has few values, and an image many patches."""
+HEAD_IMAGES = 20_000
+"""Maximum number of images to fit a head to."""
+STRENGTHS = tuple(10.0 ** (power / 2) for power in range(-8, 5))
+"""Candidates for the regularization, relative to the mean variance of a feature."""
+SCALES = tuple(10.0 ** (power / 20) for power in range(31))
+"""Candidates for the scale of the logits, which are fitted to labels of 0 and 1; above 32 the softmax is saturated."""
+
+
+def initial_model(
+    recipe: Recipe, labels: Sequence[str], source: Source, processes: Processes, report: Callable[[str], None]
+) -> Model:
+    """The model of a new run, on its device, with its stem and head initialized from the training images."""
+    model = model_for(recipe, labels).to(processes.device)
+    if recipe.stem_init == "whitening" and not recipe.weights:
+        whiten_stem(model, source)
+    if recipe.head_init != "zero" and is_fresh(model):
+        fit_head(model, source, recipe, processes=processes, report=report)
+    return model
+
+
+def model_for(recipe: Recipe, labels: Sequence[str]) -> Model:
+    """The model of a recipe, in training mode, without anything that depends on the images."""
+    is_masked = recipe.objective == "masked"
+    labels = () if is_masked else labels
+    model = from_weights(recipe, labels) if recipe.weights else from_scratch(recipe, labels)
+    if is_masked:
+        model = MaskedViT.around(model, recipe.seed)
+    # Temperature, threshold and cascade were fitted to the weights before training.
+    preprocess = model.meta.preprocess.with_changes(recipe.preprocess).with_image_size(model.config.image_size)
+    model.meta = model.meta.for_new_head(tuple(labels) or None).replace(preprocess=preprocess)
+    return prepare(model, recipe)
+
+
+def rebuild_model(description: Description, recipe: Recipe) -> Model:
+    """The model of a resumed run, before its checkpoint is loaded; the weights it started from are not needed."""
+    model = build(description.config)
+    if recipe.objective == "masked":
+        model = MaskedViT.around(model, recipe.seed)
+    model.meta = description.meta
+    return prepare(model, recipe)
+
+
+def prepare(model: Model, recipe: Recipe) -> Model:
+    """Freeze parameters and set the options of training."""
+    freeze(model, recipe)
+    if isinstance(model, ViT):
+        model.patch_drop = recipe.patch_drop
+        model.grad_checkpointing = recipe.grad_checkpointing
+        if recipe.grad_checkpointing:
+            return_freed_memory()
+    elif recipe.grad_checkpointing:  # a recipe for both kinds of models may have patch_drop
+        raise ConfigError("grad_checkpointing is for Vision Transformers, not for a ResNet")
+    if isinstance(model.config, ViTConfig):
+        for _, side in recipe.resolutions:
+            model.config.grid_of((side, side))  # raises if the patches do not divide it
+    return model.train()
+
+
+def config_of(recipe: Recipe, num_classes: int) -> ModelConfig:
+    """The config of a recipe's model, trained from scratch."""
+    changes = dict(recipe.architecture) | {"num_classes": num_classes}
+    if recipe.image_size:
+        changes["image_size"] = (recipe.image_size, recipe.image_size)
+    config = change_config(resolve(recipe.model), changes)
+    return config.replace(image_size=evaluation_size(recipe, config))
+
+
+def change_config(config: ModelConfig, changes: Mapping[str, Any]) -> ModelConfig:
+    known = config.to_json()
+    for key in changes:
+        if key not in known:
+            raise UnknownNameError("setting", f"architecture.{key}", [f"architecture.{name}" for name in known])
+    return config.replace(**changes)
+
+
+def from_scratch(recipe: Recipe, labels: Sequence[str]) -> Model:
+    model = build(config_of(recipe, len(labels)), seed=recipe.seed)
+    set_head_bias(model, recipe.head_bias)
+    half = (0.5,) * model.config.in_channels
+    model.meta = ModelMeta(
+        preprocess=Preprocess(image_size=resolve(recipe.model).image_size, mean=half, std=half),
+        origin=f"trained from scratch with {recipe.model}",
+    )
+    return model
+
+
+def from_weights(recipe: Recipe, labels: Sequence[str]) -> Model:
+    """The model of the weights, with their own head if it has the same classes, else with a new one."""
+    fixed = set(recipe.architecture).difference(CHANGEABLE)
+    if fixed:
+        allowed = ", ".join(sorted(CHANGEABLE))
+        raise ConfigError(f"architecture.{min(fixed)} cannot be changed when starting from weights, only {allowed}")
+
+    def changes(description: Description) -> Changes:
+        size = evaluation_size(recipe, description.config)
+        if description.meta.preprocess.fit == "naflex":
+            shape = "x".join(map(str, size))
+            print_status(
+                f"note: {recipe.weights} keeps the aspect ratio (NaFlex); here all images are squashed to {shape}"
+            )
+        image_size = None if size == description.config.image_size else size
+        if description.meta.labels == tuple(labels):
+            return Changes(image_size=image_size)
+        return Changes(image_size=image_size, num_classes=len(labels), head="new" if labels else "keep")
+
+    model, _ = open_model(locate(recipe.weights), LoadHints(name=published_name(recipe.weights)), changes)
+    check_finite(model, recipe.weights)
+    if model.meta.labels is None:
+        set_head_bias(model, recipe.head_bias)
+    if recipe.architecture and isinstance(model.config, ViTConfig):  # a ResNet has no such settings
+        model = with_config(model, change_config(model.config, recipe.architecture)).requires_grad_(True)
+    origin = f"trained from {recipe.weights}" + (f" ({model.meta.origin})" if model.meta.origin else "")
+    model.meta = model.meta.replace(origin=origin)
+    return model
+
+
+def without_shape(recipe: Recipe) -> dict[str, Any]:
+    """The part of a recipe's architecture that applies to given weights: settings that change no parameter's shape."""
+    return {key: value for key, value in recipe.architecture.items() if key in CHANGEABLE}
+
+
+def set_head_bias(model: Model, bias: float) -> None:
+    if bias and model.head is not None:
+        with torch.no_grad():
+            model.head.bias.fill_(bias)
+
+
+def augment_for(recipe: Recipe, model: Model) -> Augment:
+    """The recipe's augmentation with the size, mean and std of the model's preprocessing."""
+    size, preprocess = scale_size(model.config, recipe.train_scale), model.meta.preprocess
+    return recipe.augment.replace(image_size=size, mean=preprocess.mean, std=preprocess.std, output="uint8")
+
+
+def evaluation_size(recipe: Recipe, config: ModelConfig) -> Size:
+    """The size of evaluation images, and of the saved model."""
+    return (recipe.image_size, recipe.image_size) if recipe.image_size else scale_size(config, recipe.enlarge)
+
+
+def scale_size(config: ModelConfig, factor: float) -> Size:
+    """The model's image size times `factor`, rounded to whole patches."""
+    unit = config.stride if isinstance(config, ViTConfig) else 1
+    rows, columns = (max(1, round(side * factor / unit)) * unit for side in config.image_size)
+    return rows, columns
+
+
+def return_freed_memory() -> None:
+    """Make glibc return large freed tensors to the system at once.
+
+    By default it keeps them, and the gaps between checkpointed activations add up over a step: the process would take
+    twice the memory of its tensors. Returning memory costs a little time.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, LARGE_BYTES)
+
+
+def subset(source: Source, indices: NDArray[np.int64], name: str) -> Source:
+    """Some images of a source; their indices are kept in a temporary file."""
+    path = scratch_folder() / "subset.i64"
+    indices.astype("i8").tofile(path)
+    return Subset(source, path, name=name)
+
+
+def thin(source: Source, most: int) -> Source:
+    """The source, or `most` of its images at equal distances."""
+    if len(source) <= most:
+        return source
+    indices = np.linspace(0, len(source) - 1, most).astype("i8")
+    return subset(source, indices, f"{source.name} ({most:,} of {len(source):,})")
+
+
+def whiten_stem(model: Model, source: Source) -> None:
+    """Set the first convolution of the stem to the principal directions of the patches of the training images."""
+    stem = model.embed.stem if isinstance(model, ViT) else None
+    if not isinstance(stem, ConvStem):
+        raise ConfigError("stem_init='whitening' needs architecture.stem.style='conv'")
+    weight = stem.root.weight
+    sums = torch.zeros(weight[0].numel(), weight[0].numel(), dtype=torch.float64)
+    images, transform = thin(source, STEM_IMAGES), as_transform(model.meta.preprocess)
+    with closing(Loader(images, transform=transform, batch_size=100, training=False)) as loader:
+        for batch in loader.batches(0):
+            patches = F.unfold(batch.pixels, weight.shape[-1], stride=2).transpose(1, 2).flatten(0, 1).double()
+            sums += patches.T @ patches
+    kernels = whitening_kernels(sums / sums.trace() * len(sums), ROOT_CHANNELS // 2)
+    with torch.no_grad():
+        weight[: len(kernels)] = kernels.view(-1, *weight.shape[1:]).to(weight)
+
+
+def shared_features(encoder: Encoder, source: Source, processes: Processes, *, label: str) -> FeatureSet:
+    """The features of all images. Each process computes a part and reads the others from the feature store.
+
+    Machines that do not share a cache folder compute all of them.
+    """
+    follow = partial(track, label=label) if processes.is_main else no_tracking
+    if processes.is_distributed:
+        part = subset(source, np.arange(processes.rank, len(source), processes.world_size), source.name)
+        features_of(encoder, part, open_store(encoder), track=follow)
+        processes.barrier()
+    return features_of(encoder, source, open_store(encoder), track=follow)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinearHead:
+    """logits = features @ weight + bias."""
+
+    weight: Tensor
+    """(D, K)"""
+    bias: Tensor
+    """(K,)"""
+    strength: float
+    """Regularization."""
+    scale: float = 1.0
+    """Factor of the fitted logits."""
+
+
+def is_fresh(model: Model) -> bool:
+    """Whether the head is new, which means all zeros."""
+    return model.head is not None and not bool(model.head.weight.any())
+
+
+def fit_head(
+    model: Model, source: Source, recipe: Recipe, *, processes: Processes, report: Callable[[str], None]
+) -> LinearHead:
+    """Fit the model's head to its frozen features, which come from the feature store that probes share.
+
+    A distilled model averages two heads: the second stays zero and the first counts twice.
+    """
+    assert model.head is not None
+    heads = 2 if isinstance(model, ViT) and model.head_dist is not None else 1
+    was_training = model.training
+    encoder = Encoder(model.eval(), device=str(processes.device))
+    images = thin(source, HEAD_IMAGES)
+    report(f"fitting the head to {len(images):,} images")
+    try:
+        feature_set = shared_features(encoder, images, processes, label="fitting the head")
+    finally:
+        model.train(was_training)
+    if recipe.head_init == "probe":
+        head = fit_logistic(feature_set)
+    else:
+        features, labels = torch.from_numpy(feature_set.values), torch.from_numpy(feature_set.labels)
+        head = fit_least_squares(features, labels, len(source.classes), label_smoothing=recipe.label_smoothing)
+    with torch.no_grad():
+        model.head.weight.copy_(heads * head.weight.T)
+        model.head.bias.copy_(heads * head.bias + recipe.head_bias)
+    return head
+
+
+def fit_logistic(features: FeatureSet) -> LinearHead:
+    """Logistic regression as `vit probe` fits it, as a head for features that are not normalized.
+
+    If no class has two images, the regularization cannot be selected and is the strongest.
+    """
+    classes = len(features.classes)
+    can_select = np.bincount(features.labels).max() > 1
+    l2 = chosen_l2(*divided(features), classes=classes)[0] if can_select else max(L2)
+    probe = fit(*features.examples, classes=classes, l2=l2)
+    weight = probe.weights[:-1] / probe.std[:, None]  # (D, K)
+    return LinearHead(weight=weight.float(), bias=(probe.weights[-1] - probe.mean @ weight).float(), strength=l2)
+
+
+def fit_least_squares(features: Tensor, labels: Tensor, classes: int, *, label_smoothing: float = 0.0) -> LinearHead:
+    """Ridge regression on one-hot labels, in float64, scaled to the logits with the lowest loss.
+
+    In the eigenbasis of the scatter matrix, X'X = V diag(v) V', a ridge fit of any strength costs one matrix product:
+    predictions are (XV) diag(1 / (v + strength)) (XV)'Y. Leaving an image out changes its own residual by the factor
+    1 / (1 - leverage), so leave-one-out predictions follow from a single fit.
+    """
+    x, y = features.double(), F.one_hot(labels, classes).double()
+    x_mean, y_mean = x.mean(dim=0), y.mean(dim=0)
+    x, y = x - x_mean, y - y_mean
+    variances, axes = torch.linalg.eigh(x.T @ x)
+    projected = x @ axes  # (N, D)
+    products = projected.T @ y  # (D, K)
+    unit = float(variances.mean()) or 1.0
+
+    def leave_one_out(strength: float) -> Tensor:
+        """(N, K) predictions for each image by a fit without it."""
+        shrunk = 1 / (variances.clamp(min=0) + strength * unit)
+        leverage = (projected.square() * shrunk).sum(dim=1) + 1 / len(x)
+        return y - (y - projected @ (shrunk[:, None] * products)) / (1 - leverage).clamp(min=1e-6)[:, None]
+
+    errors = {strength: float((leave_one_out(strength) - y).square().mean()) for strength in STRENGTHS}
+    strength = min(errors, key=errors.__getitem__)
+    logits = leave_one_out(strength) + y_mean
+    losses = {
+        scale: float(F.cross_entropy(scale * logits, labels, label_smoothing=label_smoothing)) for scale in SCALES
+    }
+    scale = min(losses, key=losses.__getitem__)
+    weight = scale * (axes @ (products / (variances.clamp(min=0) + strength * unit)[:, None]))
+    return LinearHead(
+        weight=weight.float(),
+        bias=(scale * y_mean - x_mean @ weight).float(),
+        strength=strength,
+        scale=scale,
+    )
