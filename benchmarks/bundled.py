@@ -27,11 +27,11 @@ from vitruvian.evaluation.measuring.evaluate import space_for
 from vitruvian.evaluation.measuring.inference import answers_of
 from vitruvian.inference import Classifier
 from vitruvian.model.build import Model
-from vitruvian.training.recipe import read_recipe
-from vitruvian.training.splits import Splits, split_data
+from vitruvian.training.images import Images, images_for
+from vitruvian.training.recipes import read_recipe
 
 
-def prepared(model: Model, images: Splits) -> Model:
+def prepared(model: Model, images: Images) -> Model:
     """The model with the energy, the temperature and the threshold of the package."""
     model.meta = model.meta.replace(preprocess=model.meta.preprocess.with_changes({"fit": "crop"}))
     model.meta = model.meta.replace(origin="trained on CIFAR-10; see card.md")
@@ -60,7 +60,7 @@ def measured(classifier: Classifier, given: argparse.Namespace) -> dict[str, Any
 
 
 def card(
-    given: argparse.Namespace, images: Splits, found: vt.Evaluation, flipped: float, shares: dict[str, Any]
+    given: argparse.Namespace, images: Images, found: vt.Evaluation, flipped: float, shares: dict[str, Any]
 ) -> str:
     recipe, model, (low, high) = read_recipe(given.recipe), vt.load(given.out), found.intervals["top1"]
     taught = f"teacher {recipe.teacher}" if recipe.teacher else "no teacher"
@@ -69,10 +69,10 @@ def card(
         f"| {name} | {count} | {right:.0%} | {wrong:.0%} | {1 - right - wrong:.0%} |"
         for name, (count, right, wrong) in shares["photos"].items()
     )
-    return f"""# The model in the package
+    return f"""# The bundled model
 
 Ten classes: {", ".join(found.space.classes)}.
-It answers where no model is named and none can be downloaded.
+The commands use it if no model is given and the default cannot be downloaded.
 
 - Data: CIFAR-10, {len(images.train):,} of its training images; {len(images.validation):,} others were held
   out for all choices.
@@ -80,28 +80,28 @@ It answers where no model is named and none can be downloaded.
 - Size: {parameters(model.config):,} parameters, stored in float16.
 - Time: {given.time}.
 - Accuracy: {found.measures.top1:.2f}% of the 10,000 test images (95% interval {low:.2f} to {high:.2f}), measured once;
-  {flipped:.2f}% if each image and its mirror image are answered together (`--flip`).
+  {flipped:.2f}% with the logits of each image and its mirror image averaged (`--flip`).
 - Calibration error on the test images: {found.calibration.now.error:.2f}%.
-- Threshold: an image is "none of these" if its energy, log(sum(exp(logits))), is less than {model.meta.threshold:g};
-  {ANSWERED:.0%} of the held-out images have more. The head was fitted to it: logistic regression between 8,000 training
+- Threshold: an image is rejected if its energy, log(sum(exp(logits))), is less than {model.meta.threshold:g};
+  {ANSWERED:.0%} of the held-out images have more. The head was fitted to it: a logistic regression between 8,000 training
   images and 2,250 generated images of no class ({", ".join(KINDS)}) gives a
   linear term, the same in all logits, which changes the energy and no probability (`benchmarks/bundled.py`).
 
-Photos of the ten classes, whose middle is reduced to 32 x 32 pixels:
+Photos of the ten classes, center crop reduced to 32 x 32 pixels:
 
-| photos | number | right | wrong | "none of these" |
+| photos | count | correct | wrong | rejected |
 |---|---|---|---|---|
 {photos}
 
-Splits of none of the ten classes. Text and textures are drawn much as some of the generated ones were; the other kinds
-were seen in no fit. The share of {ANSWERED:.0%} and the regularization were chosen with these numbers in view:
+Images of none of the ten classes. Text and textures are drawn similarly to some of the generated ones; the other kinds
+were not used in the fit. The share of {ANSWERED:.0%} and the regularization were chosen with these numbers in view:
 
-| images | number | "none of these" |
+| images | count | rejected |
 |---|---|---|
 {unknown}
 
-Limits: it sees 32 x 32 pixels, so what is small in a photo is lost; what it has never seen can look like one of its
-classes, other animals above all. Not for decisions that matter.
+Limits: its input has 32 x 32 pixels, so small objects are lost. Unknown objects can look like one of its classes,
+above all other animals. Do not use it for decisions that matter.
 """
 
 
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--time", required=True, help="what the training has taken, and on what")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    images = split_data(given.data, read_recipe(given.recipe))
+    images = images_for(given.data, read_recipe(given.recipe))
     vt.save(prepared(vt.load(given.model), images), given.out, half=True)
     shares = measured(Classifier(given.out), given)
     found = vt.evaluate(given.data, given.out, split="test", batch_size=100)

@@ -24,8 +24,8 @@ FACTS = ("command", "machine", "date")
 NAMES = re.compile(
     r"(?:Python|PyTorch|torch|timm|torchvision|transformers|vit-pytorch|litserve|Runtime|opset|NumPy|Section|section"
     r"|arXiv:|EPYC|Figures?|Tables?|Appendix|layer|block)\s*\d[\d.]*"  # versions, and numbers that count or name
-    r"|[A-Za-z][\w+/.-]*-?\d[\w/.-]*"  # ViT-Ti/16, CIFAR-10, int8, top-1
-    r"|\b\d+x\d+\b"
+    r"|(?<![\w.])[A-Za-z][\w+/.-]*-?\d[\w/.-]*"  # ViT-Ti/16, CIFAR-10, int8, top-1
+    r"|\b\d+x\d+\b|\b\d+(?:\.\d+){2,}"  # 4x4, 127.0.0.1
 )
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?(?![\w])")
 MEASURED = re.compile(
@@ -77,9 +77,8 @@ def table_rows(block: str) -> list[tuple[str, list[str]]]:
 
 
 def has_measurements(block: str) -> bool:
-    if block.startswith("|"):
-        return any("." in number for _, found in table_rows(block) for number in found)
-    return bool(numbers(block, MEASURED))
+    """Whether a block has numbers with a decimal point, which are measurements more often than not."""
+    return any("." in number for number in numbers(block, MEASURED))
 
 
 def entry(key: str) -> object:

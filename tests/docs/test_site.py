@@ -89,7 +89,7 @@ def test_costs_on_other_machines_are_those_of_the_command():
     for words, flops, time, days in rows:
         recipe, *more = words.split()
         settings = [more[place + 1] for place, word in enumerate(more) if word == "--set"]
-        model = more[more.index("--model") + 1] if "--model" in more else None
+        model = more[more.index("--arch") + 1] if "--arch" in more else None
         lines = "\n".join(cluster_lines(cluster_plan(recipe, "8 x A100", model=model, settings=settings)))
         assert f"({flops} exaFLOPs)" in lines, (words, lines)
         assert f"{time} on 8 x A100, {days} accelerator-days" in lines, (words, lines)
