@@ -21,6 +21,24 @@ from vitruvian.cli.app import app
 from vitruvian.training.planning import cluster_lines, cluster_plan
 
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
+TASK_PAGES = (
+    *(
+        "predict",
+        "explain",
+        "zero_shot",
+        "serving",
+        "speed",
+        "bulk",
+        "doctor",
+        "pack",
+        "training",
+        "finetune",
+        "masked",
+    ),
+    *("machines", "evaluate", "probe", "study"),
+)
+HEADINGS = ("Commands", "Options", "Python", "How it works", "Measured", "Limits")
+"""Second-level headings of every task page, in this order; "Measured" may be missing."""
 LANGUAGES = {"", "python", "sh", "text", "json", "toml", "yaml", "nginx"}
 
 
@@ -36,6 +54,20 @@ def test_links_lead_to_files_and_headings_that_exist(page):
         assert target.is_file(), f"{link}: no such file"
         if found.fragment:
             assert found.fragment in anchors(target), f"{link}: no such heading"
+
+
+@pytest.mark.parametrize("name", TASK_PAGES)
+def test_task_pages_have_the_same_headings(name):
+    text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    assert headings == [heading for heading in HEADINGS if heading in headings or heading != "Measured"]
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md", "docs/start.md", "docs/concepts.md"])
+def test_sentences_on_the_first_pages_are_short(name):
+    text = re.sub(r"^```.*?^```$|^\|.*$|^#.*$|<!--.*?-->", "", (ROOT / name).read_text("utf-8"), flags=re.M | re.S)
+    sentences = re.split(r"(?<=[.!?:])\s+|\n\n+", text)
+    assert [sentence for sentence in sentences if len(sentence.split()) > 40] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
