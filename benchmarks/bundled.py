@@ -27,11 +27,11 @@ from vitruvian.evaluation.measuring.evaluate import space_for
 from vitruvian.evaluation.measuring.inference import answers_of
 from vitruvian.inference import Classifier
 from vitruvian.model.build import Model
-from vitruvian.training.images import Images, images_for
-from vitruvian.training.recipes import read_recipe
+from vitruvian.training.recipe import read_recipe
+from vitruvian.training.splits import Splits, split_data
 
 
-def prepared(model: Model, images: Images) -> Model:
+def prepared(model: Model, images: Splits) -> Model:
     """The model with the energy, the temperature and the threshold of the package."""
     model.meta = model.meta.replace(preprocess=model.meta.preprocess.with_changes({"fit": "crop"}))
     model.meta = model.meta.replace(origin="trained on CIFAR-10; see card.md")
@@ -60,7 +60,7 @@ def measured(classifier: Classifier, given: argparse.Namespace) -> dict[str, Any
 
 
 def card(
-    given: argparse.Namespace, images: Images, found: vt.Evaluation, flipped: float, shares: dict[str, Any]
+    given: argparse.Namespace, images: Splits, found: vt.Evaluation, flipped: float, shares: dict[str, Any]
 ) -> str:
     recipe, model, (low, high) = read_recipe(given.recipe), vt.load(given.out), found.intervals["top1"]
     taught = f"teacher {recipe.teacher}" if recipe.teacher else "no teacher"
@@ -83,7 +83,7 @@ The commands use it if no model is given and the default cannot be downloaded.
   {flipped:.2f}% with the logits of each image and its mirror image averaged (`--flip`).
 - Calibration error on the test images: {found.calibration.now.error:.2f}%.
 - Threshold: an image is rejected if its energy, log(sum(exp(logits))), is less than {model.meta.threshold:g};
-  {ANSWERED:.0%} of the held-out images have more. The head was fitted to it: a logistic regression between 8,000 training
+  {ANSWERED:.0%} of the held-out images have more. The head was fitted to it: logistic regression between 8,000 training
   images and 2,250 generated images of no class ({", ".join(KINDS)}) gives a
   linear term, the same in all logits, which changes the energy and no probability (`benchmarks/bundled.py`).
 
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--time", required=True, help="what the training has taken, and on what")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    images = images_for(given.data, read_recipe(given.recipe))
+    images = split_data(given.data, read_recipe(given.recipe))
     vt.save(prepared(vt.load(given.model), images), given.out, half=True)
     shares = measured(Classifier(given.out), given)
     found = vt.evaluate(given.data, given.out, split="test", batch_size=100)

@@ -28,9 +28,7 @@ NAMES = re.compile(
     r"|\b\d+x\d+\b|\b\d+(?:\.\d+){2,}"  # 4x4, 127.0.0.1
 )
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?(?![\w])")
-MEASURED = re.compile(
-    r"(?<![\w.])-?\d[\d,]*(?:\.\d+(?:e-?\d+)?|(?=%| s\b| ms\b| MB\b| GB\b| seconds\b| minutes\b| points\b| times the speed))"
-)
+MEASURED = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+(?:e-?\d+)?|(?=%| (?:s|ms|MB|GB|seconds|minutes|points)\b))")
 """In text only numbers with a decimal point or a unit of measurement are compared; in tables, all of them."""
 
 

@@ -21,22 +21,10 @@ from vitruvian.cli.app import app
 from vitruvian.training.planning import cluster_lines, cluster_plan
 
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
-TASK_PAGES = (
-    *(
-        "predict",
-        "explain",
-        "zero_shot",
-        "serving",
-        "speed",
-        "bulk",
-        "doctor",
-        "pack",
-        "training",
-        "finetune",
-        "masked",
-    ),
-    *("machines", "evaluate", "probe", "study"),
-)
+TASK_PAGES = [
+    *("predict", "explain", "zero_shot", "serving", "speed", "bulk", "doctor", "pack"),
+    *("training", "finetune", "masked", "machines", "evaluate", "probe", "study"),
+]
 HEADINGS = ("Commands", "Options", "Python", "How it works", "Measured", "Limits")
 """Second-level headings of every task page, in this order; "Measured" may be missing."""
 LANGUAGES = {"", "python", "sh", "text", "json", "toml", "yaml", "nginx"}

@@ -128,6 +128,7 @@ class Run:
         return self.folder / "best" / f"step-{step:08d}"
 
     def remove_checkpoints(self) -> None:
+        """Delete the checkpoints; the run can then no longer be resumed from the middle."""
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     @property
