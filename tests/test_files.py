@@ -149,7 +149,7 @@ def test_json_comes_back_whatever_is_in_it(tmp_path):
         (b"[" * 500 + b"]" * 500, "not valid JSON: nested more than 100 deep"),
         (b"9" * 5000, "not valid JSON: a number has thousands of digits"),
         (b'{"a": "\xff"}', "not UTF-8 text: byte 0xff at 7"),
-        (b"[1]", "holds a JSON list, not an object"),
+        (b"[1]", "contains a JSON list, not an object"),
     ],
 )
 def test_bad_json_is_one_line(tmp_path, content, reason):

@@ -13,8 +13,8 @@ from vitruvian.tasks import (
     extra_file,
     find_task,
     fold_name,
+    get_task,
     preprocess_for,
-    task_named,
 )
 
 WANTED = [
@@ -25,7 +25,7 @@ WANTED = [
 
 @pytest.mark.parametrize("name", WANTED)
 def test_every_task_of_the_paper_and_the_later_ones_is_there(name):
-    assert task_named(name).title
+    assert get_task(name).title
 
 
 def test_vtab_has_its_19_tasks_in_three_groups_of_800_and_200():
@@ -59,7 +59,7 @@ def test_names_are_known_in_any_spelling_but_paths_are_not():
     assert find_task("cifar-10") is find_task("CIFAR10") is TASKS["cifar10"]
     assert find_task("./cifar10") is find_task("cifar10/") is find_task("photos") is None
     with pytest.raises(UnknownNameError, match=r"unknown task 'flowrs'; did you mean flowers"):
-        task_named("flowrs")
+        get_task("flowrs")
 
 
 def test_a_task_brings_the_files_that_its_evaluation_needs(monkeypatch, tmp_path):

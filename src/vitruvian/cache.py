@@ -97,7 +97,7 @@ def _remove_scratch(folder: Path, lock: Lock, process: int) -> None:
 
 
 def remove_abandoned(temporary: Path) -> None:
-    """Remove the scratch directories of killed processes, recognized by a lock that nobody holds."""
+    """Remove the scratch directories of killed processes, recognized by a lock that is free."""
     for path in temporary.glob(f"{SCRATCH}*/lock"):
         with suppress(OSError, FileError):  # of another user, or removed at the same time
             if time.time() - path.stat().st_mtime > NEW_SECONDS:

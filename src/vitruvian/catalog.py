@@ -32,7 +32,7 @@ from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.settings import Size
 
 SIZES: dict[str, tuple[str, int, int, int, int]] = {
-    # our letter: the word other projects use, layers, width, MLP width, heads
+    # our letter: the word that other projects use, depth, width, mlp_dim, num_heads
     "Ti": ("tiny", 12, 192, 768, 3),
     "S": ("small", 12, 384, 1536, 6),
     "M": ("medium", 12, 512, 2048, 8),
@@ -44,7 +44,7 @@ SIZES: dict[str, tuple[str, int, int, int, int]] = {
 }
 
 OTHER_SIZES: dict[str, tuple[str, int, int, int, int]] = {
-    # the same for sizes that one kind of model has
+    # sizes of a single kind of model
     "So400m": ("so400m", 27, 1152, 4304, 16),
     "g-opt": ("giant_opt", 40, 1536, 6144, 16),
     "S+": ("small_plus", 12, 384, 1536, 6),
@@ -61,7 +61,11 @@ PATCHES: dict[str, tuple[int, ...]] = {
 
 HYBRIDS: dict[str, tuple[str, tuple[int, ...], int]] = {
     # name: size of the Transformer, units in the stem's stages, patch on the stem's features
-    "R+ViT-Ti/16": ("Ti", (), 8),  # the release's own name, though root and patch together step 32 pixels
+    "R+ViT-Ti/16": (
+        "Ti",
+        (),
+        8,
+    ),  # the name in the release, although root and patch together have a stride of 32 pixels
     "R26+ViT-S/32": ("S", (2, 2, 2, 2), 1),
     "R26+ViT-B/32": ("B", (2, 2, 2, 2), 1),
     "R50+ViT-B/16": ("B", (3, 4, 9), 1),
@@ -143,7 +147,7 @@ def _eva02() -> dict[str, ModelConfig]:
 
 
 VARIANTS: dict[str, ModelConfig] = _variants()
-"""Our name of every model -> its settings with 1000 classes at the size it was published for."""
+"""Our name of a model -> its config, with 1000 classes and the image size it was published for."""
 
 
 def _fold(name: str) -> str:
@@ -152,7 +156,7 @@ def _fold(name: str) -> str:
 
 
 def _other_names(variant: str) -> list[str]:
-    """What timm, torchvision, Hugging Face, Google and Facebook call a variant (sizes and tags apart)."""
+    """Names of a variant in timm, torchvision, Hugging Face, Google and Facebook, without image size and tag."""
     if variant.startswith("BiT-"):
         short = variant.removeprefix("BiT-")
         return [short, f"BiT-S-{short}", f"BiT-M-{short}", f"resnetv2_{short[1:]}_bit", f"resnetv2_{short[1:]}_bitm"]
@@ -189,13 +193,13 @@ def _aliases() -> dict[str, str]:
 
 
 ALIASES: dict[str, str] = _aliases()
-"""Folded name in any dialect -> our name. `g` (giant) comes before `G` (gigantic), whose case must be right."""
+"""Folded name in any library -> our name. `g` (giant) precedes `G` (gigantic), whose case must match."""
 
 
 def canonical(name: str) -> tuple[str, Size | None]:
-    """Our name of a model named in any dialect, and the image size its name carries, if any.
+    """Our name of a model by any of its names, and the image size that the name contains, if any.
 
-    Knows `ViT-B/16`, `vit_b_16`, `vit_base_patch16_384`, `google/vit-base-patch16-224-in21k` and the like.
+    Accepts `ViT-B/16`, `vit_b_16`, `vit_base_patch16_384`, `google/vit-base-patch16-224-in21k` and the like.
     """
     if name in VARIANTS:
         return name, None
@@ -218,7 +222,11 @@ def canonical(name: str) -> tuple[str, Size | None]:
 
 
 def resolve(name: str) -> ModelConfig:
-    """The settings of a model named in any dialect, at the image size its name carries."""
+    """The config of a model by any of its names, at the image size that the name contains.
+
+    Raises:
+        UnknownNameError: If no model has this name.
+    """
     variant, size = canonical(name)
     config = VARIANTS[variant]
     if size is None:
@@ -230,7 +238,7 @@ def resolve(name: str) -> ModelConfig:
 
 
 def title_of(config: ModelConfig) -> str:
-    """What to call a model of this shape in a report: the name of its variant, or else its size in words."""
+    """Title of a model in a report: the name of its variant, or a description of its size."""
     for name, known in VARIANTS.items():
         if _shape_of(known) == _shape_of(config):
             return name
@@ -241,7 +249,7 @@ def title_of(config: ModelConfig) -> str:
 
 
 def _shape_of(config: ModelConfig) -> tuple[object, ...]:
-    """What a variant's name stands for; sizes of images, heads and numerics may differ."""
+    """The settings that a variant's name stands for; image size, head and numerics may differ."""
     if isinstance(config, ResNetConfig):
         return config.stages, config.width
     stem = config.stem and (config.stem.stages, config.stem.width, config.stem.widths, config.stem.is_plain)

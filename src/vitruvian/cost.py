@@ -1,4 +1,4 @@
-"""What a model costs, counted from its settings alone: parameters and multiply-adds."""
+"""Parameters and multiply-adds of a model, computed from its config alone."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from vitruvian.config import ROOT_CHANNELS, ModelConfig, ResNetConfig, StemConfi
 from vitruvian.settings import Size, as_size
 
 TRAINING_PASSES = 3
-"""Forward passes that an image costs in training: the backward pass is two products where the forward one is one."""
+"""Cost of a training step in forward passes; the backward pass computes two products for each of the forward pass."""
 
 
 def parameters(config: ModelConfig) -> int:
+    """Number of parameters."""
     if isinstance(config, ResNetConfig):
         convs = sum(k * k * i * o for k, i, o, _ in _convs(config.stages, config.width, config.in_channels))
         norms = sum(2 * (inputs + 2 * inner) for inputs, inner, _, _ in _units(config.stages, config.width))
@@ -26,7 +27,7 @@ def parameters(config: ModelConfig) -> int:
     count += _dense(channels * config.patch_size**2, D, config.patch_bias)
     if config.stem:
         count += sum(k * k * i * o + 2 * o for k, i, o, _ in _stem_convs(config))
-        count -= ROOT_CHANNELS * config.stem.is_plain  # a bias in place of a norm
+        count -= ROOT_CHANNELS * config.stem.is_plain  # a bias instead of a norm
     count += config.depth * _block_parameters(config, patches + config.prefix_tokens)
     count += (config.patch_norm + config.pre_norm + config.final_norm) * _norm(config, D)
     if config.pool == "map":
@@ -38,12 +39,14 @@ def parameters(config: ModelConfig) -> int:
 
 
 def multiply_adds(config: ModelConfig, image_size: int | Size | None = None) -> int:
-    """Multiply-adds of one image's forward pass: convolutions, dense layers and the two products of attention."""
+    """Multiply-adds of a forward pass per image: convolutions, dense layers and the two products of attention."""
     size = config.image_size if image_size is None else as_size(image_size)
     pixels = size[0] * size[1]
     if isinstance(config, ResNetConfig):
-        found = _convs(config.stages, config.width, config.in_channels)
-        convs = sum(k * k * i * o * (pixels // stride**2) for k, i, o, stride in found)
+        convs = sum(
+            k * k * i * o * (pixels // stride**2)
+            for k, i, o, stride in _convs(config.stages, config.width, config.in_channels)
+        )
         return convs + config.feature_width * config.num_classes
     D, grid = config.width, config.grid_of(size)
     patches = grid[0] * grid[1]
@@ -54,13 +57,15 @@ def multiply_adds(config: ModelConfig, image_size: int | Size | None = None) -> 
         count += sum(k * k * i * o * (pixels // stride**2) for k, i, o, stride in _stem_convs(config))
     mlp = D * config.mlp_dim * (3 if config.mlp == "swiglu" else 2)
     A = config.head_width * config.num_heads
-    products = 3 if config.attention == "differential" else 2  # a second time with the values, of the whole width
+    products = (
+        3 if config.attention == "differential" else 2
+    )  # the product with the values is computed twice, at full width
     block = tokens * (4 * D * A + mlp) + products * tokens * tokens * A
     if config.pos_embed == "relative":
         block += tokens * (2 * tokens - 1) * D
     if config.rope is not None and config.rope.kind == "mixed":
         block += patches * D
-    count += config.depth * block - _merged_away(config, tokens, products)
+    count += config.depth * block - _merging_savings(config, tokens, products)
     if config.pool == "map":
         read = tokens if config.pool_prefix else patches
         M = config.pool_mlp_dim or config.mlp_dim
@@ -70,24 +75,24 @@ def multiply_adds(config: ModelConfig, image_size: int | Size | None = None) -> 
 
 
 def tokens_by_layer(config: ViTConfig, tokens: int) -> tuple[int, ...]:
-    """Tokens that enter each layer of a model that merges `tome_r` of them, and that leave the last one.
+    """Tokens that enter each layer of a model with token merging, and tokens that leave the last one.
 
-    Thresholds merge as many as an image has, which settings do not tell: they count as none.
+    Merging by thresholds depends on the image and is counted as no merging.
     """
-    found = [tokens]
+    counts = [tokens]
     for r in config.tome_counts:
-        found.append(found[-1] - min(r, (found[-1] - config.prefix_tokens) // 2))
-    return tuple(found)
+        counts.append(counts[-1] - min(r, (counts[-1] - config.prefix_tokens) // 2))
+    return tuple(counts)
 
 
-def _merged_away(config: ViTConfig, tokens: int, products: int) -> int:
-    """Multiply-adds of the blocks that token merging saves; the search for what to merge is not subtracted."""
+def _merging_savings(config: ViTConfig, tokens: int, products: int) -> int:
+    """Multiply-adds that token merging saves; the cost of matching tokens is not subtracted."""
     D, A = config.width, config.head_width * config.num_heads
     mlp = D * config.mlp_dim * (3 if config.mlp == "swiglu" else 2)
     counts, saved = tokens_by_layer(config, tokens), 0
     for before, after in pairwise(counts):
-        reached = before if config.block == "parallel" else after  # whose MLP comes before the merging
-        saved += (tokens - before) * 4 * D * A + (tokens - reached) * mlp + products * (tokens**2 - before**2) * A
+        in_mlp = before if config.block == "parallel" else after  # a parallel block merges after its MLP
+        saved += (tokens - before) * 4 * D * A + (tokens - in_mlp) * mlp + products * (tokens**2 - before**2) * A
     return saved
 
 
@@ -102,7 +107,7 @@ def _norm(config: ViTConfig, width: int) -> int:
 def _block_parameters(config: ViTConfig, tokens: int) -> int:
     D, M, K = config.width, config.mlp_dim, config.head_width
     A = K * config.num_heads
-    branches = 1 if config.block == "parallel" else 2  # that have a norm and a scale of their own
+    branches = 1 if config.block == "parallel" else 2  # each with a norm and a scale
     scales = config.layer_scale * (branches if config.mlp_scale else 1)
     count = branches * _norm(config, D) + scales * D + config.attn_norm * _norm(config, A)
     differential = config.attention == "differential"
@@ -118,7 +123,7 @@ def _block_parameters(config: ViTConfig, tokens: int) -> int:
 
 
 def _units(stages: tuple[int, ...], width: int) -> Iterator[tuple[int, int, int, int]]:
-    """Each residual unit: inputs, inner width, pixels per step before it and after it."""
+    """Residual units: input channels, inner width, stride in pixels before and after."""
     inputs, before = width, 4
     for stage, units in enumerate(stages):
         inner = width * 2**stage
@@ -129,7 +134,7 @@ def _units(stages: tuple[int, ...], width: int) -> Iterator[tuple[int, int, int,
 
 
 def _convs(stages: tuple[int, ...], width: int, channels: int) -> Iterator[tuple[int, int, int, int]]:
-    """Each convolution: kernel side, inputs, outputs, pixels per step of its output."""
+    """Convolutions: kernel size, input channels, output channels, stride of the output in pixels."""
     yield 7, channels, width, 2
     for inputs, inner, before, after in _units(stages, width):
         yield 1, inputs, inner, before
@@ -148,7 +153,7 @@ def _stem_convs(config: ViTConfig) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _deep_convs(stages: tuple[int, ...], width: int, channels: int) -> Iterator[tuple[int, int, int, int]]:
-    """The same of ResNet-D: three convolutions in place of the first."""
+    """Convolutions of ResNet-D, which has three instead of the first."""
     yield 3, channels, width // 2, 2
     yield 3, width // 2, width // 2, 2
     yield 3, width // 2, width, 2
@@ -156,13 +161,13 @@ def _deep_convs(stages: tuple[int, ...], width: int, channels: int) -> Iterator[
 
 
 def _patch_convs(stages: tuple[int, ...], width: int, channels: int) -> Iterator[tuple[int, int, int, int]]:
-    """The same of MobileCLIP's stem."""
+    """Convolutions of MobileCLIP's stem."""
     yield 4, channels, width, 4
     yield 2, width, width, 8
 
 
 def _plain_convs(stem: StemConfig, channels: int) -> Iterator[tuple[int, int, int, int]]:
-    """The same of a stem of plain convolutions; each stage's first one is computed before it is pooled."""
+    """Convolutions of a stem without residual units; the first one of each stage is computed before pooling."""
     yield 3, channels, ROOT_CHANNELS, 1
     inputs = ROOT_CHANNELS
     for stage, (width, convolutions) in enumerate(zip(stem.stage_widths, stem.stages)):

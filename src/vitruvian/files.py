@@ -1,4 +1,4 @@
-"""Files on the disk: written whole or not at all, read as text or JSON, locked, cached, hashed."""
+"""Files: atomic writes; reading of text, JSON and TOML with limits; hashes."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from vitruvian.errors import FileError, VitruvianError
 from vitruvian.text import printable
 
 UNFINISHED = ".tmp"
-"""How the name of a temporary folder beside a file that is being written ends; it begins with a dot."""
+"""Suffix of the temporary directory beside a file that is being written; its name starts with a dot."""
 ABANDONED_SECONDS = 24 * 3600
-"""Age at which such a folder is taken for that of a killed process."""
+"""Age at which such a directory is considered abandoned by a killed process."""
 MAX_TEXT_BYTES = 64 * 2**20
-"""Larger than any settings file or list of classes."""
+"""Default limit of `read_bytes`; larger than any settings file or list of classes."""
 MAX_DEPTH = 100
-"""Levels of JSON or TOML inside each other."""
+"""Maximum nesting of JSON and TOML."""
 
 
 @contextmanager
 def atomic_path(destination: Path) -> Iterator[Path]:
-    """A path of the same name in a temporary folder beside `destination`, which takes its place when the block ends.
+    """Yield a path in a temporary directory; what the block writes there replaces `destination` when the block ends.
 
-    Write a file or make a folder there. What was at `destination` stays until the new is complete on the disk, and
-    for good if the block raises; in an existing folder, files of other names stay too.
+    Write a file or create a directory. The old content of `destination` stays until the new content is synced to
+    disk, and remains if the block raises. In an existing directory, files with other names are kept.
     """
     folder: Path | None = None
     if destination.exists() and not (destination.is_file() or destination.is_dir()):
-        raise FileError("cannot be written: a pipe, a device or a socket, which would be replaced", where=destination)
+        raise FileError("not a regular file", where=destination)
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         prefix = f".{destination.name[:60]}."
@@ -52,7 +52,7 @@ def atomic_path(destination: Path) -> Iterator[Path]:
         _install(folder / destination.name, destination)
     except OSError as error:
         if folder and error.filename and not Path(os.fsdecode(error.filename)).is_relative_to(folder):
-            raise  # of something that the block reads
+            raise  # an error of a file that the block reads
         raise FileError(f"cannot be written: {error.strerror or error}", where=destination) from error
     finally:
         if folder:
@@ -60,7 +60,7 @@ def atomic_path(destination: Path) -> Iterator[Path]:
 
 
 def check_writable(destination: Path) -> None:
-    """Refuse a place where nothing can be written before hours go into what is written there."""
+    """Raise FileError if nothing can be written at `destination`, before hours of work are spent on it."""
     folder = next(path for path in destination.absolute().parents if path.exists())
     try:
         Path(tempfile.mkdtemp(suffix=UNFINISHED, dir=folder)).rmdir()
@@ -69,11 +69,13 @@ def check_writable(destination: Path) -> None:
 
 
 def _install(new: Path, destination: Path) -> None:
-    """Put a staged file or folder in its place."""
+    """Move a complete file or directory to its destination."""
     for path in [*new.rglob("*"), new] if new.is_dir() else [new]:
         sync(path)
     if new.is_dir() and destination.is_dir():
-        for name in sorted(os.listdir(new), key=lambda name: name.endswith(".json")):  # what describes others last
+        for name in sorted(
+            os.listdir(new), key=lambda name: name.endswith(".json")
+        ):  # descriptions of other files last
             os.replace(new / name, destination / name)
         sync(destination)
     else:
@@ -82,21 +84,21 @@ def _install(new: Path, destination: Path) -> None:
 
 
 def is_unfinished(path: Path) -> bool:
-    """Whether this is the temporary folder of a write that goes on, or did not end."""
+    """Whether this is the temporary directory of a write that is running or was killed."""
     return path.name.startswith(".") and path.name.endswith(UNFINISHED)
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what killed processes have left in a folder, and below it, that no other process writes to now."""
+    """Remove the temporary directories of killed writes at any depth of a folder that no other process writes to."""
     for path in folder.rglob(f".*{UNFINISHED}"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's entries, are on the disk."""
+    """Wait until the bytes of a file, or the entries of a directory, are on disk."""
     if path.is_dir():
-        if os.name != "nt":  # Windows has no such call for folders
-            with suppress(OSError):  # nor have some network file systems
+        if os.name != "nt":  # Windows cannot sync directories
+            with suppress(OSError):  # some network file systems cannot, either
                 _fsync(path, os.O_RDONLY)
     else:
         _fsync(path, os.O_RDWR)
@@ -112,7 +114,7 @@ def _fsync(path: Path, flags: int) -> None:
 
 @contextmanager
 def atomic_open(path: Path) -> Iterator[BinaryIO]:
-    """An open file to write; it takes its name when the block ends."""
+    """Open a file for writing; it replaces `path` when the block ends."""
     with atomic_path(path) as new, open(new, "wb") as file:
         yield file
         file.flush()
@@ -130,7 +132,7 @@ def write_text(path: Path, content: str) -> Path:
     except UnicodeEncodeError as error:
         what = printable(content[max(0, error.start - 30) : error.end + 30])
         raise FileError(
-            f"cannot be written: {what!r} is not Unicode; rename the file it comes from", where=path
+            f"cannot be written: {what!r} is not Unicode", where=path, hint="rename the file it comes from"
         ) from error
 
 
@@ -139,7 +141,7 @@ def write_json(path: Path, content: Any) -> Path:
 
 
 def json_bytes(content: Any) -> bytes:
-    """Indented JSON in UTF-8; all in ASCII where a file name that is not UTF-8 asks for it."""
+    """Indented JSON in UTF-8, or in ASCII if it contains a file name that is not UTF-8."""
     try:
         return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
     except UnicodeEncodeError:
@@ -147,20 +149,20 @@ def json_bytes(content: Any) -> bytes:
 
 
 def read_bytes(path: Path, *, raises: type[VitruvianError] = FileError, most: int = MAX_TEXT_BYTES) -> bytes:
-    """All of a regular file that has at most so many bytes."""
+    """The content of a regular file of at most `most` bytes."""
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
             raise raises("not a regular file", where=path)
-        if found.st_size > most:
-            raise raises(f"{found.st_size >> 20} MiB exceeds the limit of {most >> 20} MiB", where=path)
+        if status.st_size > most:
+            raise raises(f"{status.st_size >> 20} MiB exceeds the limit of {most >> 20} MiB", where=path)
         return path.read_bytes()
     except OSError as error:
         raise raises(f"cannot be read: {error.strerror or error}", where=path) from error
 
 
 def read_text(path: Path, *, raises: type[VitruvianError] = FileError) -> str:
-    """A text file in UTF-8, with or without a byte order mark."""
+    """The text of a UTF-8 file, with or without a byte order mark."""
     return decode_utf8(read_bytes(path, raises=raises), path, raises=raises)
 
 
@@ -180,16 +182,16 @@ def read_object(path: Path, *, raises: type[VitruvianError] = FileError) -> dict
 
 
 def parse_json(text: str | bytes, where: object, *, raises: type[VitruvianError] = FileError) -> Any:
-    """What a JSON text says; `where` begins the text of an error."""
+    """Parse JSON of limited depth; `where` is that of errors."""
     text = decode_utf8(text, where, raises=raises) if isinstance(text, bytes) else text
     with _parsing("JSON", where, raises):
-        return _shallow(json.loads(text))
+        return _check_depth(json.loads(text))
 
 
 def parse_object(text: str | bytes, where: object, *, raises: type[VitruvianError] = FileError) -> dict[str, Any]:
     content = parse_json(text, where, raises=raises)
     if not isinstance(content, dict):
-        raise raises(f"holds a JSON {type(content).__name__}, not an object", where=where)
+        raise raises(f"contains a JSON {type(content).__name__}, not an object", where=where)
     return content
 
 
@@ -197,13 +199,13 @@ def parse_toml(text: str | bytes, where: object, *, raises: type[VitruvianError]
     text = decode_utf8(text, where, raises=raises) if isinstance(text, bytes) else text
     with _parsing("TOML", where, raises):
         if re.search(rf"(?m)^[ \t\[]*[\w'\"-]+([ \t]*\.[ \t]*[\w'\"-]+){{{MAX_DEPTH}}}", text):
-            raise RecursionError  # before tomllib takes minutes over a key of so many parts
-        return _shallow(tomllib.loads(text))
+            raise RecursionError  # before tomllib spends minutes on a key of that many parts
+        return _check_depth(tomllib.loads(text))
 
 
 @contextmanager
 def _parsing(language: str, where: object, raises: type[VitruvianError]) -> Iterator[None]:
-    """Make one line of whatever a parser raises."""
+    """Turn the exceptions of a parser into an error of one line."""
     try:
         yield
     except RecursionError:
@@ -214,11 +216,11 @@ def _parsing(language: str, where: object, raises: type[VitruvianError]) -> Iter
         raise raises(f"not valid {language}: {reason}", where=where) from error
 
 
-def _shallow(content: Any) -> Any:
-    """The content itself, which whoever walks through it may do recursively."""
+def _check_depth(content: Any) -> Any:
+    """Return `content` if it is nested at most MAX_DEPTH levels deep, else raise RecursionError."""
     level = [content]
     for _ in range(MAX_DEPTH):
-        nested = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        nested = [x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list)]
         level = [item for items in nested for item in items]
         if not level:
             return content
@@ -226,7 +228,7 @@ def _shallow(content: Any) -> Any:
 
 
 def digest(path: Path, algorithm: str = "sha256") -> str:
-    """Of a file's bytes, hexadecimal; empty where there is no regular file to read."""
+    """Hex digest of a file's content; empty if there is no regular file."""
     if not path.is_file():
         return ""
     with path.open("rb") as file:
@@ -234,11 +236,11 @@ def digest(path: Path, algorithm: str = "sha256") -> str:
 
 
 def file_stamp(path: Path) -> list[Any]:
-    """What changes when a file does: its size and the time of its last change."""
-    found = path.stat()
-    return [path.name, found.st_size, found.st_mtime_ns]
+    """Name, size and modification time of a file, which change when the file does."""
+    status = path.stat()
+    return [path.name, status.st_size, status.st_mtime_ns]
 
 
 def short_hash(parts: Sequence[object]) -> str:
-    """Of JSON values, in 24 characters."""
+    """Hash of JSON values, 24 hex digits."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]

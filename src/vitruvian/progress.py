@@ -1,4 +1,4 @@
-"""How far long work is, on stderr: a bar on a terminal, a plain line now and then elsewhere, nothing if it is quick."""
+"""Progress of long work on stderr: a bar on a terminal, otherwise a line every few seconds; nothing for quick work."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 QUIET_SECONDS = 2.0
-"""No bar is shown before."""
+"""Time before a bar is shown."""
 LINE_SECONDS = 10.0
-"""Before the first plain line, and between two of them."""
+"""Time before the first line, and between lines, if stderr is not a terminal."""
 RECENT_SECONDS = 120.0
-"""Work over which the speed is measured."""
+"""Window over which the speed is measured."""
 SAMPLE_SECONDS = 0.25
-"""Between two measurements of the speed."""
+"""Minimum time between two samples of the speed."""
 
 
 class Track(Protocol):
-    """Passes items on unchanged, and may show how many of the total have passed."""
+    """Yields the items unchanged, and may show how many of the total have been processed."""
 
     def __call__(self, items: Iterable[Item], total: int) -> Iterable[Item]: ...
 
 
 def no_tracking(items: Iterable[Item], total: int) -> Iterable[Item]:
+    """The default `Track`, which shows nothing."""
     return items
 
 
 def track(items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
-    """The items, with their progress shown while they pass."""
+    """Yield the items and show the progress."""
     with Progress(label, total) as progress:
         for done, item in enumerate(items, 1):
             yield item
@@ -49,7 +50,7 @@ def track(items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
 
 
 def track_amounts(amounts: Iterable[int], total: int, label: str) -> Iterator[int]:
-    """Amounts of work that add up to the total, with their progress shown while they pass."""
+    """Yield amounts of work that add up to `total`, and show the progress."""
     done = 0
     with Progress(label, total) as progress:
         for amount in amounts:
@@ -59,7 +60,7 @@ def track_amounts(amounts: Iterable[int], total: int, label: str) -> Iterator[in
 
 
 def print_status(text: str) -> None:
-    """A line on stderr, above a bar if there is one; nothing where stderr is closed."""
+    """Print a line to stderr, above a progress bar if there is one; do nothing if stderr is closed."""
     if _bars is not None:
         _bars.console.print(text, highlight=False, markup=False, soft_wrap=True)
     elif sys.stderr is not None:  # print() would take None for stdout
@@ -69,7 +70,7 @@ def print_status(text: str) -> None:
 
 @contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """Tell what is waited for, if that takes long."""
+    """Print `text` if the block takes long."""
     timer = threading.Timer(QUIET_SECONDS, print_status, [text])
     timer.daemon = True
     timer.start()
@@ -80,15 +81,15 @@ def waiting(text: str) -> Iterator[None]:
 
 
 class WorkSpeed:
-    """How quick recent work was; time in which the process was stopped does not count."""
+    """Speed of recent work. Time in which the process was stopped (Ctrl-Z, a laptop asleep) does not count."""
 
     def __init__(self, done: float = 0) -> None:
         self._now = time.monotonic(), time.process_time()
         self._samples = deque([(0.0, 0.0, done)])
-        """Seconds of work, seconds of the processor in them, and what was done by then."""
+        """Seconds of work, CPU seconds in them, and the amount done by then."""
 
     def update(self, done: float) -> None:
-        """So much is done by now."""
+        """Record that `done` units are complete."""
         now = time.monotonic(), time.process_time()
         wall, cpu = now[0] - self._now[0], now[1] - self._now[1]
         if wall < SAMPLE_SECONDS:
@@ -96,40 +97,48 @@ class WorkSpeed:
         self._now = now
         worked, used, before = self._samples[-1]
         if self._was_stopped(wall, cpu):
-            wall = self._usual() * (done - before)
+            wall = self._seconds_per_unit() * (done - before)
         self._samples.append((worked + wall, used + cpu, done))
         while len(self._samples) > 8 and worked + wall - self._samples[0][0] > RECENT_SECONDS:
             self._samples.popleft()
 
     def _was_stopped(self, wall: float, cpu: float) -> bool:
-        """A pause is far longer than what is usual, and the processor has hardly been used in it."""
+        """Whether a sample was a pause: far longer than usual, and with hardly any CPU time."""
         worked = [sample[0] for sample in self._samples]
         usual = median([after - before for before, after in pairwise(worked)] or [0.0])
         share = (self._samples[-1][1] - self._samples[0][1]) / ((worked[-1] - worked[0]) or 1.0)
         return wall > max(2.0, 5 * usual) and cpu / wall < 0.2 * (share or 0.05)
 
-    def _usual(self) -> float:
-        """Seconds a unit."""
+    def _seconds_per_unit(self) -> float:
         (begun, _, first), (ended, _, last) = self._samples[0], self._samples[-1]
         return (ended - begun) / (last - first) if last > first else 0.0
 
     def left(self, total: float | None) -> float | None:
-        """Seconds until `total`, if that can be told."""
+        """Estimated seconds until `total`; None if unknown."""
         last = self._samples[-1][2]
-        return None if total is None or last <= self._samples[0][2] else self._usual() * max(0.0, total - last)
+        return (
+            None if total is None or last <= self._samples[0][2] else self._seconds_per_unit() * max(0.0, total - last)
+        )
 
 
 class Progress:
-    """The progress of one piece of work, from the first update until it is closed."""
+    """Progress of one piece of work, from the first update until `close`.
+
+    Args:
+        label: Shown before the amounts.
+        total: Amount at which the work is complete, if known.
+        done: Amount that is complete already.
+        unit: "bytes" shows amounts as MB and GB.
+    """
 
     def __init__(self, label: str, total: int | None = None, *, done: int = 0, unit: str = "") -> None:
-        """`unit="bytes"` shows amounts as MB and GB; `detail` may be set to what stands after the numbers."""
         self.label, self.total, self.done, self.unit = label, total, done, unit
         self.detail = ""
+        """Text after the amounts; may be set at any time."""
         self._speed = WorkSpeed(done)
-        self._begun = self._said = time.monotonic()
+        self._begun = self._printed = time.monotonic()
         self._task: Any = None
-        self._shows = os.environ.get("RANK", "0") == "0"  # of the processes of torchrun, the first
+        self._shows = os.environ.get("RANK", "0") == "0"  # rank 0 of torchrun
 
     def __enter__(self) -> Progress:
         return self
@@ -146,8 +155,8 @@ class Progress:
         if on_terminal():
             if self._task is not None or now - self._begun > QUIET_SECONDS:
                 self._draw()
-        elif now - self._said >= LINE_SECONDS:
-            self._said = now
+        elif now - self._printed >= LINE_SECONDS:
+            self._printed = now
             print_status(f"{self.label}: {self.amount()}{self.left()}{'; ' * bool(self.detail)}{self.detail}")
 
     def amount(self) -> str:
@@ -156,7 +165,7 @@ class Progress:
         return f"{shown(self.done)} of {shown(self.total)}" if self.total else shown(self.done)
 
     def left(self) -> str:
-        """`, 20 s left`; empty while that cannot be told."""
+        """`, 20 s left`; empty while unknown."""
         seconds = self._speed.left(self.total)
         return "" if seconds is None else f", {format_duration(seconds)} left"
 
@@ -182,7 +191,7 @@ def on_terminal() -> bool:
 
 
 _bars: Bars | None = None
-"""What is on the terminal now: a bar for each piece of work, such as a download within a command."""
+"""The bars on the terminal now, one per piece of work, such as a download within a command."""
 
 
 def _open_bars() -> Bars:
@@ -193,11 +202,17 @@ def _open_bars() -> Bars:
         from rich.progress import Progress as Bars
 
         names = ("description", "fields[numbers]", "fields[detail]")
-        label, *told = (TextColumn(f"{{task.{name}}}", markup=False) for name in names)
-        together = sys.stdout is not None and sys.stdout.isatty()  # then rich keeps printed lines above the bar
+        label, *amounts = (TextColumn(f"{{task.{name}}}", markup=False) for name in names)
+        same_terminal = sys.stdout is not None and sys.stdout.isatty()  # then rich keeps stdout above the bar
         console = Console(stderr=True)
         _bars = Bars(
-            label, BarColumn(), *told, console=console, transient=True, redirect_stdout=together, refresh_per_second=4
+            label,
+            BarColumn(),
+            *amounts,
+            console=console,
+            transient=True,
+            redirect_stdout=same_terminal,
+            refresh_per_second=4,
         )
         _bars.start()
     return _bars

@@ -300,7 +300,7 @@ def extra_file(data: str, kind: str) -> Path | None:
     return next((path for glob in task.extra_files[kind].split("|") for path in folder.glob(glob)), None)
 
 
-def task_named(name: str) -> Task:
+def get_task(name: str) -> Task:
     """The task of this name or alias; an UnknownNameError suggests similar names."""
     task = find_task(name)
     if task is None:

@@ -1,4 +1,4 @@
-"""Words and numbers for people: one line, columns, durations, counts."""
+"""Text for terminals and messages: single lines, tables, durations, sizes, counts."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Iterable, Iterator, Sequence
 
 
 def printable(text: str) -> str:
-    """The text in one line that any terminal can show: control characters and broken bytes as escapes."""
+    """Escape control characters and invalid bytes, so that the text is one line that any terminal can show."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def describe_error(error: BaseException) -> str:
-    """Why something failed: the reason of the operating system, else the error's text, else its kind."""
+    """Why something failed, in one line: the system's reason, else the error's text, else its type."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return printable(" ".join(text.split())[:300]) or type(error).__name__
 
 
 def brief(items: Iterable[object], most: int = 5) -> str:
-    """`a, b, c and 7 more`; `none` where there are none."""
+    """`a, b, c and 7 more`; `none` for no items."""
     names = list(map(str, items))
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return (", ".join(names[:most]) + more) or "none"
@@ -37,20 +37,20 @@ def plural(count: int, noun: str, verb: str = "") -> str:
 
 def format_duration(seconds: float) -> str:
     """`0.25 s`, `48 s`, `3 min 20 s`, `2 h 05 min`, `3 d 04 h`."""
-    whole = round(seconds)
-    if whole < 1:
+    rounded = round(seconds)
+    if rounded < 1:
         return f"{seconds:.2g} s"
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    if whole < 72 * 3600:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
+    if rounded < 60:
+        return f"{rounded} s"
+    if rounded < 3600:
+        return f"{rounded // 60} min {rounded % 60:02d} s"
+    if rounded < 72 * 3600:
+        return f"{rounded // 3600} h {rounded % 3600 // 60:02d} min"
+    return f"{rounded // 86400} d {rounded % 86400 // 3600:02d} h"
 
 
 def format_bytes(count: float) -> str:
-    """Bytes as `512 bytes`, `3.4 MB`, `1.25 GB`, `466.6 TB`."""
+    """`512 bytes`, `3.4 MB`, `1.25 GB`, `466.6 TB`."""
     if count >= 1e13:
         return f"{count / 1e12:,.1f} TB"
     if count >= 1e9:
@@ -59,32 +59,32 @@ def format_bytes(count: float) -> str:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Lines with aligned columns under their headings; a heading that starts with `>` aligns right.
+    """Rows with aligned columns under their headings; a heading that starts with `>` aligns its column right.
 
-    Where they are printed on a terminal, long cells are wrapped to its width.
+    If stdout is a terminal, long cells are wrapped to its width.
     """
     lines = [[heading.removeprefix(">") for heading in headings], *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
     if sys.stdout is not None and sys.stdout.isatty():
-        widths = narrowed(widths, shutil.get_terminal_size().columns - 2 * (len(widths) - 1))
+        widths = shrink_widths(widths, shutil.get_terminal_size().columns - 2 * (len(widths) - 1))
     sides = [">" if heading.startswith(">") else "<" for heading in headings]
     return "\n".join(
         "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(part, sides, widths)).rstrip()
         for line in lines
-        for part in wrapped(line, widths)
+        for part in wrap_row(line, widths)
     )
 
 
-def narrowed(widths: Sequence[int], total: int) -> list[int]:
-    """Widths that add up to `total` at most, or nearly: the widest columns give way, none below 12 characters."""
+def shrink_widths(widths: Sequence[int], total: int) -> list[int]:
+    """Shrink the widest columns until the sum is at most `total`, but none below 12 characters."""
     widths = list(widths)
     while sum(widths) > total and max(widths) > 12:
         widths[widths.index(max(widths))] -= 1
     return widths
 
 
-def wrapped(row: Sequence[str], widths: Sequence[int]) -> Iterator[list[str]]:
-    """The lines that the cells of one row fill."""
+def wrap_row(row: Sequence[str], widths: Sequence[int]) -> Iterator[list[str]]:
+    """The lines of one row, whose long cells are wrapped."""
     cells = [textwrap.wrap(cell, width) if len(cell) > width else [cell] for cell, width in zip(row, widths)]
-    for number in range(max(map(len, cells))):
-        yield [cell[number] if number < len(cell) else "" for cell in cells]
+    for i in range(max(map(len, cells))):
+        yield [cell[i] if i < len(cell) else "" for cell in cells]

@@ -230,7 +230,7 @@ def test_a_result_behind_a_url_is_that_of_a_folder(images, model, whole, tmp_pat
             {"images": 10**8, "piece": 1},
             r"job.json describes 100,000,000 parts, and part-000000-of-000005.parquet is none of them; if it",
         ),
-        ({"images": "24"}, "images='24' is not a whole number"),
+        ({"images": "24"}, "images='24' is not an integer"),
         ({"width": None}, "width=None is not"),
         ({"width": 10**12}, "width=1000000000000 is not between"),
         ({"width": 17}, "written by another job"),
@@ -348,7 +348,7 @@ def test_merging_writes_over_no_file_of_the_job(whole, tmp_path):
 
 def test_a_rank_that_is_no_number_is_named(images, model, tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "first")
-    with pytest.raises(ConfigError, match="RANK='first', which is not a whole number"):
+    with pytest.raises(ConfigError, match="RANK='first' is not an integer"):
         embed(images, model, tmp_path)
 
 

@@ -13,7 +13,7 @@ def test_the_demo_trains_evaluates_predicts_and_names_the_report(vit, tmp_path, 
     monkeypatch.chdir(tmp_path)
     code, out, _ = vit("demo", "--out", "run", "--set", "epochs=1")
     assert code == 0
-    assert re.search(r"% right: \d+ mistakes in 359 digits", out)
+    assert re.search(r"accuracy [\d.]+%: \d+ mistakes in 359 digits", out)
     assert len(re.findall(r"\d, \d+%", out)) == 6
     assert "\n  cat.jpg: " in out
     assert "\n  run/report.html\n" in out
@@ -29,7 +29,7 @@ def test_the_demo_learns_to_read(vit, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, _ = vit("demo")
     assert code == 0
-    assert float(re.search(r"([\d.]+)% right", out)[1]) >= 97
+    assert float(re.search(r"accuracy ([\d.]+)%", out)[1]) >= 97
     assert len(list(tmp_path.glob("runs/*/report.html"))) == 1
 
 

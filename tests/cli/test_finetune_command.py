@@ -112,4 +112,4 @@ def test_images_that_could_not_be_read_are_counted(vit, images, weights, tmp_pat
     arguments = ["--quick", "--steps", "10", "--set", "workers=0", "--set", "batch_size=4"]
     code, _, err = vit("finetune", images, "--from", weights, "--out", out, *arguments)
     assert code == 0
-    assert f"2 images could not be read; unreadable.json in the folders of {out} names them" in err
+    assert f"2 images could not be read; unreadable.json in the folders of {out} lists them" in err

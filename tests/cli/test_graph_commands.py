@@ -51,7 +51,7 @@ def test_what_a_command_writes_over_is_said(native, vit, tmp_path):
     for command, place in commands:
         for told in (False, True):
             code, _, err = vit(command, native / "native", place)
-            assert (code, f"{place}: exists; files of the same names are replaced" in err) == (0, told), err
+            assert (code, f"{place} exists; files of the same names are replaced" in err) == (0, told), err
     (tmp_path / "empty").mkdir()
     assert "exists" not in vit("convert", native / "native", tmp_path / "empty").err
 

@@ -91,7 +91,7 @@ CASES: dict[str, dict[str, str]] = {
     "models": {
         "deep|deeper": "not valid JSON: nested more than 100 deep",
         "digits": "not valid JSON: a number has thousands of digits",
-        "array": "holds a JSON list, not an object",
+        "array": "contains a JSON list, not an object",
         "not-json": "not valid JSON",
         "not-utf-8": "not UTF-8 text",
         "escaping-index": "is not a file beside the index",
@@ -128,7 +128,7 @@ CASES: dict[str, dict[str, str]] = {
         "twice|text": "not valid TOML",
         "empty": "a recipe has epochs or steps",
         "own-base": "base",
-        "typed|date": "steps=.* is not a whole number",
+        "typed|date": "steps=.* is not an integer",
         "escaping-base": "unknown recipe",
         "not-utf-8": "not UTF-8 text",
         "zeros": "(not valid TOML|not UTF-8)",

@@ -30,7 +30,7 @@ def test_files_that_do_not_fit_together_or_are_missing_are_one_line(mappings):
     with pytest.raises(DataError, match="do not fit together at 'analog clock'"):
         read_objectnet(mappings)
     (mappings / "objectnet_to_imagenet_1k.json").write_text("[]")
-    with pytest.raises(DataError, match=r"objectnet_to_imagenet_1k.json: holds a JSON list, not an object"):
+    with pytest.raises(DataError, match=r"objectnet_to_imagenet_1k.json: contains a JSON list, not an object"):
         read_objectnet(mappings)
     (mappings / "imagenet_to_label_2012_v2").unlink()
     with pytest.raises(DataError, match=r"imagenet_to_label_2012_v2: cannot be read: No such file"):

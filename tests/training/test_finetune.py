@@ -12,7 +12,7 @@ from runs import TINY
 from forked import Forked, ranks, vit
 from vitruvian.data.formats import open_dataset
 from vitruvian.errors import ConfigError, TrainingError
-from vitruvian.tasks import task_named
+from vitruvian.tasks import get_task
 from vitruvian.training import Interrupted, Listener, read_recipe
 from vitruvian.training.finetune import Protocol, finetune, mean_and_std, protocol_for
 from vitruvian.training.run_folder import Run
@@ -113,7 +113,7 @@ def test_table_2_adds_pixels_and_averaged_weights(weights):
 def test_other_data_has_the_small_recipe_or_a_tasks(weights, tmp_path):
     folders(tmp_path / "data", {"train": 2})
     assert protocol_for(tmp_path / "data", weights).recipe.optimizer == "adamw"
-    found = protocol_for(tmp_path / "data", weights, task=task_named("mafw"))
+    found = protocol_for(tmp_path / "data", weights, task=get_task("mafw"))
     assert (found.recipe.steps, found.metric) == (500, "mean_per_class")
 
 

@@ -136,14 +136,14 @@ def tasks(
 
     With a NAME, also prints what to download and where to put it. Commands that take DATA accept these names.
     """
-    from vitruvian.tasks import TASKS, find_task, task_named
+    from vitruvian.tasks import TASKS, find_task, get_task
     from vitruvian.tasks import data_root as find_data_root
 
     root = find_data_root(data_root)
     exact = find_task(name) if name else None
     matches = [exact] if exact else [task for task in TASKS.values() if name.lower() in task.name]
     if not matches:
-        matches = [task_named(name)]
+        matches = [get_task(name)]
     if as_json:
         for task in matches:
             print(json.dumps(task.to_json(root), ensure_ascii=False))

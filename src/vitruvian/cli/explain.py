@@ -209,10 +209,10 @@ def print_explanation(written: Written, *, as_json: bool) -> None:
         rejected = "rejected, nearest " if explained.rejected else ""
         answer = f": {rejected}{printable(best.label)} {best.probability:.1%}" if best else ""
         print(f"{printable(explained.path)}{answer}")
-        for each in explained.maps:
-            curve = explained.curves.get(each.name)
+        for map in explained.maps:
+            curve = explained.curves.get(map.name)
             score = f" (deletion {curve.area:.3f}, random {explained.curves['random'].area:.3f})" if curve else ""
-            print(f"  {printable(each.title)}: {printable(str(written.images[each.name]))}{score}", flush=True)
+            print(f"  {printable(map.title)}: {printable(str(written.images[map.name]))}{score}", flush=True)
 
 
 def as_object(written: Written) -> dict[str, object]:

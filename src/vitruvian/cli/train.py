@@ -185,7 +185,7 @@ def finetune(
     Sweeps the recipe's learning rates on a dev split, trains with the best one on all images with several seeds, and
     reports mean and standard deviation on the test split. The same command resumes after an interruption.
     """
-    from vitruvian.tasks import task_named
+    from vitruvian.tasks import get_task
     from vitruvian.training.finetune import finetune as run_protocol
     from vitruvian.training.finetune import protocol_for
     from vitruvian.training.journal import TensorBoard
@@ -197,7 +197,7 @@ def finetune(
         data,
         weights,
         recipe=recipe,
-        task=task_named(task) if task else None,
+        task=get_task(task) if task else None,
         settings=changes,
         lrs=() if lrs is None else parse_lrs(lrs),
         seeds=seeds,

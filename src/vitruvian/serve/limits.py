@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from vitruvian.config import DEFAULT_BATCH_SIZE
-from vitruvian.settings import LARGEST, BatchSize, Range, Settings
+from vitruvian.settings import MAX_INT, BatchSize, Range, Settings
 
-Count = Annotated[int, Range(1, LARGEST)]
+Count = Annotated[int, Range(1, MAX_INT)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

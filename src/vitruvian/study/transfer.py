@@ -14,7 +14,7 @@ from vitruvian.errors import CheckpointError, DataError, Interrupted, TrainingEr
 from vitruvian.files import write_json
 from vitruvian.progress import print_status
 from vitruvian.study import STUDY_FILE
-from vitruvian.tasks import SEEDS, VTAB_TASKS, Task, task_named
+from vitruvian.tasks import SEEDS, VTAB_TASKS, Task, get_task
 from vitruvian.training.distributed import process_group
 from vitruvian.training.finetune import finetune, mean_and_std, protocol_for
 from vitruvian.training.journal import Listener
@@ -168,7 +168,7 @@ def find_tasks(names: Sequence[str]) -> list[Task]:
     unique = list(dict.fromkeys(name.strip() for name in names if name.strip()))
     if not unique:
         raise DataError("no tasks given", hint="`vit tasks` lists them")
-    return [task_named(name) for name in unique]
+    return [get_task(name) for name in unique]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

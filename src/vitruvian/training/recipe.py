@@ -24,7 +24,7 @@ from vitruvian.settings import (
     Share,
     Workers,
     check_choice,
-    hints_of,
+    field_types,
     validate_field,
 )
 
@@ -274,10 +274,10 @@ class Recipe(Settings):
 def typed_change(owners: tuple[type[Settings], ...], key: str, value: Any, where: str) -> Any:
     """Validate a change to the first of these settings that has the field `key`."""
     for owner in owners:
-        if key in hints_of(owner):
+        if key in field_types(owner):
             return validate_field(owner, key, value, where)
     raise UnknownNameError(
-        "setting", f"{where}.{key}", [f"{where}.{name}" for owner in owners for name in hints_of(owner)]
+        "setting", f"{where}.{key}", [f"{where}.{name}" for owner in owners for name in field_types(owner)]
     )
 
 
