@@ -208,7 +208,7 @@ def test_a_fitted_temperature_is_saved_with_the_model_and_used_by_predictions(tm
     before, after = (load(tmp_path / name) for name in ("sure", "calibrated"))
     assert after.meta.temperature > 1.5
     found = evaluate(photos, Classifier(after))
-    assert found.calibration.now.temperature == after.temperature
+    assert found.calibration.now.temperature == after.meta.temperature
     assert found.calibration.now.loss < evaluate(photos, Classifier(before)).calibration.now.loss
     images = sorted(photos.rglob("*.png"))
     sure, mild = ([best for (best,) in Classifier(model).predict(images, top=1)] for model in (before, after))
