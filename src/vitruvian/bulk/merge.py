@@ -126,7 +126,16 @@ def merge(
     *,
     track: Callable[[Iterable[Any], int], Iterable[Any]] | None = None,
 ) -> Merged:
-    """Check that no image of a job is missing or doubled, and count; with `out`, write all rows as one Parquet file."""
+    """Verify that all parts of a job are present and that no image is missing or repeated.
+
+    Args:
+        where: Directory or URL of the job.
+        out: Write all rows to this Parquet file.
+        track: Wraps the iteration over parts to show progress.
+
+    Returns:
+        The number of rows and of errors.
+    """
     require("pyarrow", "parquet")
     result = open_result(where)
     result.check_names()

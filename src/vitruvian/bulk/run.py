@@ -90,10 +90,25 @@ def embed(
     workers: int = 0,
     track: Tracked | None = None,
 ) -> None:
-    """Write the features of every image of `data` to the folder or URL `out`, as Parquet parts.
+    """Write the features of every image of a dataset as Parquet parts. Parts that exist are not computed again.
 
-    `shard=(3, 64)` makes the third of 64 shares of the parts; unless given, that of this process under torchrun.
-    `on="ray"` makes all of them on a Ray cluster. `workers` are processes that read and decode; with 0, threads do.
+    Args:
+        data: Anything that `vit train` takes, or a folder of images without classes.
+        model: A model, or a file, directory or published name to load.
+        out: A directory, or a URL that fsspec can write.
+        shard: Process only shard (i, n) of the parts; by default that of this process under torchrun, else all.
+        on: "ray" to run on a Ray cluster.
+        split: Only this split of the data.
+        dtype: Type of the stored vectors.
+        piece: Images per part.
+        batch_size: Number of images per batch.
+        max_unreadable: Largest fraction of unreadable images per part.
+        workers: Processes that read and decode; 0 for threads.
+        track: Wraps the iteration over parts to show progress.
+
+    Raises:
+        DataError: Too many images of a part cannot be read, or `out` belongs to another job.
+        ConfigError: The shard or another argument is invalid.
     """
     if dtype not in ("float16", "float32"):
         raise ConfigError(f"{argument('dtype', dtype)} is neither 'float16' nor 'float32'")

@@ -139,9 +139,18 @@ def similar(
     top: int = 20,
     exact: bool | None = None,
 ) -> list[list[Neighbor]]:
-    """The images of `vit embed`'s folder `where` that are nearest to each of these, by the model of its vectors.
+    """Find the images whose features are nearest to those of each query, by cosine similarity.
 
-    `texts` are looked for, too, after the images; this needs the vectors of a CLIP or SigLIP.
+    Args:
+        images: Query images.
+        where: Directory or URL that `embed` wrote.
+        texts: Query texts, if the vectors are those of a CLIP or SigLIP.
+        model: Where the model of the vectors is now; by default where it was.
+        top: Number of neighbors per query.
+        exact: Compare all vectors, without an index; by default up to 100,000.
+
+    Returns:
+        The neighbors of each image, then of each text, best first.
     """
     search = Search(where, exact=exact)
     return search.nearest(search.queries(list(images), texts, model), top)

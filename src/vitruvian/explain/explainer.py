@@ -32,21 +32,21 @@ ANSWERS = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MapSettings:
-    """Which maps are made of each image."""
+    """Which maps to compute for each image."""
 
     methods: tuple[Method, ...] = METHODS
     layer: int | None = None
-    """Of the raw attention; None for the one nearest to the answer."""
+    """Layer of the raw attention; None for the last one."""
     head: int | None = None
-    """Of the raw attention; None for the mean over heads."""
+    """Head of the raw attention; None for the mean over heads."""
     patch: tuple[int, int] | None = None
-    """Row and column of the patch that raw attention looks from; None for where the answer is read."""
+    """Row and column of the query patch of the raw attention; None for the token that the head reads."""
     target: str = ""
-    """The class to explain, by label or number; empty for each image's own answers."""
+    """Label or index of the class to explain; empty for the predicted classes."""
     top: int = 1
-    """How many of an image's answers get a map of gradient-weighted attention."""
+    """Number of predicted classes with a map of gradient-weighted attention."""
     deletion: bool = False
-    """Score the maps by taking away the patches they rank highest."""
+    """Score the maps by deletion curves."""
 
     def __post_init__(self) -> None:
         for method in self.methods:
@@ -88,7 +88,17 @@ class Explained:
 
 
 class Explainer:
-    """A Vision Transformer and the maps to make of what it answers."""
+    """Computes attention maps of images for a Vision Transformer.
+
+    Args:
+        model: A ViT, with or without a head.
+        settings: Which maps to compute; by default all methods for the predicted class.
+        device: Device of the model.
+        engine: Engine for predictions and deletion curves; maps always use torch.
+
+    Raises:
+        ConfigError: The model has no attention, or no head and the settings need a class.
+    """
 
     def __init__(
         self,
@@ -98,7 +108,6 @@ class Explainer:
         device: str = "cpu",
         engine: EngineName = "torch",
     ) -> None:
-        """`engine` computes the answers and the deletion curves; maps need what only the module has."""
         self.vit: ViT = require_vit(model)
         self.settings = settings or MapSettings()
         self.classifier = Classifier(model, device=device, engine=engine) if self.vit.config.num_classes else None
@@ -113,7 +122,7 @@ class Explainer:
         self.target = self.class_index(self.settings.target) if self.settings.target else None
 
     def class_index(self, name: str) -> int:
-        """A class by its label, however its letters are written, or by its number."""
+        """Index of a class, by its label (in any case) or its index as text."""
         assert self.classifier is not None
         labels = self.classifier.labels
         for index, label in enumerate(labels):
@@ -127,7 +136,7 @@ class Explainer:
         return int(name)
 
     def explain(self, source: ImageInput) -> Explained:
-        """The maps of one image, or its error if it cannot be read."""
+        """Compute the maps of one image. If it cannot be read, the result has an `error`."""
         return next(self.stream([source]))
 
     def stream(self, images: Iterable[ImageInput]) -> Iterator[Explained]:
@@ -149,7 +158,7 @@ class Explainer:
                 yield explained if explained.error else replace(explained, image=image)
 
     def explain_view(self, pixels: Tensor, path: str = "image") -> Explained:
-        """The maps of what the model sees of an image, normalized pixels (channels, rows, columns)."""
+        """Compute the maps of a preprocessed image, normalized pixels (channels, rows, columns)."""
         predictions: tuple[Prediction, ...] = ()
         targets: list[Prediction] = []
         rejected = False

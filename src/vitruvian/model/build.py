@@ -44,7 +44,19 @@ class ImageModel(Protocol):
 
 
 def create_model(name: str, *, seed: int = 0, **changes: Any) -> Model:
-    """An initialized model of the catalog; `changes` are settings of its config (classes, image_size, ...)."""
+    """A model from scratch, by the name of its architecture.
+
+    Args:
+        name: A name of `vit models`, such as "ViT-B/16", or its name in timm or torchvision ("vit_base_patch16_224").
+        seed: Seed of the random initialization.
+        changes: Settings of the config that differ from the published ones, such as `num_classes` or `image_size`.
+
+    Returns:
+        An initialized model. The head is zero, so all logits are 0.
+
+    Raises:
+        UnknownNameError: The architecture or a setting does not exist.
+    """
     config = resolve(name)
     known = [field.name for field in fields(config)]
     for key in changes:
@@ -54,7 +66,12 @@ def create_model(name: str, *, seed: int = 0, **changes: Any) -> Model:
 
 
 def build(config: ModelConfig, *, seed: int = 0) -> Model:
-    """A model with these settings, initialized from `seed`."""
+    """A model from scratch, by its settings.
+
+    Args:
+        config: Architecture and numerics.
+        seed: Seed of the random initialization.
+    """
     model = empty(config).to_empty(device="cpu")
     initialize(model, torch.Generator().manual_seed(seed))
     return model
