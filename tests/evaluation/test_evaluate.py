@@ -93,7 +93,7 @@ def test_the_split_is_test_then_val_then_what_there_is_or_the_one_named(tmp_path
         folder = make_colors(tmp_path / wanted, dict.fromkeys(splits, 1))
         assert evaluate(folder, classifier).split == wanted
     assert evaluate(tmp_path / "test", classifier, split="dev").split == "val"
-    with pytest.raises(DataError, match="there is no split 'holdout', only train, val, test"):
+    with pytest.raises(DataError, match="no split 'holdout', only train, val, test"):
         evaluate(tmp_path / "test", classifier, split="holdout")
 
 
