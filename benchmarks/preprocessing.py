@@ -24,10 +24,10 @@ from PIL import Image, ImageOps
 from peers import make_torchvision_importable
 from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, Preprocess, ViTConfig
 from vitruvian.data.preprocess import preprocess_image
+from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.huggingface import read_preprocessor
 from vitruvian.weights.families.openclip import read_preprocess_cfg
 from vitruvian.weights.families.timm_config import read_preprocess
-from vitruvian.weights.files import Checkpoint
 
 PROCESSORS = {
     "ViT": ("ViTImageProcessorPil", {}),

@@ -37,9 +37,7 @@ CLASSES_LEFT = {
     "Parts",
     "Task",
 }
-FILE_NAMES_LEFT = {
-    "store.py",
-}
+FILE_NAMES_LEFT: set[str] = set()
 
 
 def module_name(path):

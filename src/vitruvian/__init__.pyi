@@ -43,7 +43,7 @@ from .weights import convert as convert
 from .weights import load as load
 from .weights import save as save
 from .weights.load import with_merging as with_merging
-from .weights.words import embed_texts as embed_texts
-from .weights.words import with_words as with_words
+from .weights.zero_shot import embed_texts as embed_texts
+from .weights.zero_shot import with_words as with_words
 
 __version__: str

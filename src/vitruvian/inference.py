@@ -438,7 +438,7 @@ class Classifier(Encoder):
         self.flip = flip
         self._first: Classifier | None = None
         if labels is not None:
-            from vitruvian.weights.words import with_words  # most models have their own labels
+            from vitruvian.weights.zero_shot import with_words  # most models have their own labels
 
             self.model = with_words(self.model, labels, template).to(device)
         elif template is not None:

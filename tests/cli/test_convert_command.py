@@ -33,4 +33,4 @@ def test_json_prints_the_certificate_as_one_object(vit, weights, tmp_path):
 def test_what_cannot_be_converted_is_one_line(vit, weights, tmp_path):
     code, out, err = vit("convert", weights, tmp_path / "x.npz", "--to", "timm")
     assert (code, out) == (1, "")
-    assert err.splitlines()[-1].startswith(f"error: {tmp_path / 'x.npz'}: timm weights are a file that ends in ")
+    assert err.splitlines()[-1].startswith(f"error: {tmp_path / 'x.npz'}: timm weights are a file with suffix ")

@@ -58,7 +58,9 @@ def images(tmp_path):
 def test_the_model_in_the_package_answers_where_none_can_be_downloaded(vit, box, images):
     code, out, err = vit("predict", *images)
     assert code == 0
-    assert "no model is named and none could be downloaded: the small one in the package knows red, blue" in err
+    assert (
+        "no model given, and the default could not be downloaded: using the bundled model, which knows red, blue" in err
+    )
     gray, red = out.split(str(images[1]))
     assert "rejected (none of the classes); the nearest:" in gray
     assert "none of these" not in red
@@ -68,7 +70,10 @@ def test_the_model_in_the_package_answers_where_none_can_be_downloaded(vit, box,
 def test_a_missing_package_is_named_where_it_is_why_nothing_was_downloaded(vit, box, images, monkeypatch):
     monkeypatch.setattr(hub, "resolve_source", lambda name: hub.require("no_such_package", "hub"))
     _, _, err = vit("predict", images[0])
-    assert "none could be downloaded (this needs the package 'no_such_package': pip install 'vitruvian[hub]'): " in err
+    assert (
+        "the default could not be downloaded (this needs the package 'no_such_package': pip install 'vitruvian[hub]'): "
+        in err
+    )
 
 
 def test_json_and_explanations_tell_that_an_image_is_none_of_the_classes(vit, box, images, tmp_path):
@@ -84,7 +89,7 @@ def test_the_published_default_comes_first(monkeypatch, capsys):
     monkeypatch.setattr(hub, "resolve_source", lambda name: name)
     assert hub.default_source() == hub.DEFAULT
     assert hub.find_published(hub.DEFAULT).classes == 1000
-    assert capsys.readouterr().err == f"no model is named: using {hub.DEFAULT}\n"
+    assert capsys.readouterr().err == f"no model given, using {hub.DEFAULT}\n"
 
 
 def test_where_there_is_neither_the_error_names_the_option(vit, images, monkeypatch, tmp_path):
@@ -92,7 +97,7 @@ def test_where_there_is_neither_the_error_names_the_option(vit, images, monkeypa
     monkeypatch.setattr(hub, "BUNDLED", tmp_path / "nothing")
     code, _, err = vit("predict", images[0])
     assert code == 1
-    assert f"no model is named and the default cannot be downloaded; give --model: {hub.DEFAULT}: no network" in err
+    assert f"no model given, and the default cannot be downloaded: {hub.DEFAULT}: no network; pass --model" in err
 
 
 def make_photos(folder):
@@ -110,8 +115,8 @@ def test_training_starts_from_the_model_in_the_package_where_none_can_be_downloa
     settings = ("--epochs", 1, "--workers", 0, "--set", "enlarge=1", "--set", "train_scale=1")
     code, _, err = vit("train", tmp_path / "photos", "--out", tmp_path / "run", *settings)
     assert code == 0, err
-    assert "no weights are named and none could be downloaded: starting from the small model in the package" in err
-    assert "which sees 8 x 8 pixels" in err
+    assert "no weights given, and the default could not be downloaded: starting from the bundled model" in err
+    assert "with an input of 8 x 8 pixels" in err
     assert json.loads((tmp_path / "run" / "run.json").read_text())["recipe"]["weights"] == str(tmp_path / "box")
     assert vt.load(tmp_path / "run").meta.labels == ("dark", "light")
 
@@ -120,7 +125,7 @@ def test_training_starts_from_the_published_default_where_it_can_be_downloaded(b
     make_photos(tmp_path / "photos")
     monkeypatch.setattr(hub, "resolve_source", lambda name: tmp_path / "box")
     assert choose_recipe(str(tmp_path / "photos")).weights == hub.DEFAULT
-    assert capsys.readouterr().err == f"no weights are named: using {hub.DEFAULT}\n"
+    assert capsys.readouterr().err == f"no weights given, using {hub.DEFAULT}\n"
     assert choose_recipe(str(tmp_path / "photos"), model="ViT-Ti/16").weights == ""
     assert choose_recipe("digits").weights == ""
     assert capsys.readouterr().err == ""
@@ -132,7 +137,7 @@ def test_training_without_any_weights_names_the_option(vit, tmp_path, monkeypatc
     monkeypatch.setattr(hub, "BUNDLED", tmp_path / "nothing")
     code, _, err = vit("train", tmp_path / "photos")
     assert code == 1
-    assert f"no weights are named and the default cannot be downloaded; give --from: {hub.DEFAULT}: no network" in err
+    assert f"no weights given, and the default cannot be downloaded: {hub.DEFAULT}: no network; pass --from" in err
 
 
 def test_a_threshold_is_kept_with_its_head_and_lost_with_a_new_one(box, tmp_path):

@@ -53,10 +53,10 @@ COMMANDS = {
 NO_IMAGE = "(not an image|broken [A-Z0-9 ]*image|the file is empty|no such file|no images in|too many levels)"
 NO_WEIGHTS = (
     "(not an npz, safetensors or PyTorch file|broken or truncated|the file is empty|no such file or folder|"
-    "the folder has none of|too many levels|cannot be read)"
+    "the folder contains none of|too many levels|cannot be read)"
 )
 STRANGE = "belong to no known family"
-PICKLE = "refused, the file holds Python objects that would run code when opened"
+PICKLE = "the file contains Python objects that would run code when opened"
 NOT_REGULAR = "(not a regular file|this is a pipe, a device or a socket)"
 
 CASES: dict[str, dict[str, str]] = {
@@ -85,7 +85,7 @@ CASES: dict[str, dict[str, str]] = {
         "list.pth|tensor.pth": "holds a (list|Tensor), not a dictionary of tensors",
         "numbers.pth|nothing.pth|itself.pth": "(no tensors|names inside|no known family)",
         "meta.pth": "meta",
-        "expanded.pth": "refused, its tensors would take 3725.3 GiB",
+        "expanded.pth": "its tensors would take 3725.3 GiB",
         "sparse.pth": "is a torch.sparse_coo tensor",
     },
     "models": {
@@ -94,7 +94,7 @@ CASES: dict[str, dict[str, str]] = {
         "array": "contains a JSON list, not an object",
         "not-json": "not valid JSON",
         "not-utf-8": "not UTF-8 text",
-        "escaping-index": "is not a file beside the index",
+        "escaping-index": "is not a file in the directory of the index",
         "no-weights": NO_WEIGHTS,
         "wide": "width=1000000000 is not between",
         "long": "layers=1000000000 is not between",
@@ -104,7 +104,7 @@ CASES: dict[str, dict[str, str]] = {
         "no-heads": "heads=0 is not between",
         "text-width|list-width": "width=.* is not",
         "odd-pool": "pool='guess' is not one of",
-        "nan|inf": "(the model's (answer|features?) (is|are) not (a )?finite number|holds numbers that are not finite)",
+        "nan|inf": "(the model's (answer|features?) (is|are) not (a )?finite number|contains NaN or infinity)",
     },
     "data": {
         "empty|empty-classes": "no images in class folders",
@@ -167,7 +167,7 @@ OPTIONS = {
     "merge {good}/data": "no job.json in it",
     "merge {empty}": "empty",
     "export {good}/model {out}.onnx --batch-size 0": "--batch-size",
-    "export {good}/data {out}.onnx": "(the folder has none of|no such file|no known family)",
+    "export {good}/data {out}.onnx": "(the folder contains none of|no such file|no known family)",
     "export {good}/model {good}/photo.png/x.onnx": "(cannot be written|[Nn]ot a directory|not a folder)",
     "quantize {good}/model {out}.onnx --calibrate {empty} --evaluate {good}/data": "empty",
     "quantize {good}/model {good}/photo.png --calibrate {good}/data --evaluate {good}/data": "must end in .onnx",

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from vitruvian.cli.app import app
 from vitruvian.errors import CheckpointError
 from vitruvian.explain.reconstruct import reconstruct
-from vitruvian.weights.mae import load_autoencoder
+from vitruvian.weights.autoencoder import load_autoencoder
 
 transformers = pytest.importorskip("transformers")
 
@@ -74,5 +74,5 @@ def test_a_picture_shows_the_image_without_filled_in_and_whole(tmp_path):
 def test_weights_without_a_decoder_are_told_apart(tmp_path):
     shape = {name: value for name, value in SHAPE.items() if "decoder" not in name}
     transformers.ViTModel(transformers.ViTConfig(**shape)).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="no decoder of MAE"):
+    with pytest.raises(CheckpointError, match="no MAE decoder"):
         load_autoencoder(tmp_path)

@@ -13,7 +13,7 @@ from vitruvian.model.build import build
 from vitruvian.model.stems import BatchNorm, whitening_kernels
 from vitruvian.weights.convert import convert
 from vitruvian.weights.families.family import Facts
-from vitruvian.weights.infer import infer_stem
+from vitruvian.weights.parse import infer_stem
 
 STEM = StemConfig(style="conv", stages=(2, 1, 1), width=8)
 CONFIG = ViTConfig(image_size=32, patch_size=1, num_classes=3, depth=1, width=16, mlp_dim=16, num_heads=2, stem=STEM)
@@ -73,7 +73,7 @@ def test_running_statistics_are_saved_and_read_again(model, tmp_path):
 def test_half_precision_halves_the_file_and_keeps_the_answers(model, tmp_path):
     vt.save(model, tmp_path / "model")
     certificate = convert(tmp_path / "model", tmp_path / "half", to="native", half=True)
-    assert 0 < certificate.largest_difference < 2e-2 * max(1.0, certificate.largest_answer)
+    assert 0 < certificate.largest_difference < 2e-2 * max(1.0, certificate.largest_output)
     assert certificate.notes == ("matrices were rounded to float16",)
     sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("model", "half")]
     assert sizes[1] < 0.65 * sizes[0]  # headers and vectors stay

@@ -132,7 +132,7 @@ class TestBit:
     def test_settings_of_patches_are_refused(self, tmp_path):
         save(build(ResNetConfig(stages=(1,), width=32, num_classes=2)), tmp_path / "bit.npz", "google")
         for option in ({"num_heads": 4}, {"grid": (2, 2)}, {"patch_size": 8}):
-            with pytest.raises(CheckpointError, match="no meaning for a ResNet"):
+            with pytest.raises(CheckpointError, match="not apply to a ResNet"):
                 load(tmp_path / "bit.npz", **option)
         assert load(tmp_path / "bit.npz", image_size=480, num_classes=3).config.image_size == (480, 480)
 

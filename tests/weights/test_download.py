@@ -18,8 +18,8 @@ import pytest
 from vitruvian import progress
 from vitruvian.cache import cache_folder
 from vitruvian.errors import HubError
-from vitruvian.weights import download
-from vitruvian.weights.download import cached_path, fetch
+from vitruvian.weights import hub
+from vitruvian.weights.hub import cached_path, fetch
 
 URL = "https://storage.googleapis.com/vit_models/imagenet21k/ViT-B_16.npz"
 
@@ -79,7 +79,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         thread.start()
         monkeypatch.setenv("VITRUVIAN_MIRROR", f"http://127.0.0.1:{server.server_port}")
         monkeypatch.setenv("no_proxy", "127.0.0.1")
-        monkeypatch.setattr(download, "RETRY_SECONDS", (0.0, 0.0))
+        monkeypatch.setattr(hub, "RETRY_SECONDS", (0.0, 0.0))
         yield server
         server.shutdown()
         thread.join()
@@ -158,7 +158,7 @@ def test_part_of_a_file_that_is_now_shorter_is_thrown_away(server, path):
 
 
 def test_a_wrong_checksum_is_refused_and_leaves_nothing(server, path):
-    with pytest.raises(HubError, match=r"has sha256 \w{8}\.\.\., wanted c867db91\.\.\."):
+    with pytest.raises(HubError, match=r"has sha256 \w{8}\.\.\., expected c867db91\.\.\."):
         fetch(URL, path, sha256_prefix="c867db91")
     assert len(server.ranges) == 3
     assert not path.exists()
@@ -171,13 +171,13 @@ def test_the_md5_that_google_sends_is_compared(server, path):
     fetch(URL, path)
     path.unlink()
     server.content = npz(seed=1)
-    with pytest.raises(HubError, match=r"has md5 \w+, wanted \w+"):
+    with pytest.raises(HubError, match=r"has md5 \w+, expected \w+"):
         fetch(URL, path)
 
 
 def test_a_page_in_place_of_weights_is_refused(server, path):
     server.content = b"<html>please log in</html>"
-    with pytest.raises(HubError, match=r"is not a whole \.npz file"):
+    with pytest.raises(HubError, match=r"is not a complete \.npz file"):
         fetch(URL, path)
 
 
@@ -205,13 +205,13 @@ def test_every_kind_of_weights_is_recognized(server, tmp_path, name, content):
 )
 def test_no_kind_of_weights_is_a_text(server, tmp_path, name, content):
     server.content = content
-    with pytest.raises(HubError, match="is not a whole"):
+    with pytest.raises(HubError, match="is not a complete"):
         fetch(f"https://example.org/{name}", tmp_path / name)
 
 
 def test_a_missing_file_is_asked_for_once(server, path):
     server.cuts = [-404]
-    with pytest.raises(HubError, match=rf"^{URL}: .*answers 404 .*put the file at {re.escape(str(path))}, or pass"):
+    with pytest.raises(HubError, match=rf"^{URL}: .*responded 404 .*put the file at {re.escape(str(path))}, or pass"):
         fetch(URL, path)
     assert len(server.ranges) == 1
 
@@ -245,7 +245,9 @@ def test_a_file_put_there_by_hand_is_checked_once_and_used(path):
 def test_a_wrong_file_put_there_by_hand_is_refused_not_replaced(server, path):
     path.parent.mkdir(parents=True)
     path.write_bytes(npz()[:-10])
-    with pytest.raises(HubError, match=r"is not a whole \.npz file .*; remove it, or replace it by the file of https"):
+    with pytest.raises(
+        HubError, match=r"is not a complete \.npz file .*; remove it, or replace it by the file of https"
+    ):
         fetch(URL, path)
     assert path.exists()
     assert server.ranges == []
@@ -254,7 +256,7 @@ def test_a_wrong_file_put_there_by_hand_is_refused_not_replaced(server, path):
 def test_a_damaged_copy_is_fetched_again_or_told_of(server, path):
     fetch(URL, path)
     path.write_bytes(server.content[:-10])
-    with pytest.raises(HubError, match="working offline, and the copy there is damaged"):
+    with pytest.raises(HubError, match="working offline, and the cached copy is damaged"):
         fetch(URL, path, offline=True)
     server.cuts = [1000, 1000, 1000]
     with pytest.raises(HubError, match="the connection ended"):
@@ -286,8 +288,8 @@ def test_two_at_a_time_download_once(server, path):
 def test_an_unencrypted_detour_is_refused(server, path, monkeypatch):
     detour = f"http://127.0.0.1:{server.server_port}/x.npz"
     monkeypatch.delenv("VITRUVIAN_MIRROR")
-    monkeypatch.setattr(download, "_mirrored", lambda url: detour)
-    with pytest.raises(HubError, match=f"leads to {detour}, which is not encrypted; refused"):
+    monkeypatch.setattr(hub, "_mirror", lambda url: detour)
+    with pytest.raises(HubError, match=f"redirects to {detour}, which is not encrypted"):
         fetch(URL, path)
 
 
@@ -315,7 +317,7 @@ def test_a_cache_that_cannot_be_written_names_its_setting(server, tmp_path):
     ],
 )
 def test_no_address_leaves_the_cache(url, tmp_path):
-    with pytest.raises(HubError, match="is not an address of weights"):
+    with pytest.raises(HubError, match="not an address of weights"):
         cached_path(url, tmp_path)
 
 

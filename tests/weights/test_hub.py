@@ -21,7 +21,7 @@ from vitruvian.cli.app import main
 from vitruvian.config import ViTConfig
 from vitruvian.errors import CheckpointError, ConfigError, HubError, MissingExtraError, UnknownNameError
 from vitruvian.model.build import build
-from vitruvian.weights import download, hub
+from vitruvian.weights import hub
 from vitruvian.weights.hub import resolve_source
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save
@@ -102,7 +102,7 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "mirror"
     folder.mkdir()
     handler = functools.partial(QuietHandler, directory=str(folder))
-    monkeypatch.setattr(download, "RETRY_SECONDS", ())
+    monkeypatch.setattr(hub, "RETRY_SECONDS", ())
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     for server in run(ThreadingHTTPServer(("127.0.0.1", 0), handler)):
         monkeypatch.setenv("VITRUVIAN_MIRROR", f"http://127.0.0.1:{server.server_port}")
@@ -186,7 +186,7 @@ def test_the_checksum_in_torchvisions_file_name_is_kept(mirror, tmp_path):
     buffer = io.BytesIO()
     np.savez(buffer, weights=np.arange(3))
     place.write_bytes(buffer.getvalue())
-    with pytest.raises(HubError, match=r"has sha256 \w{8}\.\.\., wanted c867db91"):
+    with pytest.raises(HubError, match=r"has sha256 \w{8}\.\.\., expected c867db91"):
         resolve_source("vit_b_16", cache=tmp_path / "cache")
 
 
@@ -207,18 +207,20 @@ def test_offline_is_what_the_environment_says(mirror, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(HubError, match="working offline"):
         resolve_source("ViT-B_16", cache=tmp_path)
-    with pytest.raises(HubError, match="answers 404"):
+    with pytest.raises(HubError, match="responded 404"):
         resolve_source("ViT-B_16", cache=tmp_path, offline=False)
 
 
 @pytest.mark.parametrize("name", ["ViT-B/16", "B/16", "vit_base_patch16_512"])
 def test_a_shape_is_answered_with_its_weights(name):
-    with pytest.raises(ConfigError, match=rf"^{name} is a shape, not weights; .* imagenet21k/ViT-B_16, .* more \(see"):
+    with pytest.raises(
+        ConfigError, match=rf"^{name} is an architecture, not weights; .* imagenet21k/ViT-B_16, .* more \(see"
+    ):
         resolve_source(name)
 
 
 def test_a_shape_without_weights_says_so():
-    with pytest.raises(ConfigError, match="ViT-Ti/8 is a shape, not weights; nobody published weights of it"):
+    with pytest.raises(ConfigError, match="ViT-Ti/8 is an architecture, not weights; it has no published weights"):
         resolve_source("ViT-Ti/8")
 
 
@@ -247,7 +249,7 @@ def test_what_is_no_name_at_all_is_unknown(name):
 
 @pytest.mark.parametrize("name", ["a/..", "hf://../x", "org/na..me", "-a/b", "org/na--me", f"org/{'x' * 100}"])
 def test_no_name_leaves_the_cache(name, tmp_path):
-    with pytest.raises(HubError, match="no such file or folder, and not an id that Hugging Face allows"):
+    with pytest.raises(HubError, match="no such file or folder, and not a valid Hugging Face id"):
         resolve_source(name, cache=tmp_path, offline=True)
 
 
@@ -283,11 +285,11 @@ def test_the_default_is_downloaded_once_and_then_predicts_offline(hugging_face, 
     hugging_face.repositories[f"timm/{hub.DEFAULT}"] = files
     Image.new("RGB", (8, 8), "red").save(tmp_path / "photo.png")
     first = process("predict", tmp_path / "photo.png", home=tmp_path, server=hugging_face)
-    assert f"no model is named: using {hub.DEFAULT}" in first.err
+    assert f"no model given, using {hub.DEFAULT}" in first.err
     assert sorted(hugging_face.served) == sorted(files)
     for offline in ({}, {"HF_HUB_OFFLINE": "1"}):  # the network is gone; and nobody asks for it
         again = process("predict", tmp_path / "photo.png", home=tmp_path, **offline)
-        assert (again.out, again.err) == (first.out, f"no model is named: using {hub.DEFAULT}\n")
+        assert (again.out, again.err) == (first.out, f"no model given, using {hub.DEFAULT}\n")
     assert process("predict", tmp_path / "photo.png", home=tmp_path / "other").err.startswith(
         "no model is named and none could be downloaded: the small one in the package knows airplane"
     )
@@ -334,9 +336,7 @@ def test_a_damaged_copy_in_the_cache_says_what_to_remove(tmp_path, monkeypatch):
     folder = snapshot(tmp_path, config__json="{}", model__safetensors="weights")
     monkeypatch.setattr(hub, "resolve_source", lambda name: folder)
     place = tmp_path / "huggingface" / "models--google--vit-base-patch16-224"
-    with pytest.raises(
-        CheckpointError, match=rf"; remove {re.escape(str(place))}, and the next use downloads it again"
-    ):
+    with pytest.raises(CheckpointError, match=rf"; remove {re.escape(str(place))} to download it again"):
         load(NAME)
     with pytest.raises(CheckpointError, match=r"not an npz, safetensors or PyTorch file$"):
         load(folder)
@@ -361,7 +361,9 @@ def test_an_incomplete_cached_repository_says_what_to_copy_where(tmp_path):
 
 def test_shards_are_chosen_with_their_index():
     shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
-    chosen = hub._chosen(["config.json", "model.safetensors.index.json", *shards, "pytorch_model.bin", "x.safetensors"])
+    chosen = hub._needed_files(
+        ["config.json", "model.safetensors.index.json", *shards, "pytorch_model.bin", "x.safetensors"]
+    )
     assert sorted(chosen) == ["config.json", *shards, "model.safetensors.index.json"]
 
 

@@ -86,7 +86,7 @@ class TestConfig:
         model = load(tmp_path / "hf")
         assert model.meta.preprocess.mean == IMAGENET_MEAN
         assert model.meta.origin.endswith("assumed: preprocess=(256 -> 224, bicubic, mean 0.485, 0.456, 0.406)")
-        assert caplog.text.count("the file does not state preprocess=(256 -> 224") == 1
+        assert caplog.text.count("assuming preprocess=(256 -> 224") == 1
 
     def test_numbers_that_settings_leave_out_are_those_of_transformers(self, folder):
         edit(folder / "config.json", num_attention_heads=None)

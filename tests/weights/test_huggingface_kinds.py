@@ -12,7 +12,7 @@ from vitruvian.config import HUGGINGFACE_NUMERICS, ViTConfig
 from vitruvian.errors import CheckpointError, ConversionError
 from vitruvian.model.build import build
 from vitruvian.weights.load import load
-from vitruvian.weights.parse import note
+from vitruvian.weights.parse import warn_once
 from vitruvian.weights.save import save
 
 transformers = pytest.importorskip("transformers")
@@ -243,7 +243,7 @@ def test_a_tower_without_its_settings_is_known_by_its_arrays_and_what_is_assumed
 ):
     peer, answer, _ = made(architecture, tmp_path)
     (tmp_path / "config.json").unlink()
-    note.cache_clear()
+    warn_once.cache_clear()
     ours = load(tmp_path, num_heads=4)
     assert "gelu='tanh'" in caplog.text if "Siglip" in architecture else "gelu='quick'" in caplog.text
     pixels = torch.randn(2, 3, 32, 32)

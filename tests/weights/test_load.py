@@ -49,7 +49,9 @@ class TestHeads:
         assert load(tmp_path / "w.safetensors", family="timm").config.num_heads == heads
 
     def test_an_unusual_width_asks_for_heads(self):
-        with pytest.raises(CheckpointError, match=r"does not state its heads, .* of width 32; pass num_heads="):
+        with pytest.raises(
+            CheckpointError, match=r"does not state the number of heads, .* has width 32; pass num_heads="
+        ):
             load(path_of("timm_vit"))
 
     @pytest.mark.parametrize("name", ["google_vit", "huggingface_vit"])
@@ -236,13 +238,13 @@ class TestNames:
             load(changed(tmp_path, norm__bias=torch.zeros(31)), num_heads=4)
 
     def test_whole_numbers_are_not_weights(self, tmp_path):
-        with pytest.raises(CheckpointError, match=r"'norm.bias' holds torch.int64"):
+        with pytest.raises(CheckpointError, match=r"'norm.bias' has dtype torch.int64"):
             load(changed(tmp_path, norm__bias=torch.zeros(32, dtype=torch.int64)), num_heads=4)
 
     def test_the_same_array_under_two_names_is_refused(self, tmp_path):
         scale = torch.ones(32)
         path = changed(tmp_path, "timm_deit3", blocks__0__gamma_1=scale)
-        with pytest.raises(CheckpointError, match="there twice"):
+        with pytest.raises(CheckpointError, match="stored twice"):
             load(path, num_heads=4)
 
 
@@ -299,7 +301,7 @@ class TestStateDict:
 
     def test_without_them_the_error_asks_for_what_arrays_do_not_tell(self, tmp_path):
         self.saved(tmp_path / "mine.pth")
-        with pytest.raises(CheckpointError, match=r"arrays do not tell heads, GELU and epsilon; .*pass config="):
+        with pytest.raises(CheckpointError, match=r"arrays do not determine heads, GELU and epsilon; .*pass config="):
             load(tmp_path / "mine.pth")
         with pytest.raises(CheckpointError, match="depth is 12, the tensors have 1"):
             convert(tmp_path / "mine.pth", tmp_path / "folder", to="native", config="ViT-Ti/16")
@@ -313,7 +315,7 @@ class TestStateDict:
         model = self.saved(tmp_path / "mine.pth")
         save(model, tmp_path / "native")
         for path in (tmp_path / "native", path_of("timm_vit")):
-            with pytest.raises(CheckpointError, match="config= is for a state dict"):
+            with pytest.raises(CheckpointError, match="config= is for files that do not state"):
                 load(path, config=model.config)
 
 

@@ -208,7 +208,9 @@ class TestOtherReaders:
         state = torch.load(tmp_path / "w.pth", weights_only=True)
         state["head.weight"], state["head.bias"] = torch.zeros(3, 32), torch.zeros(3)
         torch.save(state, tmp_path / "w.pth")
-        with pytest.raises(CheckpointError, match="classes is 10, the tensors have 3; pass family= to read it without"):
+        with pytest.raises(
+            CheckpointError, match="classes is 10, the tensors have 3; pass family= to ignore the description"
+        ):
             load(tmp_path / "w.pth")
         assert load(tmp_path / "w.pth", family="timm", num_heads=4).config.num_classes == 3
 
@@ -307,8 +309,8 @@ class TestExpression:
     @pytest.mark.parametrize(
         ("family", "name", "text"),
         [
-            ("google", "w.safetensors", "google weights are a file that ends in .npz"),
-            ("timm", "w.npz", "timm weights are a file that ends in .safetensors or .pth or .pt or .bin, or a folder"),
+            ("google", "w.safetensors", "google weights are a file with suffix .npz"),
+            ("timm", "w.npz", "timm weights are a file with suffix .safetensors or .pth or .pt or .bin, or a folder"),
             ("native", "w.safetensors", "native weights are a folder"),
             ("huggingface", "w.npz", "huggingface weights are a folder"),
         ],

@@ -37,7 +37,7 @@ def test_foreign_files_carry_it_and_their_certificate_says_that_others_do_not_se
     certificate = convert(native, tmp_path / name, to=family)
     assert load(tmp_path / name).meta.temperature == 1.75
     assert any(
-        "other readers do not divide the logits by this model's temperature, 1.75" in n for n in certificate.notes
+        "other libraries do not divide the logits by this model's temperature 1.75" in n for n in certificate.notes
     )
 
 

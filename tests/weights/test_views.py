@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, Preprocess, ViTConfig
+from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.google import BigVision
 from vitruvian.weights.families.huggingface import read_preprocessor, write_preprocessor
 from vitruvian.weights.families.registry import READERS
-from vitruvian.weights.files import Checkpoint
 
 IMAGENET = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
 

@@ -18,7 +18,7 @@ from checkpoints import TOLERANCE, arrays_of, largest_difference, path_of
 from safetensors.torch import load_file, save_file
 
 from vitruvian.errors import CheckpointError
-from vitruvian.weights import files
+from vitruvian.weights import checkpoint_files
 from vitruvian.weights.load import load
 
 
@@ -89,13 +89,13 @@ class TestBrokenFiles:
 
     def test_an_npz_of_words_is_refused(self, tmp_path):
         np.savez(tmp_path / "w.npz", a=np.array(["word"]))
-        one_line(tmp_path / "w.npz", "holds <U4, not numbers")
+        one_line(tmp_path / "w.npz", "contains <U4, not numbers")
 
     def test_a_pickle_that_would_run_code_is_refused(self, tmp_path):
         torch.save({"model": Malicious(tmp_path / "ran")}, tmp_path / "w.pth")
-        one_line(tmp_path / "w.pth", "refused, the file holds Python objects that would run code")
+        one_line(tmp_path / "w.pth", "the file contains Python objects that would run code")
         (tmp_path / "old.pth").write_bytes(pickle.dumps(Malicious(tmp_path / "ran"), protocol=2))
-        one_line(tmp_path / "old.pth", "refused|broken")
+        one_line(tmp_path / "old.pth", "run code|broken")
         assert not (tmp_path / "ran").exists()
 
     def test_an_array_larger_than_memory_is_one_line(self, tmp_path):
@@ -105,9 +105,9 @@ class TestBrokenFiles:
         one_line(tmp_path / "w.npz", "broken or truncated npz file")
 
     def test_an_archive_that_unpacks_to_far_more_is_refused(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(files, "MAX_FREE_BYTES", 2**20)
+        monkeypatch.setattr(checkpoint_files, "MAX_FREE_BYTES", 2**20)
         np.savez_compressed(tmp_path / "w.npz", a=np.zeros(10_000_000, dtype=np.float32))
-        one_line(tmp_path / "w.npz", "refused, the archive would unpack to 0.0 GiB")
+        one_line(tmp_path / "w.npz", "the archive would unpack to 0.0 GiB")
 
     def test_a_pipe_is_refused_before_it_is_opened(self, tmp_path):
         os.mkfifo(tmp_path / "w.pth")
@@ -121,7 +121,7 @@ class TestBrokenFiles:
 
     def test_one_value_repeated_to_gigabytes_is_refused(self, tmp_path):
         torch.save({"patch_embed.proj.weight": torch.zeros(1).expand(2**34)}, tmp_path / "w.pth")
-        one_line(tmp_path / "w.pth", "refused, its tensors would take 64.0 GiB")
+        one_line(tmp_path / "w.pth", "its tensors would take 64.0 GiB")
 
     def test_tensors_without_values_are_refused(self, tmp_path):
         torch.save({"patch_embed.proj.weight": torch.zeros(3, 3, device="meta")}, tmp_path / "w.pth")
@@ -137,20 +137,20 @@ class TestBrokenFiles:
         torch.save({"epoch": 3}, tmp_path / "w.pth")
         one_line(tmp_path / "w.pth", "no tensors among its entries epoch")
         torch.save([1, 2], tmp_path / "list.pth")
-        one_line(tmp_path / "list.pth", "holds a list, not a dictionary of tensors")
+        one_line(tmp_path / "list.pth", "contains a list, not a dictionary of tensors")
         save_file({}, tmp_path / "w.safetensors")
-        one_line(tmp_path / "w.safetensors", "holds no tensors")
+        one_line(tmp_path / "w.safetensors", "contains no tensors")
 
     @pytest.mark.slow
     @pytest.mark.parametrize("name", ["google_vit", "timm_deit_distilled", "timm_registers_placed", "torchvision_vit"])
     @pytest.mark.parametrize("shape", [(), (3,), (2, 2), (1, 1, 3), (1, 0, 32), (1, 2, 3, 4)])
     def test_an_array_of_any_other_shape_never_shows_a_foreign_error(self, name, shape, monkeypatch):
-        checkpoint = files.read(path_of(name))
+        checkpoint = checkpoint_files.read_checkpoint(path_of(name))
         for array in checkpoint.tensors:
             if "block" in array and "0" not in array:
                 continue
             changed = dataclasses.replace(checkpoint, tensors=checkpoint.tensors | {array: torch.ones(shape)})
-            monkeypatch.setattr(files, "read", lambda path, changed=changed: changed)
+            monkeypatch.setattr(checkpoint_files, "read", lambda path, changed=changed: changed)
             with pytest.raises(CheckpointError):
                 load(path_of(name), num_heads=4)
 
@@ -196,7 +196,7 @@ class TestFolders:
         (folder / "model-1.safetensors").unlink()
         one_line(folder, r"the part 'model-1.safetensors' is missing")
         index.write_text(json.dumps({"weight_map": {"a": "../../etc/passwd"}}))
-        one_line(folder, "is not a file beside the index")
+        one_line(folder, "is not a file in the directory of the index")
         index.write_text(json.dumps({"weight_map": {"nowhere": "model-0.safetensors"}}))
         one_line(folder, "1 of its tensors are in none of the parts, such as 'nowhere'")
         index.write_text("{}")
@@ -213,7 +213,7 @@ class TestFolders:
         assert model.meta.labels[0] == "class_0"
 
     def test_a_folder_without_weights_says_what_it_looked_for(self, tmp_path):
-        one_line(tmp_path, r"the folder has none of model.safetensors, ")
+        one_line(tmp_path, r"the folder contains none of model.safetensors, ")
 
     @pytest.mark.parametrize("content", ["{", "[1]", "\x00\xff", "[" * 100_000, '{"image_size": "large"}'])
     def test_a_broken_config_is_one_line(self, content, tmp_path):

@@ -12,7 +12,7 @@ from two_towers import save_clip, save_siglip
 
 import vitruvian as vt
 from vitruvian.errors import ConversionError
-from vitruvian.weights.words import load_text
+from vitruvian.weights.zero_shot import load_text
 
 transformers = pytest.importorskip("transformers")
 
@@ -40,7 +40,7 @@ MAKERS = {"CLIPModel": save_clip, "SiglipModel": save_siglip, "Siglip2Model": sa
 def test_logits_per_image_of_transformers_are_the_same_from_the_written_folder(kind, tmp_path):
     peer, tokenizer = MAKERS[kind](tmp_path / "theirs")
     certificate = vt.convert(tmp_path / "theirs", tmp_path / "ours", to="huggingface")
-    assert certificate.texts_difference == 0.0
+    assert certificate.text_difference == 0.0
     assert "text tower: largest difference 0" in str(certificate)
     again, seen = getattr(transformers, kind).from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not seen["missing_keys"]
@@ -92,7 +92,7 @@ def test_the_image_processor_is_the_one_of_the_kind(clip, siglip, tmp_path):
 @torch.no_grad()
 def test_towers_of_open_clip_are_written_for_transformers(tmp_path):
     certificate = vt.convert(PEERS / "open_clip", tmp_path / "ours", to="huggingface")
-    assert "the source has no files of a tokenizer, which other readers need for texts" in certificate.notes
+    assert "the source has no tokenizer files, which other libraries need for texts" in certificate.notes
     expected = load_file(PEERS / "open_clip.texts.safetensors")
     peer = transformers.CLIPModel.from_pretrained(tmp_path / "ours").eval()
     found = peer(pixel_values=expected["pixels"], input_ids=expected["tokens"]).logits_per_image
@@ -101,13 +101,13 @@ def test_towers_of_open_clip_are_written_for_transformers(tmp_path):
 
 def test_a_text_tower_that_transformers_has_not_beside_the_image_tower_is_left_out_with_the_reason(tmp_path):
     certificate = vt.convert(PEERS / "open_clip_siglip", tmp_path / "ours", to="huggingface")
-    assert certificate.texts_difference is None
+    assert certificate.text_difference is None
     assert "left out: CLIPModel of transformers does not support causal=False" in "".join(certificate.notes)
 
 
 def test_a_text_tower_that_cannot_be_is_refused_where_it_is_asked_for(clip, tmp_path):
     folder, _, _ = clip
-    with pytest.raises(ConversionError, match="timm cannot hold a text tower beside the image tower; huggingface can"):
+    with pytest.raises(ConversionError, match="timm cannot store a text tower; huggingface can"):
         vt.save(vt.load(folder), tmp_path / "timm", "timm", text=True)
     with pytest.raises(ConversionError, match="the weights that this model was loaded from have no text tower"):
         vt.save(vt.create_model("CLIP-B/32", depth=1), tmp_path / "clip", "huggingface", text=True)

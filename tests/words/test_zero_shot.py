@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import vitruvian as vt
 from vitruvian.cli.app import app
 from vitruvian.errors import CheckpointError, ConfigError, ConversionError, DataError
-from vitruvian.weights.words import check_words, published_templates, read_words, templates_of
+from vitruvian.weights.zero_shot import check_labels, find_templates, parse_labels, published_templates
 
 WORDS = ["cat", "a red dog", "bird"]
 
@@ -72,13 +72,13 @@ def test_the_published_templates_are_eighty_and_the_seven_of_them():
 
 def test_words_and_templates_that_cannot_be_are_named(clip, photos, tmp_path):
     with pytest.raises(ConfigError, match=r"unknown template 'imagenet_7'; did you mean imagenet-7"):
-        templates_of("imagenet_7")
+        find_templates("imagenet_7")
     with pytest.raises(ConfigError, match="labels= has 'cat' twice"):
-        read_words("cat, dog, cat")
-    with pytest.raises(ConfigError, match="labels= has no words"):
-        read_words(" , ")
+        parse_labels("cat, dog, cat")
+    with pytest.raises(ConfigError, match="labels= is empty"):
+        parse_labels(" , ")
     with pytest.raises(ConfigError, match="labels= has 'word 99998' twice"):  # at once
-        check_words([*(f"word {number}" for number in range(99_999)), "word 99998"])
+        check_labels([*(f"word {number}" for number in range(99_999)), "word 99998"])
     with pytest.raises(ConfigError, match=r"the text 'a \\\\udcff' is not Unicode"):
         vt.embed_texts(clip[0], ["a \udcff"])
     for arguments, line in {
@@ -95,7 +95,7 @@ def test_words_and_templates_that_cannot_be_are_named(clip, photos, tmp_path):
 
 def test_labels_for_a_model_without_a_text_tower_are_refused_in_one_line(photos, tmp_path):
     vt.save(vt.create_model("ViT-Ti/16", depth=1, num_classes=3, image_size=32), tmp_path / "plain")
-    with pytest.raises(CheckpointError, match=r"plain: has no text tower to answer in words; give a CLIP or SigLIP"):
+    with pytest.raises(CheckpointError, match=r"plain: has no text tower; use a CLIP or SigLIP"):
         vt.Classifier(tmp_path / "plain", labels=["cat"])
 
 
@@ -175,3 +175,10 @@ def test_without_the_library_the_extra_is_named(clip, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
     with pytest.raises(vt.VitruvianError, match=r"pip install 'vitruvian\[text\]'"):
         vt.embed_texts(without(clip[0], tmp_path / "copy"), ["a cat"])
+
+
+def test_a_zero_shot_head_keeps_where_the_weights_came_from(clip):
+    model = vt.load(clip[0])
+    zero_shot = vt.with_words(model, ["cat", "dog"])
+    assert zero_shot.meta.source == model.meta.source == str(clip[0])
+    assert vt.with_words(zero_shot, ["bird"]).meta.labels == ("bird",)  # reads the text tower again

@@ -27,7 +27,7 @@ from vitruvian.files import json_bytes, parse_object, short_hash
 from vitruvian.inference import MAX_UNREADABLE, Classifier, Encoder, check_readable, load_batches
 from vitruvian.progress import print_status
 from vitruvian.text import printable
-from vitruvian.weights.store import tensors_digest
+from vitruvian.weights.checkpoint_files import tensors_digest
 
 FORMAT = 1
 JOB_FILE = "job.json"

@@ -158,7 +158,7 @@ def similar(
 
 def vectors_of_texts(texts: Sequence[str], encoder: Encoder, where: object) -> Vectors:
     """(Q, D) Of the text tower beside the model that made the vectors `where`."""
-    from vitruvian.weights.words import embed_texts  # most searches are by image
+    from vitruvian.weights.zero_shot import embed_texts  # most searches are by image
 
     if not all(text.strip() for text in texts):
         raise ConfigError(f"{argument('text')} is empty; wanted words such as 'a red car'")

@@ -145,7 +145,7 @@ def reconstruct_paths(model: str | None, paths: list[str], out: Path, *, share: 
     with quick_imports():
         from vitruvian.data.folder import find_images
         from vitruvian.explain.reconstruct import reconstruct_images
-        from vitruvian.weights.mae import load_autoencoder
+        from vitruvian.weights.autoencoder import load_autoencoder
 
     failed = 0
     for name, result in reconstruct_images(load_autoencoder(model), find_images(paths), out, share=share):

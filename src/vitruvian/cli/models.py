@@ -141,14 +141,14 @@ def convert(
     """
     with quick_imports():
         from vitruvian.weights.convert import convert as convert_weights
-        from vitruvian.weights.words import read_words
+        from vitruvian.weights.zero_shot import parse_labels
 
     note_replaced(destination)
     certificate = convert_weights(
         source,
         destination,
         to=to,
-        labels=None if labels is None else read_words(labels),
+        labels=None if labels is None else parse_labels(labels),
         template=template,
         num_heads=num_heads,
         image_size=image_size,

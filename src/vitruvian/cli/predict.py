@@ -74,11 +74,11 @@ def predict(
         from vitruvian.data.folder import find_images
         from vitruvian.inference import Classifier
         from vitruvian.weights.hub import default_source
-        from vitruvian.weights.words import read_words
+        from vitruvian.weights.zero_shot import parse_labels
 
     images = [] if out is not None else find_images(paths)  # before a model is downloaded for them
     model = default_source() if model is None else model
-    words = None if labels is None else read_words(labels)
+    words = None if labels is None else parse_labels(labels)
     arguments = {"labels": words, "template": template, **options.arguments()}
     if out is not None:
         from vitruvian.bulk.run import predict as run_predict

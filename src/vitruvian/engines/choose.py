@@ -25,8 +25,8 @@ from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_cores
 from vitruvian.progress import print_status
 from vitruvian.settings import Size
+from vitruvian.weights.checkpoint_files import tensors_digest
 from vitruvian.weights.description import fingerprint
-from vitruvian.weights.store import tensors_digest
 
 EXPORT_VERSION = 4
 """Version of the exported graphs; increment it to invalidate cached ones."""

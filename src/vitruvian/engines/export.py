@@ -25,8 +25,8 @@ from vitruvian.files import atomic_path, check_writable
 from vitruvian.model.build import Model
 from vitruvian.model.positions import geometric_biases
 from vitruvian.settings import BatchSize, Size, as_size, validate
+from vitruvian.weights.checkpoint_files import METADATA_KEY
 from vitruvian.weights.description import Description
-from vitruvian.weights.files import CARRIED
 from vitruvian.weights.load import check_finite, load
 
 Format = Literal["onnx", "openvino", "torch"]
@@ -232,7 +232,7 @@ def write_onnx(program: ExportedProgram, path: Path, description: str, output: s
         program, dynamo=True, opset_version=OPSET, input_names=["pixels"], output_names=[output], verbose=False
     )
     assert written is not None
-    written.model.metadata_props[CARRIED] = description
+    written.model.metadata_props[METADATA_KEY] = description
     name_batch_axis(written.model.graph)
     written.save(str(path), external_data=False)
     return open_session(path, "onnxruntime")
@@ -256,7 +256,7 @@ def write_openvino(program: ExportedProgram, path: Path, description: str, outpu
     graph.reshape([side if isinstance(side, int) else -1 for side in shape])
     graph.inputs[0].get_tensor().set_names({"pixels"})
     graph.outputs[0].get_tensor().set_names({output})
-    graph.set_rt_info(description, [CARRIED])
+    graph.set_rt_info(description, [METADATA_KEY])
     path.mkdir()
     openvino.save_model(graph, path / "model.xml", compress_to_fp16=False)
     return open_session(path / "model.xml", "openvino")
@@ -276,7 +276,7 @@ def without_telemetry() -> Iterator[None]:
 
 
 def write_program(program: ExportedProgram, path: Path, description: str, output: str) -> Forward:
-    torch.export.save(program, path, extra_files={f"{CARRIED}.json": description})
+    torch.export.save(program, path, extra_files={f"{METADATA_KEY}.json": description})
     run: Forward = torch.export.load(path).module()
     return run
 

@@ -20,10 +20,10 @@ from vitruvian.files import file_stamp, parse_object, read_object, short_hash, w
 from vitruvian.machine import processor_name
 from vitruvian.progress import print_status
 from vitruvian.settings import Size, as_size
+from vitruvian.weights.checkpoint_files import prefer_processor
 from vitruvian.weights.description import Description
 from vitruvian.weights.families.huggingface import read_labels, read_preprocessor
 from vitruvian.weights.families.timm_config import read_preprocess
-from vitruvian.weights.files import prefer_processor
 
 GRAPH_FILES = ("model.onnx", "onnx/model.onnx", "model.xml", "openvino_model.xml")
 """Names of the graph in a folder without weights."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitruvian.errors import CheckpointError, ConfigError, UnknownNameError, VitruvianError, argument, require
 from vitruvian.model.cores import even_pieces, map_over_cores
-from vitruvian.weights.files import CARRIED
+from vitruvian.weights.checkpoint_files import METADATA_KEY
 
 # B images, K outputs
 
@@ -117,7 +117,7 @@ def open_onnxruntime(module: Any, path: Path, threads: int, split: bool, batch_s
         output: Array = session.run([outputs[index].name], {inputs[0].name: pixels})[0]
         return output
 
-    metadata = session.get_modelmeta().custom_metadata_map.get(CARRIED, "")
+    metadata = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY, "")
     return RuntimeGraph(inputs=inputs, outputs=outputs, run=run, metadata=metadata)
 
 
@@ -167,7 +167,7 @@ def open_openvino(module: Any, path: Path, threads: int, split: bool, batch_size
         dtype = node.element_type.to_string()
         return Port(node.get_any_name(), shape, {"f32": "float32"}.get(dtype, dtype))
 
-    keys = ([CARRIED], ["framework", CARRIED])  # OpenVINO keeps the metadata of ONNX files under "framework"
+    keys = ([METADATA_KEY], ["framework", METADATA_KEY])  # OpenVINO keeps the metadata of ONNX files under "framework"
     key = next((key for key in keys if graph.has_rt_info(key)), None)
     local = threading.local()
 

@@ -31,7 +31,7 @@ from vitruvian.serve.inspection import Json, erase_patches, inspect_image, png_b
 from vitruvian.serve.limits import ServiceLimits
 from vitruvian.serve.requests import ExplainOptions, InspectOptions, Options, PredictOptions
 from vitruvian.text import printable
-from vitruvian.weights.words import text_of
+from vitruvian.weights.zero_shot import text_encoder
 
 R = TypeVar("R")
 PARALLEL_BATCHES = 2
@@ -115,7 +115,7 @@ class ServedModel:
             run([blank] * size)
         if not self.model.config.num_classes:
             try:
-                text_of(self.model)
+                text_encoder(self.model)
                 self.accepts_labels = True
             except VitruvianError as error:
                 log.info("%s does not accept labels: %s", self.name, error)

@@ -42,9 +42,8 @@ from vitruvian.training.distributed import Processes
 from vitruvian.training.masked import MaskedViT
 from vitruvian.training.optimizer import freeze
 from vitruvian.training.recipe import Recipe
-from vitruvian.weights.adapt import Changes
 from vitruvian.weights.description import Description
-from vitruvian.weights.load import check_finite, locate, open_model, published_name, with_config
+from vitruvian.weights.load import Changes, check_finite, locate, open_model, published_name, with_config
 from vitruvian.weights.parse import LoadHints
 
 # N images, D features, K classes

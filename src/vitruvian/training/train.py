@@ -45,9 +45,9 @@ from vitruvian.training.splits import (
     split_data,
 )
 from vitruvian.weights import hub
+from vitruvian.weights.checkpoint_files import digests
 from vitruvian.weights.description import Description
 from vitruvian.weights.load import RUN_FILE, locate, published_name
-from vitruvian.weights.store import digests
 
 FEW_IMAGES = 50_000
 """With fewer images, training from scratch is far worse than fine-tuning."""

@@ -1,8 +1,8 @@
-"""What a model carries beside its tensors, as JSON: the same text in native folders and inside foreign files.
+"""The description of a model besides its tensors, as JSON: in native folders, and embedded in files of other families.
 
-A native folder has `config.json` and `model.safetensors`, whose header carries the description too. `config.json`
-holds the header's fingerprint: while they agree, `config.json` counts, so that people can edit labels; where they do
-not, a save was interrupted between the two files, and the header belongs to the weights.
+A native folder has `config.json` and `model.safetensors`, whose header contains the description too. `config.json` has
+the header's fingerprint: while they agree, `config.json` is used, so that users can edit labels; otherwise a save was
+interrupted between the two files, and the header belongs to the weights.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from vitruvian.config import MODEL_KINDS, ModelConfig, ModelMeta
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.model.build import Model
-from vitruvian.weights.files import Checkpoint
+from vitruvian.weights.checkpoint_files import Checkpoint
 
 FORMAT = 1
-"""Version of the JSON; a reader refuses a later one."""
+"""Version of the JSON; later ones are refused."""
 ANCHORS = ("embed.patch.weight", "root.weight")
-"""What every native ViT, and every native ResNet, has."""
+"""Arrays of every native ViT, and of every native ResNet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +66,7 @@ def is_native(checkpoint: Checkpoint) -> bool:
 
 
 def describe_native(checkpoint: Checkpoint) -> Description | None:
-    """The description that belongs to native weights; None if they have none."""
+    """The description of native weights, or None."""
     config, header = checkpoint.settings.get("config.json"), checkpoint.embedded
     if config is None and header is None:
         return None
@@ -76,5 +76,5 @@ def describe_native(checkpoint: Checkpoint) -> Description | None:
 
 
 def fingerprint(data: Any) -> str:
-    """SHA-256 of a JSON value, whatever its spacing and the order of its keys."""
+    """SHA-256 of a JSON value, independent of spacing and the order of keys."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()

@@ -1,15 +1,30 @@
-"""A published name -> a local file or folder: from the cache if it is there, else fetched and checked."""
+"""Published weights by name: a local file or folder, from the cache or downloaded and verified.
+
+Files of an address are cached by us: beside `ViT-B_16.npz` is `ViT-B_16.npz.json` with the address, size and SHA-256;
+during a download there are also `.part`, which a later call resumes, and `.lock`, on which other processes wait. Files
+on Hugging Face are cached by `huggingface_hub`.
+"""
 
 from __future__ import annotations
 
+import base64
+import http.client
 import os
 import re
+import socket
+import ssl
+import time
+import urllib.error
+import urllib.request
+import zipfile
 from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
 
-from vitruvian.cache import cache_folder
+from vitruvian.cache import cache_folder, file_lock
 from vitruvian.catalog import (
     REPOSITORY_SCHEME,
     VARIANTS,
@@ -30,17 +45,15 @@ from vitruvian.errors import (
     nearest,
     require,
 )
-from vitruvian.files import read_object
-from vitruvian.progress import print_status, waiting
+from vitruvian.files import digest, read_object, sync, write_json
+from vitruvian.progress import Progress, print_status, waiting
 from vitruvian.text import describe_error
-from vitruvian.weights.download import SUFFIXES, cached_path, fetch
-from vitruvian.weights.files import GRAPH_ENDINGS, SETTING_FILES
+from vitruvian.weights.checkpoint_files import GRAPH_ENDINGS, SETTING_FILES
 from vitruvian.weights.tokenizer import TOKENIZER_FILES
 
-ASKING_SECONDS = 10.0
-"""Until a hub that does not answer is given up."""
-VIEWS = ("preprocessor_config.json", "processor_config.json")
-"""Files of which one says how transformers prepares images; the second is that of a model for images and text."""
+HUB_TIMEOUT_SECONDS = 10.0
+PREPROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+"""transformers' preprocessing of images; the second is that of a model for images and text."""
 DESCRIPTIONS = (*SETTING_FILES, *TOKENIZER_FILES)
 WEIGHTS = (
     "model.safetensors",
@@ -49,48 +62,49 @@ WEIGHTS = (
     "pytorch_model.bin",
     "open_clip_pytorch_model.bin",
 )
-"""Names of weights in a repository, the best first; what runs no code comes before a pickle."""
-
+"""Weights in a repository, in order of preference; formats that run no code come before pickles."""
 
 DEFAULT = "deit3_small_patch16_224.fb_in22k_ft_in1k"
-"""What is used where no weights are named: the cost of ViT-S/16, and 83.1% of ImageNet as its authors report."""
+"""The default model: the cost of ViT-S/16, and 83.1% on ImageNet as reported by its authors."""
 BUNDLED = Path(str(files("vitruvian") / "bundled"))
-"""The model that the package carries, if it does: ten classes, for where nothing can be downloaded."""
+"""The bundled model of ten classes, if present, for machines that cannot download."""
 
 
 def default_source() -> str:
-    """The published default, from the cache or downloaded once, or else the model in the package; said on stderr."""
-    return _default("no model is named", "the small one in the package knows {labels}", give="model")
+    """The default model, or the bundled one if it cannot be downloaded; reported on stderr."""
+    return _default("model", "using the bundled model, which knows {labels}")
 
 
 def default_weights() -> str:
-    """The same to start a training from."""
-    instead = "starting from the small model in the package, which sees {rows} x {columns} pixels"
-    return _default("no weights are named", instead, give="weights")
+    """The default weights to start training from, or the bundled ones; reported on stderr."""
+    return _default("weights", "starting from the bundled model with an input of {rows} x {columns} pixels")
 
 
-def _default(unnamed: str, instead: str, *, give: str) -> str:
+def _default(parameter: str, fallback: str) -> str:
     try:
         resolve_source(DEFAULT)
     except (HubError, MissingExtraError, FileError) as error:
         if not (BUNDLED / "config.json").is_file():
-            raise HubError(f"{unnamed} and the default cannot be downloaded; give {argument(give)}: {error}") from error
-        box = read_object(BUNDLED / "config.json", raises=CheckpointError)
-        rows, columns = box["preprocess"]["image_size"]
-        said = instead.format(labels=", ".join(box["labels"]), rows=rows, columns=columns)
-        why = f" ({error})" if isinstance(error, MissingExtraError) else ""
-        print_status(f"{unnamed} and none could be downloaded{why}: {said}")
+            reason = f"no {parameter} given, and the default cannot be downloaded: {error}"
+            raise HubError(reason, hint=f"pass {argument(parameter)}") from error
+        config = read_object(BUNDLED / "config.json", raises=CheckpointError)
+        rows, columns = config["preprocess"]["image_size"]
+        reason = f" ({error})" if isinstance(error, MissingExtraError) else ""
+        chosen = fallback.format(labels=", ".join(config["labels"]), rows=rows, columns=columns)
+        print_status(f"no {parameter} given, and the default could not be downloaded{reason}: {chosen}")
         return str(BUNDLED)
-    print_status(f"{unnamed}: using {DEFAULT}")
+    print_status(f"no {parameter} given, using {DEFAULT}")
     return DEFAULT
 
 
 def resolve_source(name: str, *, cache: Path | None = None, offline: bool | None = None, verify: bool = False) -> Path:
     """The local file (Google, torchvision, DINO, BiT) or folder (Hugging Face, timm) of published weights.
 
-    `name` is one of `published.names()`, a `gs://` or https address of a file, or any Hugging Face id, with an optional
-    `@revision`. What is in the cache is used without asking the network; `offline` (by default $HF_HUB_OFFLINE) never
-    asks it. `cache` replaces both caches, ours and Hugging Face's; `verify` reads a cached file to compare its sha256.
+    Args:
+        name: A published name, a `gs://` or https address of a file, or a Hugging Face id with an optional `@revision`.
+        cache: Replaces both caches, ours and Hugging Face's.
+        offline: Use the cache only; by default $HF_HUB_OFFLINE. Cached weights never need the network.
+        verify: Compare the SHA-256 of a cached file.
     """
     base, _, revision = name.partition("@")
     row = find_published(base)
@@ -107,7 +121,7 @@ def resolve_source(name: str, *, cache: Path | None = None, offline: bool | None
 
 
 def require_packages(name: str) -> None:
-    """Refuse to begin where published weights of this name do not exist, or a package to fetch them is missing."""
+    """Raise if no published weights have this name, or the package to download them is missing."""
     base = name.partition("@")[0]
     row = find_published(base)
     if (row.location if row else _location(base)).startswith(REPOSITORY_SCHEME):
@@ -115,15 +129,15 @@ def require_packages(name: str) -> None:
 
 
 def _location(name: str) -> str:
-    """The location of a name that is not in the table, or the error that helps best."""
+    """The location of a name that is not in the table; raises the most helpful error if it has none."""
     if name.startswith(("gs://", "https://")):
         return web_address(name)
     if name.endswith((*SUFFIXES, *GRAPH_ENDINGS)) or name.startswith((".", "/", "~")) or "\\" in name:
         raise CheckpointError("no such file or folder", where=name)
     identifier = name.removeprefix(REPOSITORY_SCHEME)
-    if re.fullmatch(r"[\w.-]+/(?!\d+(-distilled)?$)[\w.-]+", identifier, re.ASCII):  # `ViT-B/16` is no repository
+    if re.fullmatch(r"[\w.-]+/(?!\d+(-distilled)?$)[\w.-]+", identifier, re.ASCII):  # `ViT-B/16` is not a repository
         return REPOSITORY_SCHEME + identifier
-    see = "(`vit models PATTERN` lists them; a path or a Hugging Face id like google/vit-base-patch16-224 will do too)"
+    see = "(see `vit models PATTERN`; a path or a Hugging Face id like google/vit-base-patch16-224 works too)"
     unknown = UnknownNameError("weights", name, [*published_names(), *VARIANTS], see=see)
     if "." in name:  # a shape's name has no tag
         raise unknown
@@ -133,8 +147,8 @@ def _location(name: str) -> str:
         raise unknown from None
     rows = [row.name for row in published_for(variant)]
     more = f" and {len(rows) - 8} more (see `vit models {variant}`)" if len(rows) > 8 else ""
-    choice = f"its published weights are {', '.join(rows[:8])}{more}" if rows else "nobody published weights of it"
-    raise ConfigError(f"{name} is a shape, not weights; {choice}")
+    choice = f"its published weights are {', '.join(rows[:8])}{more}" if rows else "it has no published weights"
+    raise ConfigError(f"{name} is an architecture, not weights; {choice}")
 
 
 class Repository:
@@ -146,9 +160,9 @@ class Repository:
         try:
             require("huggingface_hub.utils", "hub").validate_repo_id(name)
         except ValueError:
-            raise HubError("no such file or folder, and not an id that Hugging Face allows", where=name) from None
+            raise HubError("no such file or folder, and not a valid Hugging Face id", where=name) from None
         if revision and not re.fullmatch(r"[A-Za-z0-9](?:[\w/-]|\.(?!\.))*", revision, re.ASCII):
-            raise HubError(f"{name}@{revision}: {revision!r} is not a branch, tag or commit")
+            raise HubError(f"{revision!r} is not a branch, tag or commit", where=f"{name}@{revision}")
         self.name = name
         self.revision = revision or "main"
         self.cache = cache / "huggingface" if cache else None
@@ -161,78 +175,76 @@ class Repository:
         if folder:
             return folder
         if offline:
-            raise HubError(self._instead("working offline"))
+            raise self._unavailable("working offline")
         return self._download()
 
     def _cached(self) -> Path | None:
-        """The folder in the cache, if all of its weights are there."""
-        found = (self._find(file) for file in (*WEIGHTS, *DESCRIPTIONS))
-        folder = next((Path(path).parent for path in found if isinstance(path, str)), None)
+        """The folder in the cache, if its weights are complete."""
+        paths = (self._find(file) for file in (*WEIGHTS, *DESCRIPTIONS))
+        folder = next((Path(path).parent for path in paths if isinstance(path, str)), None)
         return folder if folder and _has_weights(folder) else None
 
     def _find(self, file: str) -> object:
-        """A path, None, or the library's mark for a file that the repository is known not to have."""
+        """A path, None, or the library's sentinel for a file known to be missing in the repository."""
         return self.hub.try_to_load_from_cache(self.name, file, cache_dir=self.cache, revision=self.revision)
 
     def _complete(self, folder: Path) -> None:
-        """Fetches the preprocessing if another program cached the weights alone; without network, goes on as it is."""
+        """Download the preprocessing if another program cached only the weights; without network, do without it."""
         config = folder / "config.json"
         text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
         if '"pretrained_cfg"' in text or '"preprocess"' in text:
-            return  # timm and our own folders describe themselves
-        found, file = [self._find(file) for file in VIEWS], VIEWS[0]
-        if any(isinstance(path, str) for path in found) or None not in found:
-            return  # one is there, or there is none
+            return  # folders of timm and our own contain it
+        paths, file = [self._find(file) for file in PREPROCESSOR_FILES], PREPROCESSOR_FILES[0]
+        if any(isinstance(path, str) for path in paths) or None not in paths:
+            return  # one is cached, or the repository has none
         try:
-            present = self._files()  # fails at once without network, where a download would first retry for long
-            for file in [name for name in VIEWS if name in present] or VIEWS[:1]:
+            present = self._files()  # fails at once without network; a download would retry first
+            for file in [name for name in PREPROCESSOR_FILES if name in present] or PREPROCESSOR_FILES[:1]:
                 self.hub.hf_hub_download(self.name, file, cache_dir=self.cache, revision=folder.name)
-        except Exception as error:  # the library's transport decides what a broken network raises
+        except Exception as error:  # depends on the library's transport
             print_status(
                 f"note: {self.name}: {file} could not be downloaded ({type(error).__name__}: {describe_error(error)})"
             )
 
     def _files(self) -> list[str]:
         with waiting(f"waiting for Hugging Face to describe {self.name} ..."):
-            model = self.hub.HfApi().model_info(self.name, revision=self.revision, timeout=ASKING_SECONDS)
+            model = self.hub.HfApi().model_info(self.name, revision=self.revision, timeout=HUB_TIMEOUT_SECONDS)
         return [file.rfilename for file in model.siblings or ()]
 
     def _download(self) -> Path:
         try:
-            if files := _chosen(self._files()):
-                folder = self.hub.snapshot_download(
-                    self.name, revision=self.revision, cache_dir=self.cache, allow_patterns=files
-                )
-                return Path(folder)
+            if names := _needed_files(self._files()):
+                options = {"revision": self.revision, "cache_dir": self.cache}
+                return Path(self.hub.snapshot_download(self.name, allow_patterns=names, **options))
         except self.errors.GatedRepoError as error:
             page = f"https://huggingface.co/{self.name}"
-            raise HubError(f"asks for consent; give it at {page}, then run `hf auth login`", where=self.name) from error
+            hint = f"accept its terms at {page}, then run `hf auth login`"
+            raise HubError("access to this model is restricted", where=self.name, hint=hint) from error
         except self.errors.RepositoryNotFoundError as error:
             near = nearest(self.name, published_names())
             hint = f"did you mean {' or '.join(near)}?" if near else "if it is private, run `hf auth login`"
-            raise HubError(
-                f"no such file or folder, and no such model on Hugging Face; {hint}", where=self.name
-            ) from error
+            reason = "no such file or folder, and no such model on Hugging Face"
+            raise HubError(reason, where=self.name, hint=hint) from error
         except self.errors.RevisionNotFoundError as error:
             raise HubError(f"has no revision {self.revision!r}", where=self.name) from error
         except Exception as error:  # as above
-            raise HubError(self._instead(f"{type(error).__name__}: {error}")) from error
-        raise HubError(f"has none of {', '.join(WEIGHTS)}, the files that can be read", where=self.name)
+            raise self._unavailable(f"{type(error).__name__}: {error}") from error
+        raise HubError(f"contains none of {', '.join(WEIGHTS)}", where=self.name)
 
-    def _instead(self, reason: str) -> str:
-        reason = " ".join(reason.split())
-        at = "" if self.revision == "main" else f" --revision {self.revision}"
+    def _unavailable(self, reason: str) -> HubError:
+        revision = "" if self.revision == "main" else f" --revision {self.revision}"
         cache = self.cache or Path(require("huggingface_hub.constants", "hub").HF_HUB_CACHE)
-        place = cache / f"models--{self.name.replace('/', '--')}"
-        return (
-            f"{self.name}: no such path, not in the cache, and could not be downloaded ({reason}); "
-            f"where there is a network, run `hf download {self.name}{at}` and copy the folder {place.name} of its "
-            f"HF_HOME/hub to {place}, or pass the path of a copy instead of the name"
+        folder = cache / f"models--{self.name.replace('/', '--')}"
+        return HubError(
+            f"no such path, not in the cache, and could not be downloaded ({' '.join(reason.split())})",
+            where=self.name,
+            hint=f"on a machine with a network, run `hf download {self.name}{revision}` and copy the folder "
+            f"{folder.name} of its HF_HOME/hub to {folder}, or pass the path of a copy instead of the name",
         )
 
 
-def _chosen(files: Iterable[str]) -> list[str]:
-    """Of all files in a repository, the descriptions and one set of weights; nothing if it has no weights."""
+def _needed_files(files: Iterable[str]) -> list[str]:
+    """The descriptions and one set of weights among the files of a repository; empty if it has no weights."""
     present = set(files)
     best = next((file for file in WEIGHTS if file in present), None)
     if best is None:
@@ -254,3 +266,188 @@ def _has_weights(folder: Path) -> bool:
     except (FileError, KeyError, AttributeError, TypeError):
         return False
     return all((folder / shard).is_file() for shard in shards)
+
+
+DOWNLOAD_TIMEOUT_SECONDS = 30.0
+RETRY_SECONDS = (1.0, 4.0)
+"""Waits before the second and the third attempt."""
+BLOCK_BYTES = 1 << 20
+SUFFIXES = (".npz", ".pth", ".pt", ".bin", ".safetensors")
+
+
+class InterruptedTransferError(Exception):
+    """A transfer that may succeed if retried; the text is the reason."""
+
+
+def cached_path(url: str, cache: Path) -> Path:
+    """The path of an address in the cache: a folder per host, then the path of the address."""
+    parts = urlsplit(url)
+    segments = unquote(parts.path).removeprefix("/").split("/")
+    is_plain = all(re.fullmatch(r"[\w+-][\w.+-]*", segment, re.ASCII) for segment in segments)
+    host = re.fullmatch(r"[a-z0-9][a-z0-9.-]*", parts.netloc)
+    if parts.scheme != "https" or not host or not is_plain or parts.query or not segments[-1].endswith(SUFFIXES):
+        expected = f"https://host/folder/file{'|'.join(SUFFIXES)}"
+        raise HubError(f"not an address of weights, expected {expected} in plain letters", where=url)
+    return cache.joinpath(parts.netloc, *segments)
+
+
+def fetch(url: str, path: Path, *, sha256_prefix: str = "", offline: bool = False, verify: bool = False) -> Path:
+    """Download `url` to `path` unless it is there, and return `path`.
+
+    A file with a record is trusted if its size fits; `verify` compares the SHA-256 too. A file that the user put there
+    is checked once and gets a record. If the download fails, the error says where to put the file.
+    """
+    try:
+        if _is_intact(path, url, sha256_prefix, verify):
+            return path
+        if offline:
+            damage = ", and the cached copy is damaged" if path.exists() else ""
+            raise _unavailable(url, path, f"working offline{damage}")
+        with file_lock(path.with_name(f"{path.name}.lock")):
+            if not _is_intact(path, url, sha256_prefix, verify):
+                _download(url, path, sha256_prefix)
+    except (OSError, FileError) as error:
+        reason = f"cannot be read or written ({describe_error(error)})"
+        raise HubError(reason, where=path, hint="set VITRUVIAN_CACHE to a writable folder") from error
+    return path
+
+
+def _unavailable(url: str, path: Path, reason: str) -> HubError:
+    return HubError(
+        f"not in the cache, and could not be downloaded ({reason})",
+        where=url,
+        hint=f"put the file at {path}, or pass the path of a copy instead of the name",
+    )
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    try:
+        return read_object(path.with_name(f"{path.name}.json"))
+    except FileError:
+        return {}
+
+
+def _write_record(path: Path, **record: Any) -> None:
+    write_json(path.with_name(f"{path.name}.json"), record)
+
+
+def _is_intact(path: Path, url: str, sha256_prefix: str, verify: bool) -> bool:
+    """Whether the file is present and complete; raises if one that the user put there fails the checks."""
+    if not path.is_file():
+        return False
+    record, size = _read_record(path), path.stat().st_size
+    if record.get("sha256"):
+        return bool(size == record.get("size") and (not verify or digest(path) == record["sha256"]))
+    try:
+        sha256 = _check(path, size, "", sha256_prefix)
+    except InterruptedTransferError as fault:
+        raise HubError(str(fault), where=path, hint=f"remove it, or replace it by the file of {url}") from None
+    _write_record(path, url=url, size=size, sha256=sha256)
+    return True
+
+
+def _download(url: str, path: Path, sha256_prefix: str) -> None:
+    """Download and verify, then move the file to `path` atomically."""
+    part, reason = path.with_name(f"{path.name}.part"), ""
+    path.unlink(missing_ok=True)  # only a damaged copy can be here
+    for wait in (0.0, *RETRY_SECONDS):
+        time.sleep(wait)
+        try:
+            size, md5 = _transfer(url, path, part)
+            try:
+                sha256 = _check(part, size, md5, sha256_prefix)
+            except InterruptedTransferError:
+                part.unlink()
+                raise
+            break
+        except InterruptedTransferError as fault:
+            reason = str(fault)
+    else:
+        raise _unavailable(url, path, reason)
+    sync(part)
+    os.replace(part, path)
+    _write_record(path, url=url, size=path.stat().st_size, sha256=sha256)
+
+
+def _mirror(url: str) -> str:
+    """The address under $VITRUVIAN_MIRROR, a copy of the cache's tree, if that is set; else `url`."""
+    parts, mirror = urlsplit(url), os.environ.get("VITRUVIAN_MIRROR", "").rstrip("/")
+    path = quote(unquote(parts.path))
+    return f"{mirror}/{parts.netloc}{path}" if mirror else f"https://{parts.netloc}{path}"
+
+
+def _transfer(url: str, path: Path, part: Path) -> tuple[int | None, str]:
+    """Download to `part`, resuming if the file on the server is unchanged; returns the server's length and MD5."""
+    start = part.stat().st_size if part.is_file() else 0
+    validator = str(_read_record(path).get("validator", ""))
+    headers = {"User-Agent": "vitruvian"}
+    if start and validator:
+        headers |= {"Range": f"bytes={start}-", "If-Range": validator}
+    source = _mirror(url)
+    try:
+        request = urllib.request.Request(source, headers=headers)
+        with urllib.request.urlopen(request, timeout=DOWNLOAD_TIMEOUT_SECONDS) as reply:
+            return _receive(reply, url=url, path=path, part=part)
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code == 416:
+                part.unlink(missing_ok=True)
+            elif error.code < 500 and error.code not in (408, 429):
+                raise _unavailable(url, path, f"{source} responded {error.code} {error.reason}") from None
+            raise InterruptedTransferError(f"{source} responded {error.code} {error.reason}") from None
+    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError, ssl.SSLError) as error:
+        cause = getattr(error, "reason", error)
+        if isinstance(cause, socket.gaierror):  # no network: retrying does not help
+            raise _unavailable(url, path, "no network") from None
+        raise InterruptedTransferError(str(cause) or type(cause).__name__) from None
+
+
+def _receive(reply: http.client.HTTPResponse, *, url: str, path: Path, part: Path) -> tuple[int | None, str]:
+    """Append the response to `part`, or replace it if the server starts from the beginning."""
+    if not reply.url.startswith("https://") and not os.environ.get("VITRUVIAN_MIRROR"):
+        raise HubError(f"redirects to {reply.url}, which is not encrypted", where=url)
+    continued = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", reply.headers.get("Content-Range", ""))
+    if reply.status == 206 and (not continued or int(continued[1]) != part.stat().st_size):
+        part.unlink()
+        raise InterruptedTransferError("the server resumed at another position")
+    length = continued[2] if continued else reply.headers.get("Content-Length")
+    size = int(length) if length and length.isdecimal() else None
+    if reply.status != 206:
+        etag, modified = reply.headers.get("ETag", ""), reply.headers.get("Last-Modified", "")
+        part.unlink(missing_ok=True)
+        _write_record(path, url=url, validator=modified if etag.startswith("W/") else etag or modified)
+    with part.open("ab") as file, Progress(path.name, size, unit="bytes") as progress:
+        while block := reply.read(BLOCK_BYTES):
+            file.write(block)
+            progress.update(file.tell())
+        if size is not None and file.tell() < size:
+            raise InterruptedTransferError(f"the connection ended after {file.tell():,} of {size:,} bytes")
+    hashes = dict(re.findall(r"(\w+)=([\w+/=]+)", ",".join(reply.headers.get_all("x-goog-hash") or [])))
+    return size, base64.b64decode(hashes.get("md5", "")).hex()  # which Google's storage sends
+
+
+def _check(path: Path, promised: int | None, promised_md5: str, sha256_prefix: str) -> str:
+    """The file's SHA-256, if it has the expected length, format and checksums."""
+    size = path.stat().st_size
+    if promised is not None and size != promised:
+        raise InterruptedTransferError(f"has {size:,} bytes, expected {promised:,}")
+    kind = path.name.removesuffix(".part").rpartition(".")[2]
+    if not _is_of_kind(path, kind):
+        raise InterruptedTransferError(f"is not a complete .{kind} file (perhaps an error page)")
+    if promised_md5 and (md5 := digest(path, "md5")) != promised_md5:
+        raise InterruptedTransferError(f"has md5 {md5}, expected {promised_md5}")
+    sha256 = digest(path)
+    if not sha256.startswith(sha256_prefix):
+        raise InterruptedTransferError(f"has sha256 {sha256[:8]}..., expected {sha256_prefix}...")
+    return sha256
+
+
+def _is_of_kind(path: Path, kind: str) -> bool:
+    """Whether the file starts, and a ZIP archive also ends, like files of this format."""
+    with path.open("rb") as file:
+        head = file.read(9)
+    if kind == "safetensors":  # eight bytes of header length, then JSON
+        return head[8:] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size
+    if kind != "npz" and head.startswith(b"\x80\x02"):  # a .pth from before 2020 is a bare pickle
+        return True
+    return zipfile.is_zipfile(path)

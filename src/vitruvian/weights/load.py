@@ -1,28 +1,56 @@
-"""A model from a file, a folder or a published name, in any family of weights."""
+"""Load a model from a file, a folder or a published name, in any family of weights, and adapt it on the way."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from vitruvian.config import ModelConfig, ModelMeta, Preprocess, ViTConfig
+import torch
+import torch.nn.functional as F
+
+from vitruvian.config import ModelConfig, ModelMeta, Preprocess, ResNetConfig, ViTConfig
 from vitruvian.errors import CheckpointError, ConfigError, DamagedFileError, argument
 from vitruvian.files import read_object
 from vitruvian.model.build import Model, empty
+from vitruvian.model.embed import resize_patch_kernel
+from vitruvian.model.positions import interpolate_factors, interpolate_positions, resize_bias_table
 from vitruvian.progress import print_status
-from vitruvian.settings import Size
+from vitruvian.settings import Size, as_size, validate_field
 from vitruvian.text import plural
-from vitruvian.weights import files
-from vitruvian.weights.adapt import Changes, Head, adapt
+from vitruvian.weights.checkpoint_files import read_checkpoint
 from vitruvian.weights.description import Description
 from vitruvian.weights.families.tables import Tensors
 from vitruvian.weights.parse import LoadHints, parse_checkpoint
 
-RUN_FILE = "run.json"
-"""What tells the folder of a training run from other folders."""
-SWEEP_FILE = "sweep.json"
-"""What tells the folder of a fine-tuning."""
+RUN_FILE, SWEEP_FILE = "run.json", "sweep.json"
+"""Files that mark the folder of a training run, and that of a fine-tuning sweep."""
+
+Head = Literal["keep", "new"]
+HEAD_NAMES = ("head.weight", "head.bias", "head_dist.weight", "head_dist.bias")
+PRE_LOGITS_NAMES = ("pre_logits.weight", "pre_logits.bias")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Changes:
+    """Settings to change while loading; None keeps the file's."""
+
+    image_size: int | Size | None = None
+    patch_size: int | None = None
+    num_classes: int | None = None
+    head: Head = "keep"
+
+    def __post_init__(self) -> None:
+        if self.head not in ("keep", "new"):
+            raise CheckpointError(f"{argument('head', self.head)} is not 'keep' or 'new'")
+        for name in ("patch_size", "num_classes"):
+            if getattr(self, name) is not None:
+                validate_field(ViTConfig, name, getattr(self, name))
+
+    @property
+    def size(self) -> Size | None:
+        return None if self.image_size is None else as_size(self.image_size)
 
 
 def load(
@@ -39,21 +67,33 @@ def load(
     config: ModelConfig | str | None = None,
     preprocess: Preprocess | None = None,
 ) -> Model:
-    """A model in evaluation mode from a weights file, a folder or a published name.
+    """Load a model in evaluation mode.
 
-    The family is recognized from the names inside. `family` names it instead (native, google, big_vision, timm,
-    torchvision, huggingface, open_clip, dino), and then a description that the file carries from an earlier conversion
-    is not read. `heads`, `grid` (rows, columns of patches) and `preprocess` tell what a file cannot; what is assumed in
-    their place is said once on stderr and in `model.meta.origin`. `image_size` (a side, or rows and columns) and
-    `patch_size` resample positions and patch embedding in the family's own way. `classes` other than the file's, or
-    `head="new"`, puts a single linear layer of zeros in place of the head and of a pre-logits layer before it;
-    `classes=0` leaves the head out. `config` is the name of timm's architecture for a file that does not state it, or
-    settings (or the name of a variant) for a state dict that `torch.save` wrote of our own model. What a file held that
-    has no place in the model stands in `model.meta.origin`.
+    Settings that a file does not state and the caller does not pass are assumed, with one warning; they, and arrays
+    that the model does not need, are listed in `model.meta.origin`.
+
+    Args:
+        source: A weights file, a folder, a training run, or a published name.
+        num_heads: Number of attention heads, if the file does not state it.
+        image_size: Resample positions for this size (a side, or rows and columns), in the family's own way.
+        num_classes: Another number than the file's replaces the head by a zero-initialized linear layer, without a
+            pre-logits layer before it; 0 removes the head.
+        patch_size: Resample the patch embedding for this size.
+        grid: Rows and columns of patches, if the file does not state them.
+        family: native, google, big_vision, timm, torchvision, huggingface, open_clip or dino; by default recognized by
+            the names in the file. If given, a description that `save` embedded in the file is ignored.
+        labels: Class names; by default those of the file.
+        head: "new" replaces the head even if the number of classes is the same.
+        config: Name of a timm architecture, for a file that does not state it; or settings or the name of a variant,
+            for a `torch.save(model.state_dict(), ...)` of our own model.
+        preprocess: Preprocessing, if the file does not state it or to replace it.
+
+    Raises:
+        CheckpointError: The file cannot be read or does not fit.
+        HubError: Published weights could not be downloaded.
     """
     changes = Changes(image_size=image_size, patch_size=patch_size, num_classes=num_classes, head=head)
     path = locate(source)
-    name = published_name(source)
     hints = LoadHints(
         num_heads=num_heads,
         grid=grid,
@@ -61,7 +101,7 @@ def load(
         family=family,
         config=config,
         preprocess=preprocess,
-        name=name,
+        name=published_name(source),
     )
     return open_model(path, hints, changes, labels)[0]
 
@@ -72,15 +112,15 @@ def open_model(
     changes: Changes | Callable[[Description], Changes],
     labels: Sequence[str] | None = None,
 ) -> tuple[Model, str]:
-    """A model from a path, and the name of its family; changes may depend on what is found there."""
+    """Load a model from a path; returns it with the name of its family. Changes may depend on the description."""
     try:
-        family, description, model, state = parse_checkpoint(files.read(path), hints)
+        family, description, model, state = parse_checkpoint(read_checkpoint(path), hints)
         changes = changes(description) if callable(changes) else changes
         config, state = adapt(description.config, state, changes)
         if config != description.config:
             model = empty(config)
         meta = description.meta.replace(
-            labels=fitting_labels(description, changes, num_classes=config.num_classes, given=labels), source=str(path)
+            labels=choose_labels(description, changes, num_classes=config.num_classes, labels=labels), source=str(path)
         )
         if changes.head == "new" or config.num_classes != description.config.num_classes:
             meta = meta.for_new_head(meta.labels)
@@ -94,26 +134,26 @@ def open_model(
     except (CheckpointError, ConfigError) as error:
         hint = ""
         if hints.name and isinstance(error, DamagedFileError):
-            cached = path.parents[1] if path.is_dir() else path  # a repository's blobs stand beside its snapshots
-            hint = f"remove {cached}, and the next use downloads it again"
+            cached = path.parents[1] if path.is_dir() else path  # a repository's blobs are beside its snapshots
+            hint = f"remove {cached} to download it again"
         where = None if is_inside(path, error.where) else path
         raise error.replace(CheckpointError, where=where, hint=hint) from error
 
 
 def is_inside(path: Path, where: object) -> bool:
-    """Whether an error's `where` is this path or a file below it."""
+    """Whether an error's `where` is this path or a file in it."""
     return where is not None and str(where).startswith(str(path))
 
 
 def locate(source: str | Path) -> Path:
-    """The path that a source means: itself, the model of a run or of a sweep's best trial, or of a published name."""
+    """Resolve a source to a path: itself, the model of a run or of a sweep's best trial, or published weights."""
     if not str(source).strip():
-        raise CheckpointError("the name of the weights is empty; give a file, a folder or a published name")
+        raise CheckpointError("the name of the weights is empty", hint="pass a file, a folder or a published name")
     path = Path(source).expanduser()
     if (path / RUN_FILE).is_file():
-        return trained(path)
+        return run_model(path)
     if (path / SWEEP_FILE).is_file():
-        return trained(best_trial(path))
+        return run_model(best_trial(path))
     if path.exists():
         return path
     if isinstance(source, Path) or path.is_absolute() or source.startswith((".", "~")):
@@ -124,75 +164,151 @@ def locate(source: str | Path) -> Path:
 
 
 def run_facts(source: str | Path, data: str) -> tuple[Path, dict[str, Any]] | None:
-    """The folder and run.json of the run whose model this is, where it learned from `data`, a path or a name."""
+    """The folder and run.json of the run that trained this model, if it was trained on `data`, a path or a name."""
     path = Path(source).expanduser()
-    folder = next((place for place in (path, path.parent) if (place / RUN_FILE).is_file()), None)
-    if folder is None or not path.is_dir() or not data:
+    run = next((folder for folder in (path, path.parent) if (folder / RUN_FILE).is_file()), None)
+    if run is None or not path.is_dir() or not data:
         return None
-    facts = read_object(folder / RUN_FILE)
-    return (folder, facts) if facts.get("data") in (data, str(Path(data).expanduser().resolve())) else None
+    facts = read_object(run / RUN_FILE)
+    return (run, facts) if facts.get("data") in (data, str(Path(data).expanduser().resolve())) else None
 
 
 def published_name(source: str | Path) -> str:
-    """The name of published weights; empty for a path, which has its own."""
+    """The name of published weights; empty for a path."""
     return "" if Path(source).expanduser().exists() else str(source)
 
 
-def trained(run: Path) -> Path:
+def run_model(run: Path) -> Path:
     if (run / "model").is_dir():
         return run / "model"
-    raise CheckpointError(f"this run has not finished; continue it with `vit train --resume {run}`", where=run)
+    raise CheckpointError("this run has not finished", where=run, hint=f"resume it with `vit train --resume {run}`")
 
 
 def best_trial(sweep: Path) -> Path:
-    """The run of a fine-tuning whose result is best; said on stderr."""
+    """The run with the best result of a fine-tuning sweep, which is reported on stderr."""
     record = read_object(sweep / SWEEP_FILE, raises=CheckpointError)
     metric = "mean_per_class" if record.get("metric") == "mean_per_class" else "top1"
     trials = record.get("trials")
-    found = [t for t in trials if isinstance(t, dict)] if isinstance(trials, list) else []
-    done = {str(t.get("folder")): t[metric] for t in found if t.get("kind") == "test" and t.get("state") == "done"}
-    if not done:
-        raise CheckpointError("no trial of this fine-tuning has finished; the same `vit finetune` goes on", where=sweep)
-    best = max(done, key=done.__getitem__)
-    print_status(f"note: {sweep} has {plural(len(done), 'finished trial')}; this is {best}, {done[best]:.2f}% right")
+    tests = [t for t in trials if isinstance(t, dict) and t.get("kind") == "test"] if isinstance(trials, list) else []
+    results = {str(trial.get("folder")): trial[metric] for trial in tests if trial.get("state") == "done"}
+    if not results:
+        raise CheckpointError(
+            "no trial of this fine-tuning has finished", where=sweep, hint="run the same `vit finetune` to resume it"
+        )
+    best = max(results, key=results.__getitem__)
+    count = plural(len(results), "finished trial")
+    print_status(f"note: {sweep} has {count}; using {best} with {results[best]:.2f}% accuracy")
     return sweep / Path(best).name
 
 
-def fitting_labels(
-    description: Description, changes: Changes, *, num_classes: int, given: Sequence[str] | None
+def choose_labels(
+    description: Description, changes: Changes, *, num_classes: int, labels: Sequence[str] | None
 ) -> tuple[str, ...] | None:
-    """The caller's labels, or those of the file as long as its head is kept."""
-    if given is not None:
-        if len(given) != num_classes:
-            raise CheckpointError(f"{len(given)} labels were given for a head of {num_classes} classes")
-        return tuple(given)
-    if description.meta.labels is None or changes.head == "new" or num_classes != description.config.num_classes:
+    """The caller's labels, or those of the file if its head is kept."""
+    if labels is not None:
+        if len(labels) != num_classes:
+            raise CheckpointError(f"{len(labels)} labels were given for a head of {num_classes} classes")
+        return tuple(labels)
+    stated = description.meta.labels
+    if stated is None or changes.head == "new" or num_classes != description.config.num_classes:
         return None
-    if len(description.meta.labels) != num_classes:
+    if len(stated) != num_classes:
         raise CheckpointError(
-            f"the file names {len(description.meta.labels)} labels for a head of {num_classes} classes",
+            f"the file names {len(stated)} labels for a head of {num_classes} classes",
             hint=f"pass {argument('labels')}",
         )
-    return description.meta.labels
+    return stated
+
+
+def adapt(config: ModelConfig, state: Tensors, changes: Changes) -> tuple[ModelConfig, Tensors]:
+    """Change the settings and tensors of a model to another image size, patch size or head."""
+    if isinstance(config, ViTConfig):
+        config, state = resize(config, state, changes)
+    elif changes.patch_size is not None:
+        raise CheckpointError("patch_size does not apply to a ResNet")
+    elif changes.size is not None:
+        config = config.replace(image_size=changes.size)
+    return change_head(config, state, changes)
+
+
+def resize(config: ViTConfig, state: Tensors, changes: Changes) -> tuple[ViTConfig, Tensors]:
+    """Resample positions and patch embedding, in the family's own way."""
+    new = config.replace(
+        patch_size=changes.patch_size or config.patch_size, image_size=changes.size or config.image_size
+    )
+    method, square = config.numerics.position_resize, config.numerics.square_positions
+    state = dict(state)
+    if new.patch_size != config.patch_size:
+        state["embed.patch.weight"] = resize_patch_kernel(state["embed.patch.weight"], new.patch_size, method)
+    if new.grid == config.grid:
+        return new, state
+    if "embed.pos_embed" in state:
+        state["embed.pos_embed"] = interpolate_positions(state["embed.pos_embed"], new.grid, method, square=square)
+    factors = "embed.row_pos_embed", "embed.col_pos_embed"
+    if config.pos_embed == "factorized":
+        tables = state[factors[0]], state[factors[1]]
+        state |= zip(factors, interpolate_factors(tables, new.grid, square=square))
+    elif config.pos_embed == "learned_2d":
+        rows, columns = state[factors[0]][:, None], state[factors[1]][None]
+        state[factors[0]] = interpolate_positions(rows, (new.grid[0], 1), method)[:, 0]
+        state[factors[1]] = interpolate_positions(columns, (1, new.grid[1]), method)[0]
+    for name in [name for name in state if name.endswith(".attn.position.offsets")]:
+        length = 2 * (new.prefix_tokens + new.grid[0] * new.grid[1]) - 1
+        state[name] = F.interpolate(state[name].T[None], length, mode="linear", align_corners=True)[0].T
+    for name in [name for name in state if name.endswith(".attn.position.table")]:
+        state[name] = resize_bias_table(state[name], config.grid, new.grid, method)
+    return new, state
+
+
+def change_head(config: ModelConfig, state: Tensors, changes: Changes) -> tuple[ModelConfig, Tensors]:
+    """Keep the head, remove it, or replace it by a zero-initialized one.
+
+    A new head is a single linear layer, as in the paper's fine-tuning: the pre-logits layer before the old head is
+    removed too. Without a head, the pre-logits layer stays, and its output is the features.
+    """
+    classes = config.num_classes if changes.num_classes is None else changes.num_classes
+    if changes.head == "new" and not classes:
+        raise CheckpointError(
+            f"{argument('head', 'new')} needs {argument('num_classes')}, because the file has no head"
+        )
+    if changes.head != "new" and classes == config.num_classes:
+        return config, state
+    state = {name: tensor for name, tensor in state.items() if name not in HEAD_NAMES}
+    config = config.replace(num_classes=classes)
+    if not classes:
+        return config, state
+    if isinstance(config, ViTConfig):
+        config = config.replace(representation_size=0, projection=False, unit_features=False)
+        state = {name: tensor for name, tensor in state.items() if name not in PRE_LOGITS_NAMES}
+    has_two_heads = not isinstance(config, ResNetConfig) and config.distillation
+    for name in ("head", "head_dist") if has_two_heads else ("head",):
+        state[f"{name}.weight"] = torch.zeros(classes, config.feature_width)
+        state[f"{name}.bias"] = torch.zeros(classes)
+    return config, state
 
 
 def check_finite(model: Model, where: object, *, raises: type[CheckpointError] = CheckpointError) -> None:
-    """Refuse weights with which nothing can be converted or learned."""
+    """Raise if a parameter contains NaN or infinity."""
     broken = next((name for name, value in model.state_dict().items() if not value.isfinite().all()), None)
     if broken is not None:
-        raise raises(f"{broken!r} holds numbers that are not finite (NaN or infinity)", where=where)
+        raise raises(f"{broken!r} contains NaN or infinity", where=where)
 
 
 def with_config(model: Model, config: ModelConfig) -> Model:
-    """The same weights, ready to answer, under settings that change no array."""
+    """A copy in evaluation mode with the same parameters and metadata, and another config of the same shapes."""
     return assemble(empty(config), model.state_dict(), model.meta)
 
 
 def with_merging(model: Model, r: int | Sequence[int] = 0, *, thresholds: Sequence[float] = ()) -> Model:
-    """The same weights with token merging (ToMe): `r` tokens merge in each layer, or in each layer as many as it says.
+    """A copy of the model with token merging (ToMe), without its cascade. The parameters are shared.
 
-    `thresholds` merge instead what is more alike than the layer's number. Without either, nothing merges. A cascade of
-    the model is left out.
+    Args:
+        model: A Vision Transformer.
+        r: Number of tokens to merge in each layer, or one number per layer; 0 merges none.
+        thresholds: Merge instead all tokens more similar than this, one threshold per layer.
+
+    Raises:
+        ConfigError: The model is not a Vision Transformer.
     """
     if not isinstance(model.config, ViTConfig):
         raise ConfigError(
@@ -205,7 +321,7 @@ def with_merging(model: Model, r: int | Sequence[int] = 0, *, thresholds: Sequen
 
 
 def without_cascade(model: Model) -> Model:
-    """The whole model alone, with the same weights."""
+    """A copy of the model without its cascade; the model itself if it has none."""
     if model.meta.cascade is None:
         return model
     plain = with_config(model, model.config)

@@ -27,7 +27,7 @@ from vitruvian.errors import ConfigError, FileError
 from vitruvian.files import atomic_open, short_hash
 from vitruvian.inference import Encoder
 from vitruvian.settings import Settings
-from vitruvian.weights.store import tensors_digest
+from vitruvian.weights.checkpoint_files import tensors_digest
 
 FORMAT = 3
 """Raised when features come out differently, so that older ones are not used."""

@@ -18,10 +18,10 @@ from vitruvian.config import (
     RopeConfig,
 )
 from vitruvian.errors import CheckpointError
+from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Facts, Family, imagenet_preprocess
 from vitruvian.weights.families.tables import Table, Tensors, pair
 from vitruvian.weights.families.timm import BLOCK_ROWS, TOKEN_ROWS, Timm
-from vitruvian.weights.files import Checkpoint
 
 TRAINING_HEADS = dict.fromkeys(("dino_head.", "ibot_head."), "projection head of the training")
 

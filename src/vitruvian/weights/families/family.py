@@ -21,9 +21,9 @@ from vitruvian.config import (
     ViTConfig,
 )
 from vitruvian.settings import Size
+from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.description import fingerprint
 from vitruvian.weights.families.tables import POSITIONS, Table, Tensors, join_positions, rename
-from vitruvian.weights.files import Checkpoint
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from vitruvian.config import GOOGLE_NUMERICS, ModelConfig, Preprocess, ResNetConfig, ViTConfig
+from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Facts, Family, scaled_crop, vit_obstacles
 from vitruvian.weights.families.tables import (
     CONV,
@@ -23,7 +24,6 @@ from vitruvian.weights.families.tables import (
     Tensors,
     rename,
 )
-from vitruvian.weights.files import Checkpoint
 
 BLOCK = "Transformer/encoderblock_{i}"
 UNIT = "block{S}/unit{U}"

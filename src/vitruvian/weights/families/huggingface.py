@@ -17,9 +17,9 @@ from vitruvian.config import (
 )
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.settings import Size
+from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Facts, Family, vit_obstacles
 from vitruvian.weights.families.tables import POSITIONS, STACKED, Row, Tensors, pair, pairs
-from vitruvian.weights.files import Checkpoint
 
 LAYER = "encoder.layer.{i}"
 QKV = ("query", "key", "value")

@@ -10,11 +10,11 @@ import torch
 
 from vitruvian.config import CLIP_MEAN, CLIP_STD, ModelConfig, Numerics, Preprocess, ViTConfig
 from vitruvian.errors import CheckpointError
+from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Facts, model_type_obstacles
 from vitruvian.weights.families.huggingface import HuggingFace, read_int, read_labels, stated_classes
 from vitruvian.weights.families.tables import POSITIONS, STACKED, TOKEN, Row, Table, Tensors, pair, pairs
 from vitruvian.weights.families.timm_layout import as_kernel, as_matrix
-from vitruvian.weights.files import Checkpoint
 
 LAYER = "encoder.layers.{i}"
 POSITION_ARRAY = "embeddings.position_embedding.weight"

@@ -10,6 +10,7 @@ import torch
 
 from vitruvian.config import IMAGENET_MEAN, IMAGENET_STD, ModelConfig, Numerics, Preprocess, RopeConfig, ViTConfig
 from vitruvian.errors import CheckpointError
+from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Facts, imagenet_preprocess, model_type_obstacles
 from vitruvian.weights.families.huggingface import (
     EMBEDDING_ROWS,
@@ -24,7 +25,6 @@ from vitruvian.weights.families.huggingface import (
     read_int,
 )
 from vitruvian.weights.families.tables import Row, Table, Tensors, pairs, rename
-from vitruvian.weights.files import Checkpoint
 
 REGISTERS = "embeddings.register_tokens"
 REGISTER_ROW = Row("embed.reg_tokens", (REGISTERS,))

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from vitruvian.config import ModelConfig, Preprocess, ViTConfig
 from vitruvian.errors import CheckpointError
+from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Facts, imagenet_preprocess, model_type_obstacles
 from vitruvian.weights.families.huggingface import (
     EMBEDDING_ROWS,
@@ -22,7 +23,6 @@ from vitruvian.weights.families.huggingface import (
     read_bool,
 )
 from vitruvian.weights.families.tables import POSITIONS, Row, Table, Tensors, pair, pairs, rename
-from vitruvian.weights.files import Checkpoint
 
 BLOCK_LAYERS = {
     "norm1": "layernorm_before",

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 from vitruvian.config import CLIP_MEAN, CLIP_STD, ModelConfig, Numerics, Preprocess
 from vitruvian.errors import CheckpointError, ConfigError
 from vitruvian.settings import as_size
+from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Facts, Family
 from vitruvian.weights.families.huggingface import read_int
 from vitruvian.weights.families.tables import DENSE, POSITIONS, TOKEN, Row, Table, Tensors, pairs
 from vitruvian.weights.families.timm import Timm
 from vitruvian.weights.families.timm_config import TimmConfig
-from vitruvian.weights.files import Checkpoint
 
 CONFIG = "open_clip_config.json"
 BLOCK = "transformer.resblocks.{i}"

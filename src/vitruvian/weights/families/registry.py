@@ -7,6 +7,7 @@ from pathlib import Path
 from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.errors import CheckpointError, UnknownNameError
 from vitruvian.model.build import Model
+from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.dino import Dino, DinoV2, DinoV3
 from vitruvian.weights.families.family import Family
 from vitruvian.weights.families.google import BigVision, Bit, Google
@@ -18,7 +19,6 @@ from vitruvian.weights.families.openclip import OpenClip, OpenClipTimm
 from vitruvian.weights.families.timm import Timm, TimmBit
 from vitruvian.weights.families.timm_writer import TimmArchitecture, TimmBitFolder
 from vitruvian.weights.families.torchvision import Torchvision
-from vitruvian.weights.files import Checkpoint
 
 READERS: dict[str, tuple[Family, ...]] = {
     # the first that claims a checkpoint reads it, so a family comes before one whose names include its names

@@ -14,14 +14,14 @@ from torch import Tensor
 from vitruvian.config import GOOGLE_NUMERICS, ModelConfig, Numerics, ViTConfig
 from vitruvian.errors import CheckpointError, ConversionError
 from vitruvian.model.text_tower import TextConfig, TextPool, TextTower
+from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Family
 from vitruvian.weights.families.google import BigVision, heads_in, layer, norm, unstack
 from vitruvian.weights.families.huggingface import WRITTEN_ACTIVATIONS, read_int
 from vitruvian.weights.families.huggingface_clip import HuggingFaceTower
 from vitruvian.weights.families.openclip import CONFIG, UNSUPPORTED, OpenClip, OpenClipTimm, config_section
 from vitruvian.weights.families.tables import DENSE, SAME, ArrayLayout, Row, Table, Tensors, pair
-from vitruvian.weights.files import Checkpoint
-from vitruvian.weights.infer import count_blocks, shape_of
+from vitruvian.weights.parse import count_blocks, shape_of
 from vitruvian.weights.tokenizer import TOKENIZER_FILES
 
 FIRST = ArrayLayout(None, lambda parts: parts[0].view(parts[0].shape[-2:]), lambda x, n, heads: [x])

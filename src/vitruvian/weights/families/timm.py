@@ -19,11 +19,11 @@ from vitruvian.config import (
 )
 from vitruvian.errors import CheckpointError, argument
 from vitruvian.settings import Size
+from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Facts, Family, vit_obstacles
 from vitruvian.weights.families.tables import POSITIONS, ArrayLayout, Row, Table, Tensors, pair, pairs, rename
 from vitruvian.weights.families.timm_config import HARMLESS, NUMERICS, TimmConfig, crop_preprocess
 from vitruvian.weights.families.timm_layout import STEM_NAMES, count_branches, join_parts
-from vitruvian.weights.files import Checkpoint
 
 ATTENTION_LAYERS = ("norm1", "attn.qkv", "attn.q_norm", "attn.k_norm", "attn.norm", "attn.proj")
 BLOCK_LAYERS = (*ATTENTION_LAYERS, "norm2", "mlp.fc1", "mlp.norm", "mlp.fc2")

@@ -12,9 +12,9 @@ from vitruvian.config import (
     Preprocess,
     ViTConfig,
 )
+from vitruvian.weights.checkpoint_files import Checkpoint
 from vitruvian.weights.families.family import Family, scaled_crop, vit_obstacles
 from vitruvian.weights.families.tables import POSITIONS, Row, Table, pair, pairs
-from vitruvian.weights.files import Checkpoint
 
 BLOCK = "encoder.layers.encoder_layer_{i}."
 

@@ -1,0 +1,356 @@
+"""Files of tensors: npz, safetensors, PyTorch and folders, read without running code, and written."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import pickle
+import re
+import warnings
+import zipfile
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vitruvian.errors import CheckpointError, DamagedFileError
+from vitruvian.files import digest, parse_object, read_object
+
+Format = Literal["npz", "safetensors", "torch"]
+
+METADATA_KEY = "vitruvian"
+"""Metadata key of the description that we embed in files; other libraries ignore it."""
+
+WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "open_clip_model.safetensors",
+    "open_clip_pytorch_model.bin",
+)
+"""Weights in a folder, in order of preference."""
+
+GRAPH_ENDINGS = (".onnx", ".xml", ".pt2")
+"""Suffixes of exported graphs, which have no weights to load."""
+
+SETTING_FILES = ("config.json", "preprocessor_config.json", "processor_config.json", "open_clip_config.json")
+
+WRAPPERS = ("teacher", "model", "state_dict", "model_state_dict", "net", "model_ema", "state_dict_ema")
+"""Entries under which training scripts store weights, in order of preference (DINO evaluates its teacher)."""
+MAX_WRAPPERS = 4
+"""Limit of nested wrappers; a dictionary may contain itself."""
+
+MAX_EXPANSION, MAX_FREE_BYTES = 50, 2**30
+"""Content larger than the second may be at most the first times the file's size: weights hardly compress."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """The content of a file or folder under its own names; floating-point tensors are float32."""
+
+    path: Path
+    format: Format
+    tensors: dict[str, Tensor]
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The JSON files of a folder, by file name."""
+    embedded: Any = None
+    """The description inside a file that we wrote."""
+    parsed: Any = None
+    """The JSON files as the family parsed them."""
+    wrapper: str = ""
+    """The entry of a PyTorch file that contains the tensors."""
+    other_entries: tuple[str, ...] = ()
+    """Other entries of a PyTorch file, such as the optimizer's state."""
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read a weights file, or the weights and JSON files of a folder."""
+    if not path.exists():
+        raise CheckpointError("no such file or folder", where=path)
+    if path.suffix in GRAPH_ENDINGS:
+        raise CheckpointError(
+            "an exported graph works with predict, evaluate, serve and bench; this needs the weights", where=path
+        )
+    weights = path
+    if path.is_dir():
+        weights = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), path)
+        if weights == path:
+            graph = next((file for end in GRAPH_ENDINGS for file in sorted(path.glob(f"*{end}"))), None)
+            if graph is not None:
+                raise CheckpointError(
+                    f"has no weights, only a graph, which works with predict, evaluate, serve and bench: {graph}",
+                    where=path,
+                )
+            raise CheckpointError(f"the folder contains none of {', '.join(WEIGHT_FILES)}", where=path)
+    json_files = [weights.parent / name for name in SETTING_FILES] if weights.name in WEIGHT_FILES else []
+    settings = {file.name: read_object(file, raises=CheckpointError) for file in json_files if file.is_file()}
+    prefer_processor(settings)
+    checkpoint = read_shards(weights) if weights.suffix == ".json" else read_file(weights)
+    if not checkpoint.tensors:
+        raise CheckpointError("the file contains no tensors", where=weights)
+    check_values(checkpoint.tensors, weights)
+    tensors = {name: x.float() if x.is_floating_point() else x for name, x in checkpoint.tensors.items()}
+    return replace(checkpoint, path=path, tensors=tensors, settings=settings)
+
+
+def prefer_processor(settings: dict[str, dict[str, Any]]) -> None:
+    """Replace the image preprocessor by that of a processor for images and text, as transformers does."""
+    image_processor = settings.pop("processor_config.json", {}).get("image_processor")
+    if isinstance(image_processor, dict):
+        settings["preprocessor_config.json"] = image_processor
+
+
+def read_file(path: Path) -> Checkpoint:
+    """Read one file by its content, whatever its name."""
+    readers = {"npz": read_npz, "safetensors": read_safetensors, "torch": read_torch}
+    kind = sniff(path)
+    try:
+        return readers[kind](path)
+    except CheckpointError:
+        raise
+    except Exception as error:  # a broken file can make the libraries raise anything
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise DamagedFileError(f"broken or truncated {kind} file: {reason}", where=path) from error
+
+
+def sniff(path: Path) -> Format:
+    """The format of a file from its first bytes."""
+    if not path.is_file():
+        raise CheckpointError("not a regular file", where=path)  # opening a pipe would wait for its writer
+    try:
+        with path.open("rb") as file:
+            start = file.read(64)
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror}", where=path) from error
+    if not start:
+        raise DamagedFileError("the file is empty", where=path)
+    if start.startswith(b"version https://git-lfs"):
+        raise CheckpointError("a Git LFS pointer, not the weights", where=path, hint="fetch them with `git lfs pull`")
+    if start.startswith(b"PK"):
+        return archive_format(path)
+    if start[8:9] == b"{":
+        return "safetensors"
+    if start.startswith(b"\x80"):
+        return "torch"
+    raise DamagedFileError("not an npz, safetensors or PyTorch file", where=path)
+
+
+def archive_format(path: Path) -> Format:
+    """npz or PyTorch, for a ZIP archive; raises if it would unpack to an unreasonable size."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError) as error:
+        raise DamagedFileError(f"broken or truncated archive: {error}", where=path) from error
+    unpacked = sum(member.file_size for member in members)
+    if unpacked > max(MAX_FREE_BYTES, MAX_EXPANSION * path.stat().st_size):
+        raise CheckpointError(f"the archive would unpack to {unpacked / 2**30:.1f} GiB", where=path)
+    return "npz" if any(member.filename.endswith(".npy") for member in members) else "torch"
+
+
+def read_npz(path: Path) -> Checkpoint:
+    import numpy as np
+
+    tensors: dict[str, Tensor] = {}
+    with np.load(path, allow_pickle=False) as archive:
+        for name in archive.files:
+            array = archive[name]
+            if array.dtype == np.dtype("V2"):  # bfloat16, which numpy does not know
+                tensors[name] = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+            elif array.dtype.kind in "biuf":
+                tensors[name] = torch.from_numpy(np.ascontiguousarray(array))
+            else:
+                raise CheckpointError(f"{name!r} contains {array.dtype}, not numbers", where=path)
+    with zipfile.ZipFile(path) as zipped:
+        comment = zipped.comment
+    is_ours = comment.startswith(b'{"' + METADATA_KEY.encode())
+    embedded = parse_object(comment, path, raises=CheckpointError).get(METADATA_KEY) if is_ours else None
+    return Checkpoint(path=path, format="npz", tensors=tensors, embedded=embedded)
+
+
+def read_safetensors(path: Path) -> Checkpoint:
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    embedded = parse_object(metadata[METADATA_KEY], path, raises=CheckpointError) if METADATA_KEY in metadata else None
+    return Checkpoint(path=path, format="safetensors", tensors=tensors, embedded=embedded)
+
+
+def read_torch(path: Path) -> Checkpoint:
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():  # inert options
+            warnings.simplefilter("ignore")  # torch's remarks; anything that matters is an error
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError as error:
+        if "weights_only" not in str(error) and "Unsupported" not in str(error):
+            raise
+        raise CheckpointError(
+            "the file contains Python objects that would run code when opened",
+            where=path,
+            hint="ask its author for torch.save(model.state_dict(), ...) or a safetensors file",
+        ) from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"contains a {type(content).__name__}, not a dictionary of tensors", where=path)
+    wrapper, others = "", list[str]()
+    for _ in range(MAX_WRAPPERS):
+        inner = next((key for key in WRAPPERS if isinstance(content.get(key), dict)), "")
+        if not inner:
+            break
+        wrapper = inner
+        others += [str(key) for key in content if key != wrapper]
+        content = content[wrapper]
+    tensors = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise CheckpointError(f"no tensors among its entries {', '.join(map(str, content)) or '(none)'}", where=path)
+    others += [str(key) for key, value in content.items() if not isinstance(value, Tensor)]
+    embedded = getattr(content, "_metadata", {}).get(METADATA_KEY)
+    return Checkpoint(
+        path=path,
+        format="torch",
+        tensors=tensors,
+        embedded=parse_object(embedded, path, raises=CheckpointError) if isinstance(embedded, str) else None,
+        wrapper=wrapper,
+        other_entries=tuple(others),
+    )
+
+
+def read_shards(index: Path) -> Checkpoint:
+    """Read all files that an index lists; they must be in its directory."""
+    names = read_object(index, raises=CheckpointError).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise CheckpointError("'weight_map' is missing", where=index)
+    tensors: dict[str, Tensor] = {}
+    kind: Format = "safetensors"
+    for name in sorted({str(name) for name in names.values()}):
+        if Path(name).name != name:
+            raise CheckpointError(f"{name!r} is not a file in the directory of the index", where=index)
+        if not (index.parent / name).is_file():
+            raise CheckpointError(f"the part {name!r} is missing", where=index)
+        shard = read_file(index.parent / name)
+        tensors |= shard.tensors
+        kind = shard.format
+    missing = [name for name in names if name not in tensors]
+    if missing:
+        raise CheckpointError(
+            f"{len(missing)} of its tensors are in none of the parts, such as {missing[0]!r}", where=index
+        )
+    return Checkpoint(path=index, format=kind, tensors=tensors)
+
+
+def check_values(tensors: dict[str, Tensor], path: Path) -> None:
+    """Raise for tensors without values, and for a few values expanded until they fill the memory."""
+    for name, tensor in tensors.items():
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
+            kind = "meta" if tensor.is_meta else "quantized" if tensor.is_quantized else str(tensor.layout)
+            raise CheckpointError(f"{name!r} is a {kind} tensor, not an array of numbers", where=path)
+    unpacked = sum(4 * tensor.numel() for tensor in tensors.values())
+    stored = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors.values()}
+    if unpacked > max(MAX_FREE_BYTES, MAX_EXPANSION * sum(stored.values())):
+        raise CheckpointError(f"its tensors would take {unpacked / 2**30:.1f} GiB", where=path)
+
+
+MAX_COMMENT_BYTES = 65_535
+"""Limit of a ZIP archive's comment."""
+
+
+def write_tensors(
+    path: Path, tensors: dict[str, Tensor], description: dict[str, Any], config_json: dict[str, Any] | None = None
+) -> list[str]:
+    """Write one file in the format of its suffix, and return notes about what could not be written.
+
+    Args:
+        path: The file.
+        tensors: Its content.
+        description: Embedded in the file's metadata.
+        config_json: Content of a folder's `config.json`, stored as text under that name in the metadata.
+    """
+    tensors = {name: with_own_storage(tensor) for name, tensor in tensors.items()}
+    header = {"config.json": json.dumps(config_json)} if config_json else {}
+    if path.suffix == ".npz":
+        return write_npz(path, tensors, description)
+    if path.suffix == ".safetensors":
+        write_safetensors(path, tensors, {"format": "pt", METADATA_KEY: json.dumps(description)} | header)
+    else:
+        state = OrderedDict(tensors)
+        # PyTorch stores the versions of modules here and looks up only modules it has, so it ignores our entry
+        state._metadata = OrderedDict({"": {"version": 1}, METADATA_KEY: json.dumps(description)} | header)  # type: ignore[attr-defined]
+        with disk_errors(path):
+            torch.save(state, path)
+    return []
+
+
+def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a file whose bytes depend on the content only; safetensors itself orders metadata randomly."""
+    path.touch()
+    mode = path.stat().st_mode
+    with disk_errors(path):
+        save_file(tensors, path, metadata=metadata)
+    path.chmod(mode)  # safetensors makes files that only the owner can read
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header = {"__metadata__": dict(sorted(header.pop("__metadata__").items()))} | header
+        ordered = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(ordered) <= length:
+            file.seek(8)
+            file.write(ordered.ljust(length))
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Raise the OSError that safetensors and PyTorch hide in other errors."""
+    try:
+        yield
+    except (SafetensorError, RuntimeError) as error:
+        code = re.search(r"os error (\d+)", str(error))
+        if code:
+            raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
+        with path.open("ab") as file:  # fails as the write before did
+            file.write(bytes(2**20))
+        raise
+
+
+def with_own_storage(tensor: Tensor) -> Tensor:
+    """A copy if the tensor is a view, whose entire storage the formats would write, or refuse to."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+
+
+def write_npz(path: Path, tensors: dict[str, Tensor], description: dict[str, Any]) -> list[str]:
+    import numpy as np
+
+    np.savez(path, **{name: tensor.numpy() for name, tensor in tensors.items()})  # type: ignore[arg-type]
+    comment, notes = json.dumps({METADATA_KEY: description}).encode(), []
+    if len(comment) > MAX_COMMENT_BYTES:
+        comment = json.dumps({METADATA_KEY: description | {"labels": None}}).encode()
+        notes.append(f"the {len(description['labels'])} labels do not fit into an npz file and were left out")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.comment = comment
+    return notes
+
+
+def digests(path: Path) -> dict[str, str]:
+    """SHA-256 by file name, of a file or of the weights and settings files in a folder."""
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors")) + sorted(path.glob("*.bin"))
+    if path.is_dir():
+        files += sorted(path.glob("*config.json"))
+    return {file.name: digest(file) for file in files if file.is_file()}
+
+
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, shapes and bytes."""
+    content = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        content.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        content.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return content.hexdigest()
