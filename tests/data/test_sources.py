@@ -1,165 +1,117 @@
-"""Recognizing what is meant, patterns, lists of classes, and holding out."""
-
-import os
+"""Subsets of sources, balanced and nested, and several sources as one."""
 
 import numpy as np
 import pytest
-from making import Numbers, make_folder, make_shard, png
+from making import Numbers
 
-from vitruvian.cache import file_lock, remove_abandoned
 from vitruvian.data.formats import open_dataset
-from vitruvian.data.names import expand_braces, parse_classes
-from vitruvian.data.sources import hold_out
+from vitruvian.data.order import Blocks, IndexArray, epoch_order
+from vitruvian.data.sources import Concat, Source, class_sizes, equal_shares, first_samples
 from vitruvian.errors import ConfigError, DataError
 
 
-def test_a_path_that_is_not_there_says_so(tmp_path):
-    with pytest.raises(DataError, match=r"digit: no such file or folder; did you mean digits\?"):
-        open_dataset("digit")
-    with pytest.raises(DataError, match=r"nowhere: no such file or folder; the built-in dataset is called digits"):
-        open_dataset(tmp_path / "nowhere")
+class Labeled(Source):
+    """Samples with these labels."""
+
+    name = "labeled"
+
+    def __init__(self, labels, classes):
+        self.classes = tuple(map(str, range(classes)))
+        self._labels = np.array(labels, np.int32)
+
+    def __len__(self):
+        return len(self._labels)
+
+    def label(self, index):
+        return int(self._labels[index])
+
+    def labels(self):
+        return self._labels
+
+    def read(self, index):
+        return np.zeros((2, 2), np.uint8)
+
+    def key(self, index):
+        return str(index)
 
 
-def test_a_single_image_is_no_dataset(tmp_path):
-    (tmp_path / "a.png").write_bytes(png())
-    with pytest.raises(DataError, match=r"a.png: a single image; pass a folder with one folder per class"):
-        open_dataset(tmp_path / "a.png")
-    (tmp_path / "a.xyz").write_bytes(b"")
-    with pytest.raises(DataError, match=r"a.xyz: not a known dataset format"):
-        open_dataset(tmp_path / "a.xyz")
+def chosen(source, count, seed=0):
+    found = first_samples(source, count, seed)
+    return [found.original(index) for index in range(len(found))]
 
 
-def test_a_pattern_over_several_kinds_is_an_error(tmp_path):
-    make_shard(tmp_path / "a.tar", [1])
-    (tmp_path / "a.csv").write_text("")
-    with pytest.raises(DataError, match="files of several kinds"):
-        open_dataset(tmp_path / "a.*")
-    (tmp_path / "b.csv").write_text("")
-    with pytest.raises(DataError, match=r"2 files; a pattern may match .tar or .parquet files, not .csv"):
-        open_dataset(tmp_path / "*.csv")
+def test_a_part_has_as_many_of_each_class_and_is_part_of_every_larger_one():
+    source = open_dataset("digits").train
+    before: set[int] = set()
+    for count in (10, 37, 100, 1000, len(source)):
+        now = chosen(source, count)
+        assert len(now) == len(set(now)) == count
+        assert now == sorted(now)
+        assert before <= set(now)
+        before = set(now)
+    sizes = class_sizes(first_samples(source, 37, 0).labels(), 10)
+    assert sizes.tolist() == [4] * 7 + [3] * 3
 
 
-def test_an_archive_among_class_folders_is_left_alone(tmp_path):
-    make_folder(tmp_path)
-    make_shard(tmp_path / "backup.tar", [1, 2])
-    make_shard(tmp_path / "cat/backup.tar", [1, 2])
-    data = open_dataset(tmp_path)
-    assert len(data.train) == 6
-    assert len(data.notes) == 2
+def test_small_classes_give_what_they_have_and_the_others_the_rest():
+    source = Labeled([0] * 2 + [1] * 50 + [2] * 9, 4)
+    assert class_sizes(first_samples(source, 20, 0).labels(), 4).tolist() == [2, 9, 9, 0]
+    assert class_sizes(first_samples(source, 40, 0).labels(), 4).tolist() == [2, 29, 9, 0]
 
 
-def test_a_split_that_is_not_there_is_answered_with_those_that_are(tmp_path):
-    make_folder(tmp_path / "a/train")
-    with pytest.raises(DataError, match="no split 'val', only train"):
-        open_dataset(tmp_path / "a", split="val")
-    make_folder(tmp_path / "b/test")
-    with pytest.raises(DataError, match="no split to train on, only test; call one 'train'"):
-        _ = open_dataset(tmp_path / "b").train
+def test_shares_are_those_of_dealing_one_by_one():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        sizes: IndexArray = rng.integers(0, 12, 5)
+        for count in range(1, int(sizes.sum()) + 1):
+            left, dealt = sizes.copy(), np.zeros_like(sizes)
+            while dealt.sum() < count:
+                for number in range(5):
+                    if left[number] and dealt.sum() < count:
+                        left[number] -= 1
+                        dealt[number] += 1
+            assert equal_shares(sizes, count).tolist() == dealt.tolist()
 
 
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_a_folder_without_splits_has_none_of_any_name(tmp_path, split):
-    make_folder(tmp_path)
-    with pytest.raises(DataError, match=f"no split '{split}': this dataset has no splits; leave it out"):
-        open_dataset(tmp_path, split=split)
+def test_another_seed_chooses_others():
+    source = open_dataset("digits").train
+    assert chosen(source, 100) != chosen(source, 100, seed=1)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "names"),
-    [
-        ("a-{08..11}.tar", ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]),
-        ("{b,a}{1..2}", ["b1", "b2", "a1", "a2"]),
-        ("{3..1}", ["3", "2", "1"]),
-        ("{plain}", ["{plain}"]),
-    ],
-)
-def test_braces_stand_for_names(pattern, names):
-    assert expand_braces(pattern) == names
+def test_more_than_there_are_is_refused():
+    with pytest.raises(ConfigError, match="max_train_samples=62: labeled has 61 images to train on"):
+        first_samples(Labeled([0] * 2 + [1] * 50 + [2] * 9, 3), 62, 0)
 
 
-def test_a_brace_may_not_stand_for_endless_names():
-    with pytest.raises(DataError, match="more than 1000000 names"):
-        expand_braces("{0..99999999}")
+def test_a_union_has_the_samples_of_its_parts_in_order():
+    whole = Concat([Numbers(5), Numbers(3)], name="both")
+    assert len(whole) == 8
+    assert [whole.label(i) for i in range(8)] == whole.labels().tolist() == [0, 1, 2, 3, 0, 0, 1, 2]
+    assert [int(whole.read(i)[0, 0]) for i in range(8)] == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert [whole.key(i) for i in (4, 5)] == ["number 4", "number 0"]
+    assert whole.weight(6) == 1.01
+    assert whole.blocks is None
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("c.txt", "a\nb\n\n"),
-        ("c.json", '["a", "b"]'),
-        ("c.json", '{"0": "a", "1": "b"}'),
-        ("c.json", '{"b": 1, "a": 0}'),
-    ],
-)
-def test_a_list_of_classes_has_several_forms(name, text):
-    assert parse_classes(text, name) == ("a", "b")
+def test_parts_with_other_classes_are_refused():
+    with pytest.raises(DataError, match="have different classes and cannot be combined"):
+        Concat([Numbers(5), Numbers(3, classes=3)], name="both")
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("c.txt", "a\na\n", "'a' is listed twice"),
-        ("c.txt", "\n", "no classes listed"),
-        ("c.json", "{", "c.json: not valid JSON: Expecting"),
-        ("c.json", "7", "neither a list"),
-        ("c.json", '{"a": 1, "b": 2}', "not numbered from 0 to 1"),
-    ],
-)
-def test_a_broken_list_of_classes_is_an_error(name, text, message):
-    with pytest.raises(DataError, match=message):
-        parse_classes(text, name)
+def test_blocks_of_the_parts_stay_together():
+    parts = [Numbers(5), Numbers(3)]
+    parts[0].blocks = Blocks(np.array([2, 3]), 2)
+    whole = Concat(parts, name="both")
+    assert whole.blocks.sizes.tolist() == [2, 3, 1, 1, 1]  # what has no blocks is read one by one
+    order = epoch_order(np.arange(8), 8, 0, 0, whole.blocks)
+    assert sorted(order.tolist()) == list(range(8))
 
 
-def test_the_same_share_of_every_class_is_held_out():
-    labels = np.repeat([0, 1, 2, 3], [100, 50, 2, 1])
-    source = Numbers(153, labels=labels)
-    train, held = hold_out(source, 0.2, seed=1)
-    assert np.bincount(held.labels(), minlength=4).tolist() == [20, 10, 1, 0]
-    everything = [part.original(i) for part in (train, held) for i in range(len(part))]
-    assert sorted(everything) == list(range(153))
-    assert held.read(3)[0, 0] == held.original(3)
-    assert (held.key(3), held.label(3)) == (f"number {held.original(3)}", labels[held.original(3)])
-    assert held.weight(3) == 1 + held.original(3) / 100
-
-
-def test_what_is_held_out_depends_on_the_seed_alone():
-    def held(seed):
-        part = hold_out(Numbers(1000), 0.1, seed)[1]
-        return [part.original(i) for i in range(len(part))]
-
-    assert held(3) == held(3)
-    assert held(3) != held(4)
-    gaps = np.diff(held(3))
-    assert gaps.min() < 5  # chosen at random, not every tenth
-    assert gaps.max() > 20
-
-
-def test_a_long_source_is_divided_like_a_short_one(monkeypatch):
-    before = hold_out(Numbers(1000), 0.1, 0)[1].labels().tolist()
-    for module in ("sources", "columns"):
-        monkeypatch.setattr(f"vitruvian.data.{module}.CHUNK", 64)
-    assert hold_out(Numbers(1000), 0.1, 0)[1].labels().tolist() == before
-
-
-def test_an_impossible_share_is_an_error():
-    with pytest.raises(ConfigError, match=r"1.5, is not between 0 and 1"):
-        hold_out(Numbers(10), 1.5, 0)
-    with pytest.raises(DataError, match="no class has two images"):
-        hold_out(Numbers(4), 0.5, 0)
-
-
-def test_scratch_folders_of_killed_processes_are_removed(tmp_path):
-    folders = [tmp_path / name for name in ("vitruvian-scratch-a", "vitruvian-scratch-b", "vitruvian-scratch-c", "x")]
-    for folder in folders:
-        folder.mkdir()
-        (folder / "lock").touch()
-    held, abandoned, new, other = folders
-    for folder in (held, abandoned, other):
-        os.utime(folder / "lock", (0, 0))
-    foreign = tmp_path / "vitruvian-scratch-foreign"  # without a lock
-    foreign.mkdir()
-    os.utime(foreign, (0, 0))
-    with file_lock(held / "lock"):
-        remove_abandoned(tmp_path)
-    assert not abandoned.exists()
-    assert all(folder.exists() for folder in (held, new, other, foreign))
+def test_each_part_hears_of_its_own_samples():
+    parts = [Numbers(5), Numbers(3)]
+    heard = []
+    for part in parts:
+        part.blocks = Blocks(np.array([len(part)]), 1)
+        part.announce = heard.append
+    Concat(parts, name="both").announce(np.array([6, 1, 4, 5]))
+    assert [indices.tolist() for indices in heard] == [[1, 4], [1, 0]]

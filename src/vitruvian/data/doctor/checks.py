@@ -13,8 +13,8 @@ from vitruvian.data.decode import Problem
 from vitruvian.data.doctor.findings import (
     EXAMPLES,
     REVIEWED,
-    Example,
     Finding,
+    FindingExample,
     Level,
     finding_about,
     image_ref,
@@ -215,8 +215,10 @@ def one_sided_classes(
         yield Finding("unmeasured-class", "warning", text, len(untested), advice, examples)
 
 
-def class_examples(indices: Iterable[int], counts: ClassCounts, classes: Sequence[str]) -> tuple[Example, ...]:
-    return tuple(Example(f"{classes[c]}: {plural(int(counts[c]), 'image')}") for c, _ in zip(indices, range(EXAMPLES)))
+def class_examples(indices: Iterable[int], counts: ClassCounts, classes: Sequence[str]) -> tuple[FindingExample, ...]:
+    return tuple(
+        FindingExample(f"{classes[c]}: {plural(int(counts[c]), 'image')}") for c, _ in zip(indices, range(EXAMPLES))
+    )
 
 
 # Labels. Each image is compared with all others by simple features, or by those of a model. If images of a class
@@ -271,11 +273,11 @@ def check_labels(scan: Scan, classes: int, vectors: Floats | None = None) -> Ite
         yield Finding("labels", "ok", f"labels were not checked: {name} do not separate these classes")
 
 
-def suspicion_example(scan: Scan, suspicion: Suspicion) -> Example:
+def suspicion_example(scan: Scan, suspicion: Suspicion) -> FindingExample:
     """The suspicious image and its three nearest neighbors."""
     images = tuple(image_ref(scan, int(row)) for row in (suspicion.row, *suspicion.neighbors[:3]))
     count = f"all {NEIGHBORS}" if suspicion.agreeing == NEIGHBORS else f"{suspicion.agreeing} of {NEIGHBORS}"
-    return Example(f"{count} nearest neighbors are labeled {images[1].label}", images)
+    return FindingExample(f"{count} nearest neighbors are labeled {images[1].label}", images)
 
 
 def rows_of_sketches(sketches: Bytes, rows: Rows) -> Floats:

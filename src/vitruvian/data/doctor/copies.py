@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from vitruvian.data.doctor.findings import EXACT, EXAMPLES, NEAR, REVIEWED, Example, Finding, Level, image_ref
+from vitruvian.data.doctor.findings import EXACT, EXAMPLES, NEAR, REVIEWED, Finding, FindingExample, Level, image_ref
 from vitruvian.data.doctor.scan import (
     BANDS,
     Bytes,
@@ -103,7 +103,7 @@ def repeats(scan: Scan, groups: Sequence[Rows]) -> Iterator[Finding]:
 
 def pair_finding(check: str, level: Level, text: str, advice: str, scan: Scan, pairs: Sequence[Pair]) -> Finding:
     examples = (
-        Example(EXACT if is_exact(scan, pair) else NEAR, tuple(image_ref(scan, row) for row in pair))
+        FindingExample(EXACT if is_exact(scan, pair) else NEAR, tuple(image_ref(scan, row) for row in pair))
         for pair in pairs[: REVIEWED if check.endswith("conflict") else EXAMPLES]
     )
     return Finding(check, level, text, len(pairs), advice, tuple(examples))
@@ -142,7 +142,7 @@ def check_similar(scan: Scan, groups: Sequence[Rows], vectors: Floats) -> Iterat
         f"splits, {differ:,} with different labels"
     )
     examples = (
-        Example(f"cosine {cosine:.3f}", (image_ref(scan, one), image_ref(scan, two)))
+        FindingExample(f"cosine {cosine:.3f}", (image_ref(scan, one), image_ref(scan, two)))
         for cosine, one, two in pairs[:EXAMPLES]
     )
     advice = "crops, flips or other frames of one scene; across splits they make the accuracy too high"

@@ -33,7 +33,7 @@ class ImageRef:
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class FindingExample:
     """Images that show a finding, and a note about them."""
 
     note: str
@@ -51,7 +51,7 @@ class Finding:
     """One sentence with the numbers."""
     count: int = 0
     advice: str = ""
-    examples: tuple[Example, ...] = ()
+    examples: tuple[FindingExample, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +89,7 @@ def finding_about(scan: Scan, rows: Rows, check: str, level: Level, text: str, a
     examples = []
     for row in rows[:EXAMPLES].tolist():
         size = f"{scan.records['columns'][row]}x{scan.records['rows'][row]} pixels"
-        examples.append(Example(scan.reasons.get(row, size), (image_ref(scan, row),)))
+        examples.append(FindingExample(scan.reasons.get(row, size), (image_ref(scan, row),)))
     return Finding(check, level, text, len(rows), advice, tuple(examples))
 
 
@@ -135,7 +135,7 @@ def finding_lines(finding: Finding) -> Iterator[tuple[Level | None, str]]:
         yield None, f"      and {more:,} more"
 
 
-def example_line(example: Example) -> str:
+def example_line(example: FindingExample) -> str:
     """The images and the note in one line, whatever characters the file names contain."""
     labels = {image.label for image in example.images}
     images = ("  =  " if example.note == EXACT else "  ≈  ").join(

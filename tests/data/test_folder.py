@@ -1,11 +1,13 @@
-"""Folders of folders of images."""
+"""Class folders, and the images in a list of files and folders."""
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 from making import level_of, make_folder, png
 
+from vitruvian.data.folder import find_images
 from vitruvian.data.formats import open_dataset
 from vitruvian.errors import DataError
 
@@ -140,3 +142,31 @@ def test_a_folder_without_classes_says_what_is_wrong(tmp_path, make, text):
 def test_labels_can_be_counted(tmp_path):
     train = open_dataset(make_folder(tmp_path, each=2)).train
     assert np.bincount(train.labels()).tolist() == [2, 2]
+
+
+def make(folder: Path, *names: str) -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+def test_folders_give_their_images_sorted_and_files_come_as_given(tmp_path):
+    make(tmp_path, "b.JPG", "a.png", "sub/c.webp", "notes.txt", ".hidden.jpg", ".cache/d.jpg", "README")
+    inside = [str(tmp_path / name) for name in ("a.png", "b.JPG", "sub/c.webp")]
+    assert find_images([tmp_path]) == inside
+    assert find_images(["./z.txt", tmp_path / "sub", "missing.jpg"]) == ["./z.txt", inside[2], "missing.jpg"]
+
+
+def test_links_are_followed_and_circles_end(tmp_path):
+    make(tmp_path, "real/a.jpg")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "linked").symlink_to(tmp_path / "real")
+    (tmp_path / "real" / "circle").symlink_to(tmp_path / "real")
+    assert find_images([tmp_path / "set"]) == [str(tmp_path / "set" / "linked" / "a.jpg")]
+
+
+def test_a_folder_without_images_is_an_error(tmp_path):
+    make(tmp_path, "notes.txt")
+    with pytest.raises(DataError, match=r": no images in this folder or below it \(extensions \.apng .* \.webp\)"):
+        find_images([tmp_path])
