@@ -13,7 +13,8 @@ sys.path.insert(0, {folder!r})
 import numpy as np
 from making import decoded_transform
 from vitruvian.data.loader import Loader
-from vitruvian.data.sources import hold_out, open_dataset
+from vitruvian.data.formats import open_dataset
+from vitruvian.data.sources import hold_out
 
 train, held = hold_out(open_dataset({manifest!r}).train, 0.1, 0)
 for sampling in ("uniform", "balanced"):

@@ -121,7 +121,7 @@ def test_a_full_disk_is_one_line_and_keeps_what_is_whole(data, whole, tmp_path):
     )  # the first shard of 2 MB does not fit, as on a full disk
     try:
         with pytest.raises(
-            DataError, match=r"tar: cannot be written: File too large; the shards finished so far stay, and the same"
+            DataError, match=r"tar: cannot be written: File too large; the finished shards are kept; run the same"
         ):
             pack(data, tmp_path / "packed", SETTINGS.replace(shard_mb=2))
     finally:

@@ -1,1 +1,1 @@
-"""Images: files decoded to upright RGB, and the view of them that a model asks for."""
+"""Images and datasets: decode, preprocess, augment, formats, the order of samples, packing, and `vit doctor`."""
