@@ -13,7 +13,7 @@ import typer
 
 from vitruvian import __version__
 from vitruvian.cli.app import app
-from vitruvian.cli.options import option_spelling, recipe_changes
+from vitruvian.cli.options import RecipeOptions, option_spelling
 from vitruvian.errors import ConfigError, Interrupted, argument
 from vitruvian.training import recipe as recipe_module
 
@@ -262,8 +262,8 @@ def test_options_of_the_recipe_are_settings_of_the_recipe(command, name):
 
 
 def test_options_of_the_recipe_join_the_other_changes():
-    changes = recipe_changes(["augment.flip=0"], {"epochs": 3.0, "lr": None, "batch_size": 8, "seed": 0})
-    assert changes == ["augment.flip=0", "epochs=3.0", "batch_size=8", "seed=0"]
+    options = RecipeOptions(settings=["augment.flip=0"], epochs=3.0, batch_size=8, seed=0)
+    assert options.changes(steps=None) == ["augment.flip=0", "epochs=3.0", "batch_size=8", "seed=0"]
 
 
 @pytest.mark.parametrize(

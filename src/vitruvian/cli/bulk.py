@@ -10,20 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from vitruvian.cli.options import (
-    Batch,
+    BulkOptions,
     LoadOptions,
-    MaxUnreadable,
     ModelName,
-    On,
-    Piece,
-    Readers,
-    Shard,
-    Split,
     expand_options,
     json_option,
 )
 from vitruvian.cli.process import quick_imports
-from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.progress import track, track_amounts
 from vitruvian.text import plural, printable
 
@@ -36,22 +29,16 @@ def embed(
     data: Annotated[str, typer.Argument(metavar="DATA", help="A folder, a manifest, shards, Parquet files or a URL.")],
     model: ModelName,
     out: Annotated[str, typer.Option(metavar="FOLDER", help="Folder or URL to write the parts to.")],
+    bulk: BulkOptions,
     options: LoadOptions,
-    shard: Shard = None,
-    on: On = None,
-    split: Split = None,
     dtype: Annotated[Literal["float16", "float32"], typer.Option(help="Data type of the vectors.")] = "float16",
-    piece: Piece = 4096,
-    max_unreadable: MaxUnreadable = 0.25,
-    workers: Readers = 0,
-    batch_size: Batch = DEFAULT_BATCH_SIZE,
 ) -> None:
     """Write the features of images as Parquet parts.
 
     They are for search, probes and other programs. Existing parts are not computed again, so a killed job resumes
     where it stopped; `vit merge` verifies that all parts are present.
     """
-    if on and not options.is_default:
+    if bulk.on and not options.is_default:
         raise typer.BadParameter("--on loads the model on each node, without --num-heads, --image-size and --device")
     with quick_imports():
         from vitruvian.bulk.run import embed as run_embed
@@ -59,16 +46,10 @@ def embed(
 
     run_embed(
         data,
-        model if on else Encoder(model, **options.arguments()),
+        model if bulk.on else Encoder(model, **options.arguments()),
         out,
-        shard=shard,
-        on=on,
-        split=split,
         dtype=dtype,
-        piece=piece,
-        batch_size=batch_size,
-        max_unreadable=max_unreadable,
-        workers=workers,
+        **vars(bulk),
         track=partial(track_amounts, label="images"),
     )
     print(f"wrote vectors to {out}; `vit merge {out}` verifies them, `vit similar IMAGE --in {out}` searches them")

@@ -8,7 +8,7 @@ import inspect
 import os
 import re
 import typing
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import typer
 from typer.core import TyperCommand
 
+from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.errors import VitruvianError, python_spelling
 from vitruvian.progress import print_status
 from vitruvian.tasks import DATA_VARIABLE, TASKS
@@ -140,16 +141,6 @@ def note_replaced(destination: str | Path) -> None:
             print_status(f"note: {path} exists; files of the same names are replaced when the new ones are complete")
 
 
-def recipe_changes(settings: list[str] | None, options: Mapping[str, object]) -> list[str]:
-    """Changes to a recipe from `--set` and from options such as `--epochs`; a setting can be given once."""
-    values = {key: value for key, value in options.items() if value is not None}
-    for change in settings or []:
-        key = change.partition("=")[0].strip()
-        if key in values:
-            raise typer.BadParameter(f"{key} is set twice, by --{key.replace('_', '-')} and by --set {change}")
-    return [*(settings or []), *(f"{key}={value}" for key, value in values.items())]
-
-
 class EngineChoice(StrEnum):
     """What runs a model."""
 
@@ -230,6 +221,7 @@ TomeR = Annotated[
         parser=parse_tome_r, metavar="R", help="Token merging (ToMe): number of tokens to merge per layer, such as 8."
     ),
 ]
+Readers = Annotated[int, typer.Option("--workers", min=0, max=1024, metavar="N", help="Processes that read images.")]
 Batch = Annotated[int, typer.Option("--batch-size", min=1, max=65_536, metavar="N", help="Inference batch size.")]
 
 
@@ -261,33 +253,57 @@ class ModelOptions(LoadOptions):
         return {**super().arguments(), "engine": self.engine.value, "tome_r": tome_counts(self.tome_r)}
 
 
-# Bulk jobs
-Shard = Annotated[
-    Any,
-    typer.Option(
-        parser=parse_shard,
-        metavar="I/N",
-        help="Process shard I of N; under torchrun, each process takes its own.",
-    ),
-]
-On = Annotated[Literal["ray"] | None, typer.Option(metavar="ray", help="Run on a Ray cluster (extra `ray`).")]
-Piece = Annotated[int, typer.Option(min=1, max=2**20, metavar="N", help="Images per part of the result.")]
-Readers = Annotated[int, typer.Option("--workers", min=0, max=1024, metavar="N", help="Processes that read images.")]
-MaxUnreadable = Annotated[
-    float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Maximum fraction of unreadable images per part.")
-]
-
-# Settings of a recipe that have an option of their own
-Epochs = Annotated[float | None, typer.Option(metavar="N", help="Number of epochs.")]
-LearningRate = Annotated[float | None, typer.Option(metavar="LR", help="Peak learning rate.")]
-BatchSize = Annotated[int | None, typer.Option(metavar="N", help="Global batch size, over all processes.")]
-Seed = Annotated[
-    int | None, typer.Option(metavar="N", help="Random seed (initialization, shuffling, augmentation, dropout).")
-]
-Workers = Annotated[int | None, typer.Option(metavar="N", help="Data loading processes, per training process.")]
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe; repeatable.")
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BulkOptions:
+    """How many images are processed in parts, as options of a command."""
+
+    shard: Annotated[
+        Any,
+        typer.Option(
+            parser=parse_shard,
+            metavar="I/N",
+            help="Process shard I of N; under torchrun, each process takes its own.",
+        ),
+    ] = None
+    on: Annotated[Literal["ray"] | None, typer.Option(metavar="ray", help="Run on a Ray cluster (extra `ray`).")] = None
+    split: Split = None
+    piece: Annotated[int, typer.Option(min=1, max=2**20, metavar="N", help="Images per part of the result.")] = 4096
+    max_unreadable: Annotated[
+        float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Maximum fraction of unreadable images per part.")
+    ] = 0.25
+    workers: Readers = 0
+    batch_size: Batch = DEFAULT_BATCH_SIZE
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeOptions:
+    """The settings of a recipe that have an option of their own, and `--set` for all others."""
+
+    epochs: Annotated[float | None, typer.Option(metavar="N", help="Number of epochs.")] = None
+    lr: Annotated[float | None, typer.Option(metavar="LR", help="Peak learning rate.")] = None
+    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Global batch size, over all processes.")] = None
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="Random seed (initialization, shuffling, augmentation, dropout).")
+    ] = None
+    workers: Annotated[int | None, typer.Option(metavar="N", help="Data loading workers per training process.")] = None
+    settings: Changes = None
+
+    def changes(self, **more: object) -> list[str]:
+        """All changes to the recipe, with those of `more`; a setting can be given once."""
+        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)} | more
+        values = {key: value for key, value in named.items() if key != "settings" and value is not None}
+        for change in self.settings or []:
+            key = change.partition("=")[0].strip()
+            if key in values:
+                raise typer.BadParameter(f"{key} is set twice, by --{key.replace('_', '-')} and by --set {change}")
+        return [*(self.settings or []), *(f"{key}={value}" for key, value in values.items())]
+
+
 Seeds = Annotated[int, typer.Option(min=1, metavar="N", help="Number of seeds to average over.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Use one learning rate and one seed.")]
 

@@ -9,23 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitruvian.cli.options import (
-    Batch,
+    BulkOptions,
     DefaultModel,
     EngineChoice,
     Labels,
-    MaxUnreadable,
     ModelOptions,
-    On,
-    Piece,
-    Readers,
-    Shard,
-    Split,
     Template,
     expand_options,
     json_option,
 )
 from vitruvian.cli.process import quick_imports
-from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.progress import print_status, track, track_amounts
 
 if TYPE_CHECKING:
@@ -38,6 +31,7 @@ def predict(
         list[str],
         typer.Argument(metavar="FILES_OR_FOLDERS", help="Images, or folders of images; with --out, one dataset."),
     ],
+    bulk: BulkOptions,
     options: ModelOptions,
     model: DefaultModel = None,
     labels: Labels = None,
@@ -47,22 +41,15 @@ def predict(
     out: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Write predictions as Parquet parts to a folder or URL.")
     ] = None,
-    shard: Shard = None,
-    on: On = None,
-    split: Split = None,
-    piece: Piece = 4096,
-    max_unreadable: MaxUnreadable = 0.25,
-    workers: Readers = 0,
-    batch_size: Batch = DEFAULT_BATCH_SIZE,
 ) -> None:
     """Classify images, with probabilities.
 
     An image that cannot be read is reported and skipped, and the exit code is 1. With --out, for millions of images:
     the predictions are written in parts, by one process per --shard, and `vit merge` verifies them.
     """
-    if out is None and (shard is not None or on):
+    if out is None and (bulk.shard is not None or bulk.on):
         raise typer.BadParameter("--shard and --on are for --out")
-    if on and (labels or not options.is_default):
+    if bulk.on and (labels or not options.is_default):
         raise typer.BadParameter(
             "--on loads the model on each node, without --num-heads, --image-size, --labels, --device, --tome-r"
         )
@@ -85,23 +72,17 @@ def predict(
 
         run_predict(
             paths[0],
-            model if on else Classifier(model, **arguments),
+            model if bulk.on else Classifier(model, **arguments),
             out,
-            shard=shard,
-            on=on,
-            split=split,
             top=top,
-            piece=piece,
-            batch_size=batch_size,
-            max_unreadable=max_unreadable,
-            workers=workers,
+            **vars(bulk),
             track=partial(track_amounts, label="images"),
         )
         print(f"wrote predictions to {out}; `vit merge {out}` verifies them")
         return
     classifier = Classifier(model, **arguments)
     failed = 0
-    for result in track(classifier.stream(images, top=top, batch_size=batch_size), len(images), "images"):
+    for result in track(classifier.stream(images, top=top, batch_size=bulk.batch_size), len(images), "images"):
         failed += bool(result.error)
         print_result(result, as_json=as_json)
     if failed:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -15,6 +16,7 @@ from vitruvian.cli.options import (
     Quick,
     Seeds,
     TaskData,
+    expand_options,
     json_option,
     parse_numbers,
     set_data_root,
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from vitruvian.study.growth import Study
-    from vitruvian.study.transfer import Setup, TransferCell, VtabResult
+    from vitruvian.study.transfer import TransferCell, VtabResult
     from vitruvian.tasks import Task
 
 study = typer.Typer(help="Reproduce the paper's tables and figures.", no_args_is_help=True)
@@ -36,42 +38,85 @@ study = typer.Typer(help="Reproduce the paper's tables and figures.", no_args_is
 Models = Annotated[
     str, typer.Option(metavar="W,W,...", help="Weights to start from: files, directories or published names.")
 ]
-Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the study [default: in runs/].")]
-RecipeName = Annotated[
-    str | None, typer.Option("--recipe", metavar="NAME", help="A recipe to use instead of each task's own.")
-]
-AsJson = Annotated[bool, json_option(" per cell (JSON Lines)")]
-Recipes = Annotated[
-    str, typer.Option(metavar="R,R,...", help="Recipes to compare [default: study-vit, study-hybrid, study-resnet].")
-]
-PlanOnly = Annotated[bool, typer.Option("--plan", help="Print which cells would run and how long; train nothing.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyOptions:
+    """Options of every study."""
+
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the study [default: in runs/].")] = None
+    settings: Changes = None
+    as_json: Annotated[bool, json_option(" per cell (JSON Lines)")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferOptions(StudyOptions):
+    """Options of studies that fine-tune published weights."""
+
+    quick: Quick = False
+    recipe: Annotated[str | None, typer.Option(metavar="NAME", help="A recipe to use instead of each task's own.")] = (
+        None
+    )
+    seeds: Seeds = SEEDS
+    data_root: DataRoot = None
+
+    def run(self, models: str, tasks: Sequence[Task], name: str) -> list[TransferCell]:
+        """Fine-tune every model on every task."""
+        from vitruvian.study.transfer import Setup, transfer
+
+        set_data_root(self.data_root)
+        names = split_names(models)
+        if not names:
+            raise typer.BadParameter("give weights to start from", param_hint="--models")
+        setup = Setup(recipe=self.recipe, settings=tuple(self.settings or ()), quick=self.quick, seeds=self.seeds)
+        return list(transfer(names, tasks, self.out or Path(f"runs/study-{name}"), setup=setup))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowthOptions(StudyOptions):
+    """Options of studies that train from scratch."""
+
+    recipes: Annotated[
+        str,
+        typer.Option(metavar="R,R,...", help="Recipes to compare [default: study-vit, study-hybrid, study-resnet]."),
+    ] = ""
+    plan: Annotated[bool, typer.Option("--plan", help="Print which cells would run and how long; train nothing.")] = (
+        False
+    )
+
+    def run(self, name: Literal["data-size", "compute"], data: str, sizes: Sequence[int], steps: Sequence[int]) -> None:
+        """Run a study and print it, or print its plan."""
+        from vitruvian.study.growth import RECIPES, plan_study, run_study
+
+        recipes, settings = split_names(self.recipes) or RECIPES, self.settings or []
+        study = plan_study(name, data, sizes=sizes, steps=steps, recipes=recipes, settings=settings, out=self.out)
+        if self.plan:
+            print_plan(study)
+            return
+        run_study(study)
+        if self.as_json and prints_results():
+            print("\n".join(json.dumps(cell.to_json()) for cell in study.cells))
+        elif prints_results():
+            print_growth(study)
 
 
 @study.command(cls=Command)
+@expand_options
 def table5(
     models: Models,
+    options: TransferOptions,
     tasks: Annotated[
         str, typer.Option(metavar="T,T,...", help="Tasks (`vit tasks`) [default: those of the table].")
     ] = "",
-    out: Out = None,
-    quick: Quick = False,
-    recipe: RecipeName = None,
-    seeds: Seeds = SEEDS,
-    settings: Changes = None,
-    data_root: DataRoot = None,
-    as_json: AsJson = False,
 ) -> None:
     """Fine-tune models on tasks and print the results beside the paper's Table 5.
 
     A task without images leaves its cell empty and prints the reason; the others run.
     """
-    from vitruvian.study.transfer import TABLE5_TASKS, Setup, find_tasks
+    from vitruvian.study.transfer import TABLE5_TASKS, find_tasks
 
-    set_data_root(data_root)
-    chosen = find_tasks(tasks.split(",") if tasks else TABLE5_TASKS)
-    setup = Setup(recipe=recipe, settings=tuple(settings or ()), quick=quick, seeds=seeds)
-    cells = finetune_models(models, chosen, out or Path("runs/study-table5"), setup)
-    if as_json and prints_results():
+    cells = options.run(models, find_tasks(tasks.split(",") if tasks else TABLE5_TASKS), "table5")
+    if options.as_json and prints_results():
         print("\n".join(json.dumps(cell.to_json()) for cell in cells))
     elif prints_results():
         print_table5(cells)
@@ -79,88 +124,45 @@ def table5(
 
 
 @study.command(cls=Command)
-def vtab(
-    models: Models,
-    out: Out = None,
-    quick: Quick = False,
-    recipe: RecipeName = None,
-    seeds: Seeds = SEEDS,
-    settings: Changes = None,
-    data_root: DataRoot = None,
-    as_json: AsJson = False,
-) -> None:
+@expand_options
+def vtab(models: Models, options: TransferOptions) -> None:
     """Fine-tune models on the 19 tasks of VTAB-1k and print the means of its groups."""
-    from vitruvian.study.transfer import Setup, vtab_result
+    from vitruvian.study.transfer import vtab_result
     from vitruvian.tasks import VTAB_TASKS
 
-    set_data_root(data_root)
-    setup = Setup(recipe=recipe, settings=tuple(settings or ()), quick=quick, seeds=seeds)
-    cells = finetune_models(models, VTAB_TASKS, out or Path("runs/study-vtab"), setup)
+    cells = options.run(models, VTAB_TASKS, "vtab")
     for model in dict.fromkeys(cell.model for cell in cells) if prints_results() else ():
         result = vtab_result(model, cells)
-        print(json.dumps(result.to_json())) if as_json else print_vtab(result, cells)
+        print(json.dumps(result.to_json())) if options.as_json else print_vtab(result, cells)
     fail_if_empty(cells)
 
 
 @study.command("data-size", cls=Command)
+@expand_options
 def data_size(
     data: TaskData,
+    options: GrowthOptions,
     sizes: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of training images; `all` for all.")] = "",
     steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Training steps of each cell.")] = None,
-    recipes: Recipes = "",
-    out: Out = None,
-    settings: Changes = None,
-    plan: PlanOnly = False,
-    as_json: AsJson = False,
 ) -> None:
     """Train ViT, hybrid and ResNet on growing subsets, for the same number of steps (Figures 3 and 4)."""
-    from vitruvian.study.growth import RECIPES, SIZE_STEPS, SIZES, plan_study
+    from vitruvian.study.growth import SIZE_STEPS, SIZES
 
-    study_plan = plan_study(
-        "data-size",
-        data,
-        sizes=parse_numbers(sizes) if sizes else list(SIZES),
-        steps=[steps or SIZE_STEPS],
-        recipes=split_names(recipes) or RECIPES,
-        settings=settings or [],
-        out=out,
-    )
-    run_growth(study_plan, plan=plan, as_json=as_json)
+    options.run("data-size", data, parse_numbers(sizes) if sizes else list(SIZES), [steps or SIZE_STEPS])
 
 
 @study.command(cls=Command)
+@expand_options
 def compute(
     data: TaskData,
+    options: GrowthOptions,
     steps: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of training steps.")] = "",
     images: Annotated[int, typer.Option(min=0, metavar="N", help="Number of training images; 0 for all.")] = 0,
-    recipes: Recipes = "",
-    out: Out = None,
-    settings: Changes = None,
-    plan: PlanOnly = False,
-    as_json: AsJson = False,
 ) -> None:
     """Train ViT, hybrid and ResNet for growing numbers of steps: accuracy over multiply-adds (Figure 5)."""
-    from vitruvian.study.growth import COMPUTE_STEPS, RECIPES, plan_study
+    from vitruvian.study.growth import COMPUTE_STEPS
 
-    study_plan = plan_study(
-        "compute",
-        data,
-        sizes=[images],
-        steps=parse_numbers(steps) if steps else list(COMPUTE_STEPS),
-        recipes=split_names(recipes) or RECIPES,
-        settings=settings or [],
-        out=out,
-    )
-    run_growth(study_plan, plan=plan, as_json=as_json)
-
-
-def finetune_models(models: str, tasks: Sequence[Task], out: Path, setup: Setup) -> list[TransferCell]:
-    from vitruvian.study.transfer import transfer
-
-    names = split_names(models)
-    if not names:
-        raise typer.BadParameter("give weights to start from", param_hint="--models")
-    return list(transfer(names, tasks, out, setup=setup))
+    options.run("compute", data, [images], parse_numbers(steps) if steps else list(COMPUTE_STEPS))
 
 
 def fail_if_empty(cells: list[TransferCell]) -> None:
@@ -211,20 +213,6 @@ def print_vtab(result: VtabResult, cells: list[TransferCell]) -> None:
         print(f"mean of the {result.measured} measured tasks: {mean_text}; VTAB is the mean over all {len(VTAB_TASKS)}")
         print(f"the paper's VTAB mean: {VTAB_MEAN} (H/14 from JFT-300M)")
     print_missing(model_cells)
-
-
-def run_growth(study: Study, *, plan: bool, as_json: bool) -> None:
-    """Run a study and print it, or print its plan."""
-    from vitruvian.study.growth import run_study
-
-    if plan:
-        print_plan(study)
-        return
-    run_study(study)
-    if as_json and prints_results():
-        print("\n".join(json.dumps(cell.to_json()) for cell in study.cells))
-    elif prints_results():
-        print_growth(study)
 
 
 def print_plan(study: Study) -> None:

@@ -9,20 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitruvian.cli.options import (
-    BatchSize,
-    Changes,
     DataRoot,
-    Epochs,
-    LearningRate,
     Quick,
-    Seed,
+    RecipeOptions,
     Seeds,
     TaskData,
     Weights,
-    Workers,
     complete_task,
     data_argument,
-    recipe_changes,
+    expand_options,
     set_data_root,
 )
 from vitruvian.cli.process import prints_results
@@ -34,7 +29,9 @@ if TYPE_CHECKING:
     from vitruvian.training.finetune import Sweep, Trial
 
 
+@expand_options
 def train(
+    options: RecipeOptions,
     data: Annotated[str | None, data_argument("a built-in name (digits)")] = None,
     recipe: Annotated[
         str | None, typer.Option(metavar="NAME", help="A recipe or a TOML file [default: one that suits the data].")
@@ -46,12 +43,6 @@ def train(
     out: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Folder of the run [default: a new one in runs/].")
     ] = None,
-    epochs: Epochs = None,
-    lr: LearningRate = None,
-    batch_size: BatchSize = None,
-    seed: Seed = None,
-    workers: Workers = None,
-    settings: Changes = None,
     resume: Annotated[str | None, typer.Option(metavar="RUN", help="Resume this run.")] = None,
     auto_resume: Annotated[
         bool, typer.Option("--auto-resume", help="Resume the run in --out if there is one, else start it.")
@@ -77,9 +68,7 @@ def train(
         rows = [(name, read_recipe(name)) for name in recipe_names()]
         print(table(("recipe", "for", "time", "result"), [(name, r.about, r.time, r.result) for name, r in rows]))
         return
-    changes = recipe_changes(
-        settings, {"epochs": epochs, "lr": lr, "batch_size": batch_size, "seed": seed, "workers": workers}
-    )
+    changes = options.changes()
     if cluster is not None:
         if not plan or recipe is None:
             raise typer.BadParameter("--cluster is for --plan and --recipe NAME")
@@ -146,9 +135,11 @@ def parse_lrs(text: str) -> list[float]:
     return rates
 
 
+@expand_options
 def finetune(
     data: TaskData,
     weights: Annotated[str, Weights],
+    options: RecipeOptions,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of all trials [default: in runs/].")] = None,
     recipe: Annotated[
         str | None,
@@ -171,12 +162,6 @@ def finetune(
     image_size: Annotated[
         int | None, typer.Option(min=1, metavar="PIXELS", help="Input size; the position embedding is resized.")
     ] = None,
-    epochs: Epochs = None,
-    lr: LearningRate = None,
-    batch_size: BatchSize = None,
-    seed: Seed = None,
-    workers: Workers = None,
-    settings: Changes = None,
     data_root: DataRoot = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
@@ -191,14 +176,12 @@ def finetune(
     from vitruvian.training.journal import TensorBoard
 
     set_data_root(data_root)
-    lengths = {"epochs": epochs, "steps": steps, "lr": lr, "batch_size": batch_size, "image_size": image_size}
-    changes = recipe_changes(settings, {**lengths, "seed": seed, "workers": workers})
     protocol = protocol_for(
         data,
         weights,
         recipe=recipe,
         task=get_task(task) if task else None,
-        settings=changes,
+        settings=options.changes(steps=steps, image_size=image_size),
         lrs=() if lrs is None else parse_lrs(lrs),
         seeds=seeds,
     )
