@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -98,6 +99,12 @@ def test_files_targets_and_extras_that_a_page_names_exist(page):
         assert set(re.findall(r"^make (\w+)", text)) <= set(targets), f"`{text}`: no such target"
         for names in re.findall(r"^pip install .*\[([\w,]+)\]", text):
             assert set(names.split(",")) <= set(extras), f"`{text}`: no such extra"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_python_names_in_the_text_exist(page):
+    for name in re.findall(r"(?<![\w/.-])vitruvian(?:\.[A-Za-z_]\w*)+", " ".join(spans(page))):
+        assert pkgutil.resolve_name(name) is not None
 
 
 def test_costs_on_other_machines_are_those_of_the_command():
