@@ -29,8 +29,7 @@ import torch
 from PIL import Image
 
 import vitruvian as vt
-from vitruvian.bulk.images import ReadImages
-from vitruvian.bulk.run import Work
+from vitruvian.bulk.job import JobRequest, ReadImages
 from vitruvian.config import ViTConfig
 from vitruvian.inference import Encoder, load_batches
 
@@ -81,7 +80,7 @@ def rates(folder: Path, rounds: int, seconds: float, batch_size: int) -> dict[st
     bare, whole = [], []
     out = folder / "rate"
     shutil.rmtree(out, ignore_errors=True)
-    work = Work(
+    work = JobRequest(
         task="embed",
         data=folder / "manifest.csv",
         model=encoder,
@@ -93,7 +92,7 @@ def rates(folder: Path, rounds: int, seconds: float, batch_size: int) -> dict[st
         max_unreadable=0.25,
         workers=0,
     )
-    job = work.job()
+    job = work.open()
     load = ReadImages(job.images, job.preprocess)
     loaded = next(load_batches(load, job.batches_of(0), ahead=batch_size))
     pixels = torch.stack([image for _, image in loaded if isinstance(image, torch.Tensor)])

@@ -22,9 +22,9 @@ import vitruvian as vt
 from outliers import KINDS
 from unknown import ANSWERED, known_photos, logits_of, rightly, shift, unknown_images
 from vitruvian.cost import parameters
-from vitruvian.evaluation.measuring.calibration import fitted_temperature
-from vitruvian.evaluation.measuring.evaluate import space_for
-from vitruvian.evaluation.measuring.inference import answers_of
+from vitruvian.evaluation.calibration import fit_temperature
+from vitruvian.evaluation.dataset_logits import compute_logits
+from vitruvian.evaluation.evaluate import space_for
 from vitruvian.inference import Classifier
 from vitruvian.model.build import Model
 from vitruvian.training.recipe import read_recipe
@@ -38,10 +38,10 @@ def prepared(model: Model, images: Splits) -> Model:
     classifier = Classifier(model)
     shift(classifier, images.train)
     held_out = images.validation
-    answers = answers_of(
+    answers = compute_logits(
         classifier, held_out, space_for(held_out.classes, model, ids=None, mappings=None), batch_size=100
     )
-    model.meta = model.meta.replace(temperature=fitted_temperature(answers, np.arange(len(answers))) or 1.0)
+    model.meta = model.meta.replace(temperature=fit_temperature(answers, np.arange(len(answers))) or 1.0)
     energy = np.logaddexp.reduce(np.asarray(answers.logits, np.float64), axis=1)
     model.meta = model.meta.replace(threshold_on="energy", threshold=round(float(np.quantile(energy, 1 - ANSWERED)), 3))
     return model

@@ -7,8 +7,8 @@ python benchmarks/similar.py VECTORS.npy --make IMAGES MODEL [--count 1000000]
 Of a folder of `vit embed`: the share of the nearest images of the split `train` that have the label of the query, over
 all of `test`. VECTORS.npy is (n, D) of any float type; its last rows are the queries. One line of JSON each: seconds to
 build, megabytes of the index on the disk, recall of the true neighbors, queries a second one at a time, times exact.
-`similar` is all of `vit similar` but the model: the same vectors as the parts of a result, searched by `Search` with
-its index, and exactly. With `--make`, the vectors are what the model's last block gives for the patches of images.
+`similar` is all of `vit similar` but the model: the same vectors as the parts of a result, searched by `VectorSearch`
+with its index, and exactly. With `--make`, the vectors are what the model's last block gives for the patches of images.
 """
 
 from __future__ import annotations
@@ -29,12 +29,10 @@ import torch
 from numpy.typing import NDArray
 
 import vitruvian as vt
-from vitruvian.bulk.images import RowDetails
-from vitruvian.bulk.job import JOB_FILE, identity_of
-from vitruvian.bulk.parts import Rows, columns_of, encoded, part_name
-from vitruvian.bulk.place import Place
-from vitruvian.bulk.similar import CANDIDATES, LINKS, Search, best, normalized
-from vitruvian.bulk.store import open_store
+from vitruvian.bulk.job import JOB_FILE, RowDetails, identity_of
+from vitruvian.bulk.result import open_vectors
+from vitruvian.bulk.similar import CANDIDATES, LINKS, VectorSearch, best, normalize
+from vitruvian.bulk.storage import OutputFolder, Rows, columns_of, encode_table, part_name
 from vitruvian.files import json_bytes
 from vitruvian.inference import Encoder, batched
 from vitruvian.model.build import Model
@@ -65,7 +63,7 @@ def main() -> None:
         searched(stored, asked.queries, asked.top)
     if not only:
         return
-    known, queries = normalized(stored[: -asked.queries]), normalized(stored[-asked.queries :])
+    known, queries = normalize(stored[: -asked.queries]), normalize(stored[-asked.queries :])
     blocks = [
         (np.arange(at, min(at + BLOCK, len(known))), known[at : at + BLOCK]) for at in range(0, len(known), BLOCK)
     ]
@@ -114,15 +112,15 @@ def make_vectors(out: Path, images: Path, model: Path, count: int) -> None:
 
 
 def searched(stored: NDArray[Any], queries: int, top: int) -> None:
-    """`Search` over the vectors but the last, which are the queries, exact and with its index."""
+    """`VectorSearch` over the vectors but the last, which are the queries, exact and with its index."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["VITRUVIAN_CACHE"] = f"{folder}/cache"
-        write_result(stored[:-queries], Place(f"{folder}/vectors"))
+        write_result(stored[:-queries], OutputFolder(f"{folder}/vectors"))
         asked = np.asarray(stored[-queries:], np.float32)
         found: dict[bool, tuple[float, list[NDArray[Any]]]] = {}
         for exact in (False, True):
             begun = time.perf_counter()
-            search = Search(f"{folder}/vectors", exact=exact)
+            search = VectorSearch(f"{folder}/vectors", exact=exact)
             opened = time.perf_counter() - begun
             if not exact:
                 search.nearest(asked, top)  # the names in the parts are read once
@@ -134,11 +132,11 @@ def searched(stored: NDArray[Any], queries: int, top: int) -> None:
         print(json.dumps({"recall": float(recall), "times_exact": found[False][0] / found[True][0]}), flush=True)
 
 
-def near_in(search: Search, query: NDArray[Any], top: int) -> NDArray[Any]:
+def near_in(search: VectorSearch, query: NDArray[Any], top: int) -> NDArray[Any]:
     return np.array([each.index for each in search.nearest(query[None], top)[0]])
 
 
-def write_result(vectors: NDArray[Any], place: Place) -> None:
+def write_result(vectors: NDArray[Any], place: OutputFolder) -> None:
     """The vectors as `vit embed` would have written them."""
     job = {"task": "embed", "dtype": "float16", "width": vectors.shape[1], "images": len(vectors), "piece": BLOCK}
     job |= {"model": "", "data": "", "split": None}
@@ -149,14 +147,14 @@ def write_result(vectors: NDArray[Any], place: Place) -> None:
         names = [f"images/{part * BLOCK + number:08}.jpg" for number in range(len(chunk))]
         rows = Rows(part * BLOCK)
         rows.add([(RowDetails(name, "train", None), None) for name in names], iter(chunk))
-        place.write(part_name(part, parts), encoded(rows.table(columns_of(job), identity_of(job))))
+        place.write(part_name(part, parts), encode_table(rows.table(columns_of(job), identity_of(job))))
 
 
 def precision(folder: Path, top: int) -> dict[str, object]:
-    store = open_store(folder)
+    store = open_vectors(folder)
     splits, labels = np.array(store.splits), np.array(store.labels)
     known, asked = np.flatnonzero(splits == "train"), np.flatnonzero(splits == "test")
-    units = normalized(store.values)
+    units = normalize(store.values)
     near = np.argsort(-(units[asked] @ units[known].T), axis=1, kind="stable")[:, :top]
     right = labels[known[near]] == labels[asked][:, None]
     return {"queries": len(asked), "among": len(known), "top": top, "precision": float(right.mean())}

@@ -26,7 +26,7 @@ from vitruvian.data.decode import ImageInput
 from vitruvian.data.folder import find_images
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.sources import Source
-from vitruvian.evaluation.measuring.energy import shift_energy
+from vitruvian.evaluation.calibration import shift_energy
 from vitruvian.inference import Classifier, batched
 from vitruvian.training.recipe import read_recipe
 from vitruvian.training.splits import split_data

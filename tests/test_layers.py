@@ -28,18 +28,6 @@ ROW = {name: row for row, names in enumerate(ROWS) for name in names}
 STRANGERS = {"model": {"data"}, "data": {"model"}}
 
 
-# What is still to be cleaned up. These lists may only shrink: delete an entry that is no longer needed.
-CYCLES_LEFT = {
-    ("vitruvian.bulk.ray", "vitruvian.bulk.run"),
-}
-CLASSES_LEFT = {
-    "Answers",
-    "Parts",
-    "Task",
-}
-FILE_NAMES_LEFT: set[str] = set()
-
-
 def module_name(path):
     parts = ("vitruvian", *path.relative_to(PACKAGE).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -93,7 +81,7 @@ def test_no_modules_import_each_other_in_a_cycle():
     reach = {module: reachable(module) for module in GRAPH}
     cyclic = [module for module in GRAPH if module in reach[module]]
     cycles = {tuple(sorted(other for other in reach[module] if module in reach[other])) for module in cyclic}
-    assert cycles == CYCLES_LEFT
+    assert cycles == set()
 
 
 def loaded_by_name():
@@ -114,12 +102,12 @@ def test_no_module_of_ours_is_imported_by_a_string():
 
 def test_a_class_name_is_defined_once_in_the_package():
     classes = [node.name for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    assert {name for name, count in Counter(classes).items() if count > 1} == CLASSES_LEFT
+    assert {name for name, count in Counter(classes).items() if count > 1} == set()
 
 
 def test_a_file_name_is_used_at_most_twice():
     names = Counter(path.name for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
-    assert {name for name, count in names.items() if count > 2} == FILE_NAMES_LEFT
+    assert {name for name, count in names.items() if count > 2} == set()
 
 
 def run(code):

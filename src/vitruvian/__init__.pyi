@@ -1,8 +1,8 @@
 """The public names and their modules, from which `__init__.py` imports them when first used."""
 
 from .bulk import ray as ray
-from .bulk.merge import merge as merge
-from .bulk.run import embed as embed
+from .bulk.job import embed as embed
+from .bulk.result import merge as merge
 from .bulk.similar import similar as similar
 from .compress.optimize import optimize as optimize
 from .compress.quantize import quantize as quantize
@@ -17,8 +17,8 @@ from .data.transform import transform as transform
 from .engines.export import export as export
 from .errors import Interrupted as Interrupted
 from .errors import VitruvianError as VitruvianError
-from .evaluation.measuring.evaluate import evaluate as evaluate
-from .evaluation.probes.probe import probe as probe
+from .evaluation.evaluate import evaluate as evaluate
+from .evaluation.probe import probe as probe
 from .explain import Explainer as Explainer
 from .explain import MapSettings as MapSettings
 from .inference import Classifier as Classifier

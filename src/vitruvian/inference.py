@@ -39,6 +39,7 @@ from vitruvian.model.cores import map_over_cores, map_over_shapes
 from vitruvian.model.resnet import ResNet
 from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import BatchSize, Size, check_range, validate
+from vitruvian.tasks import preprocess_for
 from vitruvian.text import printable
 from vitruvian.weights.load import load, with_merging
 
@@ -287,6 +288,13 @@ class Encoder:
         changed = copy(self)
         changed._preprocess = preprocess.preprocess if isinstance(preprocess, EvalTransform) else preprocess
         return changed
+
+    def with_task_preprocess(self, data: object, preprocess: Preprocess | Transform | None) -> Self:
+        """A copy with `preprocess` if given, else with the preprocessing of the task that `data` names, if any."""
+        default = self.preprocess
+        if preprocess is None and isinstance(data, str) and isinstance(default, Preprocess):
+            preprocess = default.with_changes(preprocess_for(data))
+        return self if preprocess is None else self.with_preprocess(preprocess)
 
     def load(
         self, batches: Iterable[Sequence[tuple[Details, ImageInput | ImageError]]], *, ahead: int

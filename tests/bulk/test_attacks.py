@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-import vitruvian.bulk.run  # noqa: F401, so that no copy of this process imports it
+import vitruvian.bulk.job  # noqa: F401, so that no copy of this process imports it
 from forked import Forked
 from vitruvian.bulk import embed, merge
 from vitruvian.data import remote

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from vitruvian.bulk import embed
-from vitruvian.bulk.ray import Parts, predict
+from vitruvian.bulk.job import PartActor
+from vitruvian.bulk.ray import predict
 from vitruvian.errors import ConfigError
 from vitruvian.inference import Classifier
 from vitruvian.weights.save import save
@@ -34,14 +35,14 @@ def test_a_dead_worker_costs_no_rows(ray, images, model, tmp_path, monkeypatch):
     embed(images, tmp_path / "model", tmp_path / "here", piece=5, batch_size=2)
     mark = tmp_path / "died"
 
-    class Dying(Parts):
+    class Dying(PartActor):
         def __call__(self, batch):
             if int(batch["id"][0]) == 3 and not mark.exists():
                 mark.touch()
                 os._exit(1)
             return super().__call__(batch)
 
-    monkeypatch.setattr("vitruvian.bulk.ray.Parts", Dying)
+    monkeypatch.setattr("vitruvian.bulk.job.PartActor", Dying)
     embed(str(images), str(tmp_path / "model"), tmp_path / "ray", piece=5, batch_size=2, on="ray")
     assert mark.exists()
     assert content(tmp_path / "ray") == content(tmp_path / "here")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from vitruvian.bulk import embed, predict
-from vitruvian.bulk.parts import IDENTITY
-from vitruvian.bulk.similar import Search, similar
+from vitruvian.bulk.similar import VectorSearch, similar
+from vitruvian.bulk.storage import DIGEST, IDENTITY, digest_of
 from vitruvian.cache import cache_folder
 from vitruvian.errors import DataError, ImageError
 from vitruvian.inference import Encoder
@@ -25,9 +25,11 @@ def vectors(images, model, tmp_path_factory):
     return folder
 
 
-def write_as_earlier(table, part):
-    """As versions did that wrote no digest of the rows, so that other rows are not noticed."""
-    pq.write_table(table.replace_schema_metadata({IDENTITY: table.schema.metadata[IDENTITY]}), part)
+def write_with_digest(table, part):
+    """Write a part with other rows and a digest that fits them, so that the change is not noticed."""
+    pq.write_table(
+        table.replace_schema_metadata({IDENTITY: table.schema.metadata[IDENTITY], DIGEST: digest_of(table)}), part
+    )
 
 
 def test_the_nearest_image_is_the_image_itself_and_the_order_is_that_of_cosines(images, model, vectors):
@@ -45,28 +47,30 @@ def test_the_nearest_image_is_the_image_itself_and_the_order_is_that_of_cosines(
 def test_an_index_finds_what_comparing_all_finds_and_is_made_once(images, model, vectors, monkeypatch):
     pytest.importorskip("usearch")
     queries = np.random.default_rng(1).normal(size=(3, 16)).astype(np.float32)
-    wanted = Search(vectors, exact=True).nearest(queries, 5)
-    found = Search(vectors, exact=False).nearest(queries, 5)
+    wanted = VectorSearch(vectors, exact=True).nearest(queries, 5)
+    found = VectorSearch(vectors, exact=False).nearest(queries, 5)
     assert [[n.index for n in each] for each in found] == [[n.index for n in each] for each in wanted]
     monkeypatch.setattr("vitruvian.bulk.similar.blocks", lambda tables: pytest.fail("made again"))
-    assert Search(vectors, exact=False).nearest(queries, 5) == found
+    assert VectorSearch(vectors, exact=False).nearest(queries, 5) == found
 
 
 def test_an_index_of_other_vectors_or_a_damaged_one_is_made_again(images, model, vectors, tmp_path):
     pytest.importorskip("usearch")
     queries = np.random.default_rng(1).normal(size=(3, 16)).astype(np.float32)
-    wanted = Search(vectors, exact=False).nearest(queries, 5)
+    wanted = VectorSearch(vectors, exact=False).nearest(queries, 5)
     (index,) = (cache_folder() / "search").glob("*.usearch")
     for content in (index.read_bytes()[:200], bytes(index.stat().st_size)):
         index.write_bytes(content)
-        assert Search(vectors, exact=False).nearest(queries, 5) == wanted
+        assert VectorSearch(vectors, exact=False).nearest(queries, 5) == wanted
     folder = shutil.copytree(vectors, tmp_path / "copy")
     part = sorted(folder.glob("part-*"))[1]
     table = pq.read_table(part)
     turned = table["vector"].combine_chunks().take(pa.array([4, 3, 2, 1, 0]))
-    write_as_earlier(table.set_column(4, table.schema.field("vector"), turned), part)
-    assert Search(folder, exact=False).nearest(queries, 5) != wanted
-    assert Search(folder, exact=False).nearest(queries, 5) == Search(folder, exact=False).nearest(queries, 5)
+    write_with_digest(table.set_column(4, table.schema.field("vector"), turned), part)
+    assert VectorSearch(folder, exact=False).nearest(queries, 5) != wanted
+    assert VectorSearch(folder, exact=False).nearest(queries, 5) == VectorSearch(folder, exact=False).nearest(
+        queries, 5
+    )
 
 
 def test_vectors_that_are_not_finite_and_none_at_all_are_said(vectors, model, tmp_path):
@@ -74,15 +78,15 @@ def test_vectors_that_are_not_finite_and_none_at_all_are_said(vectors, model, tm
     part = sorted(folder.glob("part-*"))[2]
     table = pq.read_table(part)
     column = pa.array([[float("nan")] * 16] * 5, table.schema.field("vector").type)
-    write_as_earlier(table.set_column(4, table.schema.field("vector"), column), part)
-    with pytest.raises(DataError, match="from number 10 on have vectors that are not finite"):
-        Search(folder)
+    write_with_digest(table.set_column(4, table.schema.field("vector"), column), part)
+    with pytest.raises(DataError, match="the vectors from image 10 on are not finite"):
+        VectorSearch(folder)
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "a.png").write_text("no image")
     embed(tmp_path / "bad", model, tmp_path / "none", max_unreadable=1.0)
     for exact in (True, False):
         with pytest.raises(DataError, match="not one of the 1 images has a vector"):
-            Search(tmp_path / "none", exact=exact)
+            VectorSearch(tmp_path / "none", exact=exact)
 
 
 def test_another_model_is_refused(images, model, vectors):
@@ -93,8 +97,8 @@ def test_another_model_is_refused(images, model, vectors):
 
 def test_answers_are_no_vectors_and_a_broken_image_is_said(images, model, vectors, tmp_path):
     predict(images, model, tmp_path / "answers", piece=50)
-    with pytest.raises(DataError, match="answers, not vectors"):
-        Search(tmp_path / "answers")
+    with pytest.raises(DataError, match="predictions, not vectors"):
+        VectorSearch(tmp_path / "answers")
     with pytest.raises(ImageError, match=r"05\.png: .*not an image"):
         similar([images / "a" / "05.png"], vectors, model=Encoder(model))
 

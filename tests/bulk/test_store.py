@@ -8,12 +8,12 @@ import pytest
 from PIL import Image
 
 from vitruvian.bulk import embed, predict
-from vitruvian.bulk.store import open_store, probe_vectors
+from vitruvian.bulk.result import open_vectors, probe_vectors
 from vitruvian.cli.app import main
 from vitruvian.data.doctor import diagnose
 from vitruvian.data.doctor.copies import SIMILAR
 from vitruvian.errors import DataError
-from vitruvian.evaluation.probes.probe import probe
+from vitruvian.evaluation.probe import probe
 from vitruvian.inference import Encoder
 
 pytest.importorskip("pyarrow")
@@ -40,23 +40,23 @@ def test_a_probe_of_vectors_gives_the_numbers_of_one_that_reads_the_images(image
 
 def test_answers_and_images_without_classes_cannot_be_probed(images, model, tmp_path):
     predict(images, model, tmp_path / "answers", piece=50)
-    with pytest.raises(DataError, match="answers, not vectors"):
+    with pytest.raises(DataError, match="predictions, not vectors"):
         probe_vectors(tmp_path / "answers")
     embed(images / "b", model, tmp_path / "plain", piece=50)
-    with pytest.raises(DataError, match="vectors of images without classes; a probe needs labels"):
+    with pytest.raises(DataError, match="the images have no classes; a probe needs labels"):
         probe_vectors(tmp_path / "plain")
 
 
 def test_vectors_of_other_images_are_refused(images, model, vectors, tmp_path):
-    store = open_store(vectors)
-    store.check_of(images)
+    store = open_vectors(vectors)
+    store.check_data(images)
     other = shutil.copytree(images, tmp_path / "images")
     (other / "b" / "23.png").rename(other / "b" / "99.png")
-    with pytest.raises(DataError, match=r"whose image 23 is b/23\.png; in .* it is b/99\.png: make them anew"):
-        store.check_of(other)
+    with pytest.raises(DataError, match=r"whose image 23 is b/23\.png; in .* it is b/99\.png; compute"):
+        store.check_data(other)
     (other / "b" / "99.png").unlink()
-    with pytest.raises(DataError, match=r"24 images; .* has 23: make them anew"):
-        store.check_of(other)
+    with pytest.raises(DataError, match=r"24 images; .* has 23; compute the vectors again"):
+        store.check_data(other)
     with pytest.raises(DataError, match="23 images, but 24 vectors"):
         diagnose(other, vectors=store.values)
 

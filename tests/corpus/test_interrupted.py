@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from PIL.ImageFile import ImageFile
 
-import vitruvian.bulk.run
+import vitruvian.bulk.job
 import vitruvian.data.doctor
 import vitruvian.data.pack
 import vitruvian.evaluation.report

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from vitruvian.evaluation.measuring.calibration import bin_numbers, calibration, fitted_temperature, reliability
-from vitruvian.evaluation.measuring.inference import Answers
+from vitruvian.evaluation.calibration import bin_numbers, calibration, fit_temperature, reliability
+from vitruvian.evaluation.dataset_logits import DatasetLogits
 
 
-def answers(logits, labels):
+def outputs(logits, labels):
     count = len(labels)
-    return Answers(
-        numbers=np.arange(count),
+    return DatasetLogits(
+        indices=np.arange(count),
         labels=np.asarray(labels),
         logits=np.asarray(logits, np.float32),
         right_among_all=np.zeros(count, bool),
         imagenet=np.empty(0, np.int64),
-        unreadable={},
+        unreadable=[],
         left_out=0,
     )
 
@@ -35,7 +35,7 @@ def honest(count, classes=5, seed=0):
 
 def test_the_error_of_a_case_worked_out_by_hand():
     sure, unsure = math.log(9), math.log(1.5)  # probabilities 0.9 and 0.6
-    found = reliability(answers([[sure, 0], [sure, 0], [0, sure], [unsure, 0]], [0, 1, 1, 1]), 1.0)
+    found = reliability(outputs([[sure, 0], [sure, 0], [0, sure], [unsure, 0]], [0, 1, 1, 1]), 1.0)
     assert [(part.count, part.confidence, part.accuracy) for part in found.bins] == [
         (1, pytest.approx(60.0), 0.0),
         (3, pytest.approx(90.0), pytest.approx(200 / 3)),
@@ -50,7 +50,7 @@ def test_a_bin_has_its_upper_edge_and_not_its_lower_one():
 
 def test_the_error_agrees_with_a_plain_loop_over_bins():
     logits, labels = honest(500)
-    found = reliability(answers(3 * logits, labels), 1.0)
+    found = reliability(outputs(3 * logits, labels), 1.0)
     probabilities = torch.from_numpy(3 * logits).double().softmax(dim=1).numpy()
     total = 0.0
     for low in range(15):
@@ -64,8 +64,8 @@ def test_the_error_agrees_with_a_plain_loop_over_bins():
 @pytest.mark.parametrize("factor", [0.25, 1.0, 3.0])
 def test_the_fitted_temperature_undoes_a_factor_of_the_logits(factor):
     logits, labels = honest(4000)
-    whole = answers(factor * logits, labels)
-    found = fitted_temperature(whole, np.arange(4000))
+    whole = outputs(factor * logits, labels)
+    found = fit_temperature(whole, np.arange(4000))
     assert found == pytest.approx(factor, rel=0.05)  # labels are a sample
     loss = reliability(whole, found).loss
     assert all(reliability(whole, other * found).loss > loss for other in (0.99, 1.01))
@@ -73,28 +73,28 @@ def test_the_fitted_temperature_undoes_a_factor_of_the_logits(factor):
 
 def test_no_temperature_is_given_where_all_answers_are_right_or_images_few():
     logits, labels = honest(60)
-    right = calibration(answers(logits, logits.argmax(axis=1)), 1.0, None, "", seed=0)
+    right = calibration(outputs(logits, logits.argmax(axis=1)), 1.0, None, "", seed=0)
     assert (right.temperature, right.before) == (None, None)
-    why = "all 30 answers are right, so cross-entropy only falls the surer the model is"
+    why = "all 30 calibration images are classified correctly"
     assert right.obstacle == f"{why} (a random part of 30 of the 60 images)"
-    wrong = calibration(answers(logits, logits.argmin(axis=1)), 1.0, None, "", seed=0)
+    wrong = calibration(outputs(logits, logits.argmin(axis=1)), 1.0, None, "", seed=0)
     assert "no better than chance" in wrong.obstacle
-    few = calibration(answers(logits[:20], labels[:20]), 1.0, None, "", seed=0)
-    assert (few.temperature, few.obstacle) == (None, "10 images to fit it on are too few, wanted 20")
+    few = calibration(outputs(logits[:20], labels[:20]), 1.0, None, "", seed=0)
+    assert (few.temperature, few.obstacle) == (None, "10 images are too few, at least 20 are needed")
 
 
 def test_a_temperature_is_judged_on_images_that_it_was_not_fitted_on():
     logits, labels = honest(400)
-    found = calibration(answers(3 * logits, labels), 1.0, None, "", seed=0)
+    found = calibration(outputs(3 * logits, labels), 1.0, None, "", seed=0)
     assert found.now.count == 400
     assert (found.before.count, found.after.count) == (200, 200)
     assert found.after.error < found.before.error
-    dev = answers(3 * honest(300, seed=1)[0], honest(300, seed=1)[1])
-    other = calibration(answers(3 * logits, labels), 1.0, dev, "the split 'val'", seed=0)
+    dev = outputs(3 * honest(300, seed=1)[0], honest(300, seed=1)[1])
+    other = calibration(outputs(3 * logits, labels), 1.0, dev, "the split 'val'", seed=0)
     assert (other.before.count, other.fitted_on) == (400, "300 images of the split 'val'")
 
 
 def test_the_models_own_temperature_is_the_state_before():
     logits, labels = honest(400)
-    whole = answers(3 * logits, labels)
+    whole = outputs(3 * logits, labels)
     assert calibration(whole, 3.0, None, "", seed=0).now == reliability(whole, 3.0)

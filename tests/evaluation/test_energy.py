@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from vitruvian.errors import ConfigError
-from vitruvian.evaluation.measuring.energy import shift_energy
+from vitruvian.evaluation.calibration import shift_energy
 
 
 @pytest.fixture
@@ -52,5 +52,5 @@ def test_each_kind_of_unknown_images_counts_alike(head, features):
 
 @pytest.mark.parametrize(("known", "unknown"), [(0, [3]), (3, []), (3, [2, 0])])
 def test_nothing_to_fit_to_is_said(head, known, unknown):
-    with pytest.raises(ConfigError, match="images of the classes and of none, and one of these has no image"):
+    with pytest.raises(ConfigError, match="needs features of known images and of each kind of unknown images"):
         shift_energy(head, torch.zeros(known, 4), [torch.zeros(count, 4) for count in unknown])

@@ -23,11 +23,10 @@ from vitruvian.data.formats import open_dataset
 from vitruvian.data.preprocess import preprocess_image
 from vitruvian.data.sources import Subset
 from vitruvian.errors import ConfigError, DataError, VitruvianError
-from vitruvian.evaluation.measuring.calibration import Calibration
-from vitruvian.evaluation.measuring.evaluate import evaluate, save_calibrated
-from vitruvian.evaluation.probes.features import features_of
-from vitruvian.evaluation.probes.linear import fit
-from vitruvian.evaluation.probes.store import FeatureStore
+from vitruvian.evaluation.calibration import Calibration
+from vitruvian.evaluation.evaluate import evaluate, save_calibrated
+from vitruvian.evaluation.features import FeatureStore, compute_features
+from vitruvian.evaluation.probe_classifiers import fit_linear
 from vitruvian.evaluation.report import write_evaluation
 from vitruvian.inference import Classifier, Encoder
 from vitruvian.training import train
@@ -121,7 +120,7 @@ def test_unreadable_images_are_listed_and_not_counted(photos):
     (photos / "test" / "red" / "000.png").write_bytes(b"junk")
     found = evaluate(photos, color_model())
     assert found.measures.count == 50
-    assert list(found.unreadable) == ["test/red/000.png"]
+    assert [image.key for image in found.unreadable] == ["test/red/000.png"]
     for path in list((photos / "test").rglob("*.png"))[:20]:
         path.write_bytes(b"")
     with pytest.raises(DataError, match=r"2[01] of 51 images cannot be read, more than 25%, such as test/"):
@@ -152,7 +151,7 @@ def test_real_labels_go_by_the_images_names_and_all_1000_classes(tmp_path):
     (tmp_path / "real.json").write_text(json.dumps(real))
     found = evaluate(tmp_path, classifier, real=tmp_path / "real.json")
     assert (found.real, found.real_count, found.restricted) == (50.0, 2, True)
-    with pytest.raises(DataError, match="ReaL labels are classes of ImageNet-1k, and the model does not have all"):
+    with pytest.raises(DataError, match="ReaL labels need a model with all classes of ImageNet-1k"):
         evaluate(make_colors(tmp_path / "p", {"": 1}), color_model(), real=tmp_path / "real.json")
 
 
@@ -188,8 +187,8 @@ def overconfident(folder, photos):
     model = color_model()
     source = open_dataset(photos).splits["test"]
     model.meta = model.meta.replace(labels=source.classes)
-    seen = features_of(Encoder(model), source, FeatureStore(None, 16))
-    fitted = fit(*seen.examples, classes=3, l2=0.01)
+    seen = compute_features(Encoder(model), source, FeatureStore(None, 16))
+    fitted = fit_linear(*seen.examples, classes=3, l2=0.01)
     weights = 10 * fitted.weights[:-1] / fitted.std[:, None]
     with torch.no_grad():
         model.head.weight.copy_(weights.T)
@@ -220,7 +219,7 @@ def test_a_temperature_that_could_not_be_fitted_is_not_saved(tmp_path):
     save(color_model(), tmp_path / "few")
     few = make_colors(tmp_path / "little", {"test": 2})
     ran = vit_evaluate(few, "--model", tmp_path / "few", "--calibrated", tmp_path / "out")
-    assert "not written, as no temperature was fitted: 3 images to fit it on are too few" in str(ran.exception)
+    assert "not written, no temperature fitted: 3 images are too few" in str(ran.exception)
     assert not (tmp_path / "out").exists()
 
 
@@ -251,7 +250,7 @@ def test_a_torch_dataset_and_a_view_of_ones_own_are_measured_alike(photos):
         evaluate(Photos(), model, preprocess=lambda image: preprocess_image(image, model.meta.preprocess)),
     )
     assert own.measures.scalars() == usual.measures.scalars()
-    assert own.to_json()["view"].endswith("<lambda>")
+    assert own.to_json()["preprocess"].endswith("<lambda>")
     upside_down = evaluate(photos, model, preprocess=lambda image: -preprocess_image(image, model.meta.preprocess))
     assert upside_down.measures.loss != usual.measures.loss
 
@@ -299,7 +298,7 @@ def test_a_tasks_view_is_used_and_not_saved_with_the_calibrated_model(tmp_path, 
     monkeypatch.setenv("VITRUVIAN_DATA", str(vtab_kitti(tmp_path / "data", model)))
     ran = vit_evaluate("vtab-kitti", "--model", tmp_path / "weights", "--json", "--calibrated", tmp_path / "out")
     assert ran.exit_code == 0, ran.output
-    assert json.loads(ran.stdout)["view"]["fit"] == "squash"
+    assert json.loads(ran.stdout)["preprocess"]["fit"] == "squash"
     saved = load(tmp_path / "out")
     assert saved.meta.preprocess == model.meta.preprocess
     assert saved.meta.temperature > 1
@@ -318,7 +317,7 @@ def test_a_report_is_titled_by_the_file_or_by_what_the_model_is(photos, weights,
 
 def test_a_head_for_other_classes_says_what_to_do(weights):
     ran = vit_evaluate("digits", "--model", weights)
-    assert "10 of 10 classes of the data are none of the model's 3, such as '0', '1', '2', ..." in str(ran.exception)
+    assert "10 of 10 classes of the data are not among the model's 3, such as '0', '1', '2', ..." in str(ran.exception)
     assert "vit probe" in str(ran.exception)
 
 

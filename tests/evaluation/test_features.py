@@ -14,9 +14,8 @@ from vitruvian.data.decode import decode
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.errors import ConfigError, DataError, VitruvianError
-from vitruvian.evaluation.probes import store as store_module
-from vitruvian.evaluation.probes.features import features_of
-from vitruvian.evaluation.probes.store import FeatureStore, image_key, model_key, model_keys, open_store
+from vitruvian.evaluation import features as store_module
+from vitruvian.evaluation.features import FeatureStore, compute_features, image_key, model_key, open_store
 from vitruvian.inference import Encoder
 
 
@@ -26,7 +25,7 @@ def photos(tmp_path):
 
 
 def found(encoder, folder, **options):
-    return features_of(encoder, open_dataset(folder).train, open_store(encoder), **options)
+    return compute_features(encoder, open_dataset(folder).train, open_store(encoder), **options)
 
 
 def test_features_are_the_models_in_the_order_of_the_source(photos):
@@ -89,15 +88,15 @@ def test_another_head_or_regularizer_is_not_another_model():
 
 def test_a_new_setting_with_its_default_is_not_another_model():
     encoder = Encoder(tiny_model())
-    before, config = model_keys(encoder), encoder.model.config
+    before, config = model_key(encoder), encoder.model.config
     newer = dataclasses.make_dataclass(
         type(config).__name__, [("novel", int, 0)], bases=(type(config),), frozen=True, kw_only=True
     )
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     encoder.model.config = newer(**values)
-    assert model_keys(encoder) == before
+    assert model_key(encoder) == before
     encoder.model.config = newer(**values, novel=1)
-    assert model_key(encoder) != before[0]
+    assert model_key(encoder) != before
 
 
 def test_pixels_and_shapes_are_content_too():
@@ -107,9 +106,9 @@ def test_pixels_and_shapes_are_content_too():
 
 
 def test_an_interrupted_computation_goes_on_where_it_was_with_the_same_numbers(photos, monkeypatch, cache):
-    monkeypatch.setattr(store_module, "ROWS_A_FILE", 8)
+    monkeypatch.setattr(store_module, "ROWS_PER_FILE", 8)
     encoder = Encoder(tiny_model())
-    whole = features_of(encoder, open_dataset(photos).train, FeatureStore(None, 16), batch_size=4)
+    whole = compute_features(encoder, open_dataset(photos).train, FeatureStore(None, 16), batch_size=4)
     calls, store = 0, open_store(encoder)
 
     def killed(pixels):
@@ -122,7 +121,7 @@ def test_an_interrupted_computation_goes_on_where_it_was_with_the_same_numbers(p
 
     monkeypatch.setattr(encoder, "features", killed)
     with pytest.raises(KeyboardInterrupt):
-        features_of(encoder, open_dataset(photos).train, store, batch_size=4)
+        compute_features(encoder, open_dataset(photos).train, store, batch_size=4)
     monkeypatch.undo()
     monkeypatch.setenv("VITRUVIAN_CACHE", str(cache))
     resumed = found(encoder, photos, batch_size=4)
@@ -148,12 +147,12 @@ def test_one_flipped_bit_in_the_cache_is_noticed_and_computed_anew(photos):
     content[-5] ^= 1  # in the features of the last image
     path.write_bytes(content)
     store = open_store(encoder)
-    again = features_of(encoder, open_dataset(photos).splits["train"], store)
+    again = compute_features(encoder, open_dataset(photos).splits["train"], store)
     assert (again.computed, store.damaged) == (1, 1)
     np.testing.assert_allclose(again.values, first.values, atol=1e-5)  # in a batch of its own, rounded otherwise
     assert not path.exists()
     later = open_store(encoder)
-    features_of(encoder, open_dataset(photos).splits["train"], later)
+    compute_features(encoder, open_dataset(photos).splits["train"], later)
     assert later.damaged == 0
 
 
@@ -162,8 +161,8 @@ def test_unreadable_images_are_left_out_and_named(photos):
     (photos / "train" / "red" / "000.png").write_bytes(b"")
     seen = found(Encoder(tiny_model()), photos)
     assert len(seen) == len(seen.values) == 19
-    assert list(seen.unreadable) == ["train/green/003.png", "train/red/000.png"]
-    assert seen.unreadable["train/red/000.png"] == "the file is empty"
+    assert [image.key for image in seen.unreadable] == ["train/green/003.png", "train/red/000.png"]
+    assert seen.unreadable[1].reason == "the file is empty"
     assert np.bincount(seen.labels).tolist() == [7, 6, 6]
     assert found(Encoder(tiny_model()), photos).unreadable == seen.unreadable
 

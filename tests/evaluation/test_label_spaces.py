@@ -8,8 +8,7 @@ import torch
 
 from vitruvian.catalog import imagenet_ids, imagenet_labels
 from vitruvian.errors import DataError
-from vitruvian.evaluation.measuring.label_files import read_ids
-from vitruvian.evaluation.measuring.label_spaces import label_space
+from vitruvian.evaluation.label_spaces import label_space, read_ids
 
 
 def outputs(classes, **model):
@@ -41,7 +40,7 @@ def test_folders_named_by_imagenets_names_are_known_in_any_spelling():
 
 
 def test_a_head_of_1000_other_classes_is_not_taken_for_imagenets():
-    with pytest.raises(DataError, match="2 of 2 classes of the data are none of the model's 1000"):
+    with pytest.raises(DataError, match="2 of 2 classes of the data are not among the model's 1000"):
         label_space(["n01440764", "n02123045"], labels=[f"plant {i}" for i in range(1000)], total=1000)
 
 
@@ -60,13 +59,15 @@ def test_a_model_without_labels_takes_numbers_or_as_many_classes_in_their_order(
     assert outputs(["2", "0"], labels=None, total=3) == [2, 0]
     space = label_space(["cat", "dog"], labels=None, total=2)
     assert space.outputs == ((0,), (1,))
-    assert space.about == "their order, as the model names no classes"
-    with pytest.raises(DataError, match=r"2 of 2 classes of the data are none of the model's 3, such as 'cat', 'dog'"):
+    assert space.about == "their order, as the model has no labels"
+    with pytest.raises(
+        DataError, match=r"2 of 2 classes of the data are not among the model's 3, such as 'cat', 'dog'"
+    ):
         label_space(["cat", "dog"], labels=None, total=3)
 
 
 def test_two_folders_of_one_class_are_refused():
-    with pytest.raises(DataError, match="two classes of the data are the same one by ImageNet's class numbers; merge"):
+    with pytest.raises(DataError, match="two classes of the data are the same by ImageNet's class numbers; merge"):
         label_space(["7", "007"], labels=None, total=1000)
 
 
@@ -83,16 +84,16 @@ def test_a_21k_head_answers_for_imagenet_1k_through_its_word_net_ids():
     space = label_space(["0", "1"], labels=None, total=21_843, ids=ids)
     logits = torch.zeros(1, 21_843)
     logits[0, [3, 1495]] = torch.tensor([9.0, 5.0])  # output 3 is no class of ImageNet-1k
-    assert space.imagenet_answers(logits).tolist() == [4]
+    assert space.imagenet_predictions(logits).tolist() == [4]
 
 
 def test_a_21k_head_without_ids_says_what_is_needed():
-    with pytest.raises(DataError, match=r"21843 outputs have no names; pass a file with the WordNet id of each"):
+    with pytest.raises(DataError, match=r"21843 outputs have no names; pass a file with one WordNet id per line"):
         label_space(list(imagenet_ids()), labels=None, total=21_843)
 
 
 def test_numbers_are_not_taken_for_the_outputs_of_a_21k_head():
-    with pytest.raises(DataError, match="pass a file with the WordNet id of each"):
+    with pytest.raises(DataError, match="pass a file with one WordNet id per line"):
         label_space([f"{number:03d}" for number in range(1000)], labels=None, total=21_843)
 
 
@@ -100,7 +101,7 @@ def test_a_file_of_ids_is_checked(tmp_path):
     path = tmp_path / "ids.txt"
     path.write_text("n00000001 one\nn00000002\n\n")
     assert read_ids(path, 2) == ("n00000001", "n00000002")
-    with pytest.raises(DataError, match=r"2 WordNet ids, and the model has 3 outputs"):
+    with pytest.raises(DataError, match=r"2 WordNet ids, but the model has 3 outputs"):
         read_ids(path, 3)
     path.write_text("n00000001\ntench\n")
     with pytest.raises(DataError, match=r"'tench' is not a WordNet id such as n01440764"):
@@ -121,7 +122,7 @@ def test_a_class_of_several_outputs_takes_the_best_of_them():
 
 
 def test_a_mapping_to_imagenet_wants_its_classes_and_known_folders():
-    with pytest.raises(DataError, match="wants a model that has its 1000 classes, found 0 of them in 7 outputs"):
+    with pytest.raises(DataError, match="needs a model with its 1000 classes; this one has 0 of them"):
         label_space(["chair"], labels=None, total=7, groups={"chair": (423,)})
-    with pytest.raises(DataError, match="the mapping knows none of the 1 classes, such as 'sofa'"):
+    with pytest.raises(DataError, match="the mapping has none of the 1 classes, such as 'sofa'"):
         label_space(["sofa"], labels=None, total=1000, groups={"chair": (423,)})

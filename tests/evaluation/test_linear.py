@@ -10,8 +10,8 @@ import pytest
 import scipy.optimize
 import torch
 
-import vitruvian.evaluation.probes.linear as linear
-from vitruvian.evaluation.probes.linear import chosen_l2, fit
+import vitruvian.evaluation.probe_classifiers as linear
+from vitruvian.evaluation.probe_classifiers import choose_l2, fit_linear
 
 
 def case(images=90, width=6, classes=3, seed=0, noise=1.0):
@@ -32,7 +32,7 @@ def objective(flat, x, labels, l2):
 @pytest.mark.parametrize("l2", [1.0, 0.01])
 def test_the_fit_is_the_minimum_that_scipy_finds(l2):
     features, labels = case()
-    found = fit(features, labels, classes=3, l2=l2)
+    found = fit_linear(features, labels, classes=3, l2=l2)
     x = (features.astype(np.float64) - found.mean.numpy()) / found.std.numpy()
     np.testing.assert_allclose(x.std(axis=0), 1.0, atol=1e-4)  # the 1e-5 added to deviations
     least = scipy.optimize.minimize(objective, np.zeros(21), (x, labels, l2), tol=1e-9)
@@ -43,42 +43,42 @@ def test_the_fit_is_the_minimum_that_scipy_finds(l2):
 def test_the_bias_is_free():
     features, labels = case()
     lopsided = np.where(labels == 2, 0, labels)  # two thirds of class 0
-    found = fit(features, lopsided, classes=3, l2=1e4)
+    found = fit_linear(features, lopsided, classes=3, l2=1e4)
     shares = found.logits(features).softmax(dim=1).mean(dim=0)
     assert shares.tolist() == pytest.approx([2 / 3, 1 / 3, 0.0], abs=1e-3)
 
 
 def test_images_taken_in_pieces_change_nothing(monkeypatch):
     features, labels = case()
-    whole = fit(features, labels, classes=3, l2=0.1)
-    monkeypatch.setattr(linear, "PIECE", 7)
-    pieces = fit(features, labels, classes=3, l2=0.1)
+    whole = fit_linear(features, labels, classes=3, l2=0.1)
+    monkeypatch.setattr(linear, "LINEAR_PIECE", 7)
+    pieces = fit_linear(features, labels, classes=3, l2=0.1)
     torch.testing.assert_close(pieces.weights, whole.weights, atol=1e-4, rtol=0)  # where the optimizer stops
     assert pieces.predictions(features).tolist() == whole.predictions(features).tolist()
 
 
 def test_two_fits_agree_to_the_last_digit():
     features, labels = case()
-    one, other = (fit(features, labels, classes=3, l2=0.01).weights for _ in range(2))
+    one, other = (fit_linear(features, labels, classes=3, l2=0.01).weights for _ in range(2))
     assert torch.equal(one, other)
 
 
 def test_the_regularization_that_is_best_elsewhere_is_chosen_and_of_equal_ones_the_strongest():
     train, dev = case(images=30, width=40, noise=3.0), case(images=300, width=40, seed=1, noise=3.0)
-    best, shares = chosen_l2(train, dev, classes=3, candidates=(1e-6, 10.0))
+    best, shares = choose_l2(train, dev, classes=3, candidates=(1e-6, 10.0))
     for l2, share in shares.items():
-        found = fit(*train, classes=3, l2=l2).predictions(dev[0])
+        found = fit_linear(*train, classes=3, l2=l2).predictions(dev[0])
         assert share == pytest.approx(100 * (found == dev[1]).mean(), abs=1.0)  # another start of the optimizer
     assert shares[best] == max(shares.values())
     easy = case(noise=0.01)
-    assert chosen_l2(easy, easy, classes=3, candidates=(0.001, 0.01))[0] == 0.01
+    assert choose_l2(easy, easy, classes=3, candidates=(0.001, 0.01))[0] == 0.01
 
 
 def test_a_fit_holds_no_float64_copy_of_the_features(monkeypatch):
     features, labels = case(images=20_000, width=64)
-    monkeypatch.setattr(linear, "PIECE", 500)
+    monkeypatch.setattr(linear, "LINEAR_PIECE", 500)
     living, most = weakref.WeakSet(), []
-    standardize = linear.LinearProbe.standardized
+    standardize = linear.LinearClassifier.standardize
 
     def watched(probe, some):
         made = standardize(probe, some)
@@ -86,10 +86,10 @@ def test_a_fit_holds_no_float64_copy_of_the_features(monkeypatch):
         most.append(len(living))
         return made
 
-    monkeypatch.setattr(linear.LinearProbe, "standardized", watched)
+    monkeypatch.setattr(linear.LinearClassifier, "standardize", watched)
     tracemalloc.start()
     try:
-        fit(features, labels, classes=3, l2=1.0)
+        fit_linear(features, labels, classes=3, l2=1.0)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

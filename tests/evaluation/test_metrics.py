@@ -8,7 +8,7 @@ import torch
 
 from vitruvian.data.loader import Batch
 from vitruvian.errors import DataError, VitruvianError
-from vitruvian.evaluation.measuring.metrics import MAX_CONFUSION_CLASSES, Tally, measure
+from vitruvian.evaluation.metrics import MAX_CONFUSION_CLASSES, Tally, measure
 
 
 class Parrot(torch.nn.Module):
@@ -134,14 +134,14 @@ def test_an_answer_of_minus_infinity_rules_a_class_out():
 
 
 def test_a_head_of_another_size_and_foreign_labels_are_refused():
-    with pytest.raises(VitruvianError, match=r"answers \(1, 2\), where 1 examples of 3 classes want \(1, 3\)"):
+    with pytest.raises(VitruvianError, match=r"logits \(1, 2\) for 1 examples of 3 classes"):
         measured([[0.0, 1.0]], [0], classes=3)
-    with pytest.raises(DataError, match="labels from 2 to 2, where there are 2 classes"):
+    with pytest.raises(DataError, match="labels from 2 to 2, expected 0 to 1"):
         measured([[0.0, 1.0]], [2], classes=2)
 
 
 def test_nothing_to_measure_is_an_error():
-    with pytest.raises(DataError, match="not one example"):
+    with pytest.raises(DataError, match="there are no examples"):
         measure(Parrot(), [], classes=2)
 
 

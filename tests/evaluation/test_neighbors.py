@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from vitruvian.evaluation.probes.neighbors import chosen_neighbors, neighbor_predictions
+from vitruvian.evaluation.probe_classifiers import choose_neighbors, neighbor_predictions
 
 
 def case(images=60, width=8, classes=4, seed=0):
@@ -48,7 +48,7 @@ def test_the_length_of_features_means_nothing():
 
 def test_the_number_of_neighbors_is_chosen_by_asking_about_each_image_without_itself():
     train = case()
-    best, shares = chosen_neighbors(train, classes=4, candidates=(1, 7, 1000))
+    best, shares = choose_neighbors(train, classes=4, candidates=(1, 7, 1000))
     for count in (1, 7):
         right = [vote(train, x, count, without=i) == train[1][i] for i, x in enumerate(train[0])]
         assert shares[count] == pytest.approx(100 * np.mean(right))

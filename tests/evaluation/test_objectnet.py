@@ -6,7 +6,7 @@ import pytest
 from mappings import make_mappings
 
 from vitruvian.errors import DataError
-from vitruvian.evaluation.measuring.label_files import mappings_beside, read_objectnet
+from vitruvian.evaluation.label_spaces import mappings_beside, read_objectnet
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_mappings_are_found_beside_the_images(mappings, tmp_path):
 
 def test_files_that_do_not_fit_together_or_are_missing_are_one_line(mappings):
     (mappings / "imagenet_to_label_2012_v2").write_text("digital clock\nfolding chair\nsundial\n")
-    with pytest.raises(DataError, match="do not fit together at 'analog clock'"):
+    with pytest.raises(DataError, match="contradict each other at 'analog clock'"):
         read_objectnet(mappings)
     (mappings / "objectnet_to_imagenet_1k.json").write_text("[]")
     with pytest.raises(DataError, match=r"objectnet_to_imagenet_1k.json: contains a JSON list, not an object"):

@@ -14,8 +14,8 @@ import vitruvian
 from vitruvian.cli.evaluate import probe as command
 from vitruvian.data.formats import open_dataset
 from vitruvian.errors import ConfigError, DataError, UnknownNameError, VitruvianError
-from vitruvian.evaluation.probes.features import held_numbers, parts_of
-from vitruvian.evaluation.probes.probe import Wanted, probe
+from vitruvian.evaluation.features import held_out_indices, probe_sources
+from vitruvian.evaluation.probe import ProbeSettings, probe
 from vitruvian.evaluation.report import write_probe
 from vitruvian.inference import Encoder
 from vitruvian.weights.save import save
@@ -39,13 +39,13 @@ def test_every_probe_tells_the_colors_apart_and_a_second_time_computes_nothing(t
     first, again = (probe(photos, tiny_model()) for _ in range(2))
     assert (first.train_images, first.test_images, first.test_is) == (36, 15, "the split 'test'")
     assert [(r.probe, r.setting.split()[0]) for r in first.results[:3]] == [
-        ("few-shot", "1"),
-        ("few-shot", "5"),
-        ("few-shot", "10"),
+        ("few-shot", "1-shot"),
+        ("few-shot", "5-shot"),
+        ("few-shot", "10-shot"),
     ]
     assert [r.probe for r in first.results[3:]] == ["linear", "neighbors"]
     assert all(result.top1 == result.mean_per_class == 100.0 for result in first.results[1:])
-    assert first.notes == ("no few-shot accuracy for 25 shots: class 'blue' has 12 images to learn from",)
+    assert first.notes == ("no few-shot accuracy for 25 shots: class 'blue' has 12 training images",)
     assert (first.computed, again.computed) == (51, 0)
     assert [r.runs for r in first.results] == [r.runs for r in again.results]
 
@@ -60,11 +60,11 @@ def test_accuracies_are_counted_on_the_test_images(tmp_path):
 
 
 def test_parts_are_the_splits_that_there_are_or_a_share_held_out(tmp_path):
-    three = parts_of(open_dataset(make_colors(tmp_path / "three", {"train": 4, "val": 2, "test": 3})))
+    three = probe_sources(open_dataset(make_colors(tmp_path / "three", {"train": 4, "val": 2, "test": 3})))
     assert (len(three.train), len(three.dev), len(three.test)) == (12, 6, 9)
-    two = parts_of(open_dataset(make_colors(tmp_path / "two", {"train": 4, "val": 2})))
+    two = probe_sources(open_dataset(make_colors(tmp_path / "two", {"train": 4, "val": 2})))
     assert (two.dev, len(two.test), two.test_is) == (None, 6, "the split 'val'")
-    one = parts_of(open_dataset(make_colors(tmp_path / "one", {"": 10})))
+    one = probe_sources(open_dataset(make_colors(tmp_path / "one", {"": 10})))
     assert (len(one.train), len(one.test), one.test_is) == (24, 6, "20% of each class, held out")
 
 
@@ -75,24 +75,24 @@ def test_a_dev_split_is_learned_from_at_the_end(tmp_path):
 
 def test_the_share_that_settings_are_chosen_by_has_some_of_each_class_and_never_all():
     labels = np.repeat([0, 1, 2], [10, 2, 1])
-    held = held_numbers(labels, classes=3)
+    held = held_out_indices(labels, classes=3)
     assert np.bincount(labels[held], minlength=3).tolist() == [2, 1, 0]
-    with pytest.raises(DataError, match="no class has two images to learn from"):
-        held_numbers(np.array([0, 1]), classes=2)
+    with pytest.raises(DataError, match="no class has two images, so no setting"):
+        held_out_indices(np.array([0, 1]), classes=2)
 
 
 def test_what_is_wanted_is_checked_before_anything_is_read():
     with pytest.raises(UnknownNameError, match=r"unknown probe 'lineal'; did you mean linear"):
-        Wanted(only=("lineal",))
-    with pytest.raises(ConfigError, match="no probe is named; there are fewshot, linear, neighbors"):
-        Wanted(only=())
+        ProbeSettings(only=("lineal",))
+    with pytest.raises(ConfigError, match="no probe given; choose from fewshot, linear, neighbors"):
+        ProbeSettings(only=())
     with pytest.raises(ConfigError, match="neighbors=0 is not at least 1"):
-        Wanted(neighbors=0)
+        ProbeSettings(neighbors=0)
 
 
 def test_too_many_shots_are_refused_before_features_are_computed(tmp_path, cache):
     photos = make_colors(tmp_path / "photos", {"train": 3, "test": 1})
-    with pytest.raises(DataError, match="class 'blue' has 3 images to learn from, where 5 shots want 5"):
+    with pytest.raises(DataError, match="class 'blue' has 3 training images, 5 shots need 5"):
         probe(photos, tiny_model(), shots=(1, 5))
     assert not (cache / "features").exists()
 
@@ -104,7 +104,7 @@ def test_the_table_names_probes_settings_and_percentages(weights, tmp_path):
     first, heads, shot, near = ran.stdout.splitlines()
     assert first == "24 training images of 3 classes, 6 test images: 20% of each class, held out"
     assert heads.split() == ["probe", "setting", "top-1", "%", "mean", "per", "class", "%"]
-    assert shot.split() == ["few-shot", "5", "a", "class", "100.00", "±", "0.00", "100.00"]
+    assert shot.split() == ["few-shot", "5-shot", "100.00", "±", "0.00", "100.00"]
     assert near.split() == ["neighbors", "3", "nearest", "100.00", "100.00"]
 
 
@@ -157,7 +157,7 @@ def test_a_page_of_one_probe_alone_is_whole(tmp_path):
     photos = make_colors(tmp_path / "photos", {"train": 4, "test": 2})
     found = probe(photos, tiny_model(), only=["fewshot"], shots=[2])
     page = write_probe(found, tmp_path / "out").read_text()
-    assert "few-shot, 2 a class" in page
+    assert "few-shot, 2-shot" in page
     assert "Shots and settings" not in page
 
 
@@ -178,14 +178,13 @@ def test_data_that_is_not_there_is_an_error(weights):
 def test_a_frozen_vit_ti_tells_most_pets_after_five_images_of_each(shared):
     """Whole numbers are in docs/probe.md; here a part of the images, the same each time."""
     from vitruvian.data.sources import hold_out
-    from vitruvian.evaluation.probes.features import features_of
-    from vitruvian.evaluation.probes.fewshot import fewshot_predictions
-    from vitruvian.evaluation.probes.store import open_store
+    from vitruvian.evaluation.features import compute_features, open_store
+    from vitruvian.evaluation.probe_classifiers import fewshot_predictions
 
     encoder = Encoder(shared / "weights" / "vit_ti16_imagenet1k.safetensors")
     pets, store = open_dataset(shared / "data" / "pets"), open_store(encoder)
     train, test = (
-        features_of(encoder, hold_out(pets.splits[name], fraction, seed=0)[1], store)
+        compute_features(encoder, hold_out(pets.splits[name], fraction, seed=0)[1], store)
         for name, fraction in (("train", 0.05), ("test", 0.02))
     )
     found = fewshot_predictions(train.examples, test.values, classes=37, shots=5, seed=0)
@@ -197,5 +196,5 @@ def test_shots_that_unreadable_images_take_away_are_noted(tmp_path):
     for path in sorted((data / "train" / "red").iterdir())[:4]:
         path.write_bytes(b"no image")
     report = probe(data, tiny_model(), only=["fewshot"])
-    assert [result.setting for result in report.results] == ["1 a class"]
-    assert report.notes[-1] == "no few-shot accuracy for 5, 10, 25 shots: class 'red' has 2 images to learn from"
+    assert [result.setting for result in report.results] == ["1-shot"]
+    assert report.notes[-1] == "no few-shot accuracy for 5, 10, 25 shots: class 'red' has 2 training images"

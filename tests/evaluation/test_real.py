@@ -6,28 +6,28 @@ import numpy as np
 import pytest
 
 from vitruvian.errors import DataError
-from vitruvian.evaluation.measuring.label_files import read_real, real_answers
+from vitruvian.evaluation.label_spaces import read_real, score_real
 
 
 def test_an_answer_is_right_if_it_is_one_of_the_labels_and_images_without_are_left_out():
     keys = ["003/ILSVRC2012_val_00000002.JPEG", "a.jpg", "ILSVRC2012_val_00000001.jpg", "ILSVRC2012_val_00000003_x.jpg"]
-    rows, right = real_answers(keys, np.array([7, 7, 7, 7]), [[], [5, 7], [8]])
+    rows, right = score_real(keys, np.array([7, 7, 7, 7]), [[], [5, 7], [8]])
     assert (rows.tolist(), right.tolist()) == ([0, 3], [True, False])
 
 
 def test_names_without_numbers_and_numbers_without_labels_are_said():
-    with pytest.raises(DataError, match="not one image is called ILSVRC2012_val_ and 8 digits"):
-        real_answers(["a.jpg"], np.array([0]), [[1]])
-    with pytest.raises(DataError, match="not one image has a ReaL label"):
-        real_answers(["ILSVRC2012_val_00000001.jpg"], np.array([0]), [[]])
+    with pytest.raises(DataError, match="no image is called ILSVRC2012_val_ and 8 digits"):
+        score_real(["a.jpg"], np.array([0]), [[1]])
+    with pytest.raises(DataError, match="no image has a ReaL label"):
+        score_real(["ILSVRC2012_val_00000001.jpg"], np.array([0]), [[]])
     with pytest.raises(DataError, match="the ReaL labels end at image 1"):
-        real_answers(["ILSVRC2012_val_00000002.jpg"], np.array([0]), [[1]])
+        score_real(["ILSVRC2012_val_00000002.jpg"], np.array([0]), [[1]])
 
 
 @pytest.mark.parametrize("content", ["{}", "[1]", "[[1000]]", '[["tench"]]', "[[true]]"])
 def test_a_file_of_another_kind_is_refused(tmp_path, content):
     (tmp_path / "real.json").write_text(content)
-    with pytest.raises(DataError, match=r"not ReaL labels; wanted a list with a list of class numbers"):
+    with pytest.raises(DataError, match=r"not ReaL labels; expected a list of class indices"):
         read_real(tmp_path / "real.json")
 
 

@@ -15,7 +15,7 @@ from runs import TINY, changes, command, lines, same_model, weights
 from test_resume import STEM, StopAt
 
 from forked import Forked, ranks
-from vitruvian.evaluation.probes.features import features_of
+from vitruvian.evaluation.features import compute_features
 from vitruvian.training import Interrupted, distributed, initial_model, resume, train
 
 pytestmark = pytest.mark.slow
@@ -107,7 +107,7 @@ def last_lines(processes):
 
 def test_two_processes_ask_a_teacher_about_each_image_once(tmp_path, alone, monkeypatch):
     def counted(*words, **settings):
-        found = features_of(*words, **settings)
+        found = compute_features(*words, **settings)
         with open(tmp_path / "computed", "a") as file:
             print(found.computed, file=file)
         return found

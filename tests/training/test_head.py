@@ -8,8 +8,8 @@ from torch.nn import functional as F
 from vitruvian.config import Preprocess, ViTConfig
 from vitruvian.data.formats import open_dataset
 from vitruvian.errors import ConfigError
-from vitruvian.evaluation.probes.features import FeatureSet
-from vitruvian.evaluation.probes.linear import fit
+from vitruvian.evaluation.features import FeatureSet
+from vitruvian.evaluation.probe_classifiers import fit_linear
 from vitruvian.model.build import build
 from vitruvian.training import Listener, read_recipe, train
 from vitruvian.training.distributed import Processes
@@ -69,10 +69,10 @@ def test_strength_and_scale_are_those_of_answers_without_the_image_itself():
 def test_the_logistic_head_reads_features_as_they_are():
     features, labels = clouds()
     found = FeatureSet(
-        values=features.numpy(), labels=labels.numpy(), classes=("a", "b", "c"), unreadable={}, computed=0
+        values=features.numpy(), labels=labels.numpy(), classes=("a", "b", "c"), unreadable=[], computed=0
     )
     head = fit_logistic(found)
-    expected = fit(features.numpy(), labels.numpy(), classes=3, l2=head.strength).logits(features.numpy())
+    expected = fit_linear(features.numpy(), labels.numpy(), classes=3, l2=head.strength).logits(features.numpy())
     np.testing.assert_allclose((features @ head.weight + head.bias).numpy(), expected.numpy(), atol=1e-4)  # float32
 
 
@@ -150,7 +150,7 @@ def test_a_sigmoid_loss_has_no_such_head():
 def test_one_image_a_class_leaves_nothing_to_choose_by_and_gets_the_strongest_regularization():
     features, labels = clouds(count=3)
     found = FeatureSet(
-        values=features.numpy(), labels=labels.numpy(), classes=("a", "b", "c"), unreadable={}, computed=0
+        values=features.numpy(), labels=labels.numpy(), classes=("a", "b", "c"), unreadable=[], computed=0
     )
     head = fit_logistic(found)
     assert head.strength == 1.0

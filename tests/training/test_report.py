@@ -12,7 +12,7 @@ from vitruvian.catalog import resolve
 from vitruvian.config import ModelMeta
 from vitruvian.data.sources import Source
 from vitruvian.errors import FileError, ImageError, TrainingError
-from vitruvian.evaluation.measuring.metrics import Tally
+from vitruvian.evaluation.metrics import Tally
 from vitruvian.training.journal import EVENTS_FOLDER, TensorBoard
 from vitruvian.training.recipe import Recipe
 from vitruvian.training.run_folder import create_run

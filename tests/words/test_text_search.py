@@ -6,7 +6,7 @@ import pytest
 
 import vitruvian as vt
 from vitruvian.bulk import embed
-from vitruvian.bulk.similar import Search, similar
+from vitruvian.bulk.similar import VectorSearch, similar
 from vitruvian.cli.app import main
 from vitruvian.config import ViTConfig
 from vitruvian.errors import ConfigError, DataError
@@ -64,8 +64,8 @@ def test_vectors_of_a_model_without_words_cannot_be_searched_by_text(photos, tmp
 
 
 def test_nothing_to_look_for_and_empty_words_are_said(store):
-    search = Search(store[1])
-    with pytest.raises(ConfigError, match="nothing to look for: give an image or text="):
+    search = VectorSearch(store[1])
+    with pytest.raises(ConfigError, match="no query: give an image or text="):
         search.queries([])
     with pytest.raises(ConfigError, match="text= is empty"):
         search.queries([], ["  "])

@@ -129,12 +129,12 @@ def test_evaluate_measures_zero_shot_with_the_names_of_the_classes(clip, photos)
     ranked = words.predict(sorted(photos.rglob("*.png")), top=1)
     right = sum(answer[0].label == label for answer, label in zip(ranked, ["cat", "cat", "red_dog", "red_dog"]))
     assert found["top1"] == pytest.approx(25.0 * right)
-    with pytest.raises(ConfigError, match=r"template= is for a CLIP or SigLIP without a head"):
+    with pytest.raises(ConfigError, match=r"template= is for a CLIP or SigLIP without a classification head"):
         vt.evaluate(photos, words, template="a {}")
 
 
 def test_no_temperature_of_a_softmax_is_saved_for_sigmoids(siglip, photos, tmp_path):
-    from vitruvian.evaluation.measuring.evaluate import save_calibrated
+    from vitruvian.evaluation.evaluate import save_calibrated
 
     with pytest.raises(DataError, match="not written"):
         save_calibrated(vt.evaluate(photos, siglip[0]), tmp_path / "out")

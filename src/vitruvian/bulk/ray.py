@@ -1,35 +1,22 @@
-"""Bulk work on a Ray cluster: one stateful actor class over `map_batches`; the scheduling is Ray's."""
+"""Predictions for the images of a Ray dataset; the scheduling is Ray's."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vitruvian.bulk.run import Work
+from vitruvian.bulk.job import ray_actors
 from vitruvian.config import DEFAULT_BATCH_SIZE
-from vitruvian.errors import ConfigError, argument, require
+from vitruvian.errors import ConfigError, require
 from vitruvian.inference import Classifier
 
 IMAGE_COLUMNS = ("bytes", "image", "path")
 
 
-class Parts:
-    """An actor that makes parts of a job; what is written is the checkpoint, so a lost worker costs no rows."""
-
-    def __init__(self, work: Work) -> None:
-        self.job = work.job()
-        self.identity = self.job.begin()
-
-    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        return {"images": np.array([sum(self.job.work([int(part)], self.identity)) for part in batch["id"]])}
-
-
-class Answers:
-    """An actor that answers batches of a Ray dataset's own images."""
+class PredictionActor:
+    """A Ray actor that classifies batches of images."""
 
     def __init__(self, model: str, top: int) -> None:
         self.classifier, self.top = Classifier(model), top
@@ -37,55 +24,27 @@ class Answers:
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         column = next((name for name in IMAGE_COLUMNS if name in batch), None)
         if column is None:
-            raise ConfigError(f"columns {', '.join(batch)}; wanted images in one of {', '.join(IMAGE_COLUMNS)}")
-        found = list(self.classifier.stream(batch[column], top=self.top, batch_size=max(1, len(batch[column]))))
-        answers = np.empty(len(found), object)
-        answers[:] = [[prediction.to_json() for prediction in each.predictions] for each in found]
-        return {**batch, "predictions": answers, "error": np.array([each.error for each in found], object)}
+            raise ConfigError(f"columns {', '.join(batch)}; expected images in one of {', '.join(IMAGE_COLUMNS)}")
+        results = list(self.classifier.stream(batch[column], top=self.top, batch_size=max(1, len(batch[column]))))
+        predictions = np.empty(len(results), object)
+        predictions[:] = [[prediction.to_json() for prediction in result.predictions] for result in results]
+        return {**batch, "predictions": predictions, "error": np.array([result.error for result in results], object)}
 
 
 def predict(
     dataset: Any, model: str | Path, *, top: int = 5, batch_size: int = DEFAULT_BATCH_SIZE, workers: int | None = None
 ) -> Any:
-    """A Ray dataset with the columns `predictions` and `error` beside its own.
+    """Add the columns `predictions` and `error` to a Ray dataset.
 
-    The images are in a column `bytes`, `image` (arrays) or `path`. The model is a file, folder or published name that
-    every node can load.
+    Args:
+        dataset: A Ray dataset with images in a column `bytes`, `image` (arrays) or `path`.
+        model: A file, directory or published name that every node can load.
+        top: Number of predictions per image.
+        batch_size: Number of images per batch.
+        workers: Number of actors; by default one per processor except one.
     """
-    pool = require("ray.data", "ray").ActorPoolStrategy(size=workers or actors())
+    pool = require("ray.data", "ray").ActorPoolStrategy(size=workers or ray_actors())
     settings = {"model": str(model), "top": top}
-    return dataset.map_batches(Answers, fn_constructor_kwargs=settings, batch_size=batch_size, compute=pool, num_cpus=1)
-
-
-def run_on_ray(work: Work, *, workers: int | None = None) -> tuple[Iterator[int], int]:
-    """Make all parts of a job that are not there, on the cluster that Ray is connected to or on a local one.
-
-    Gives numbers of images as they are done, and how many there are.
-    """
-    if not isinstance(work.model, str | Path) or not isinstance(work.data, str | Path):
-        raise ConfigError(
-            f"{argument('on', 'ray')} needs data and a model that every node can open",
-            hint="give a path, a URL or a published name",
-        )
-    count = workers or actors()
-    job = work.job()
-    job.begin()  # a folder of another job is refused before anything starts
-    data = require("ray.data", "ray")
-    data.DataContext.get_current().enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
-    made = data.range(job.parts, override_num_blocks=job.parts).map_batches(
-        Parts,
-        fn_constructor_kwargs={"work": work},
-        batch_size=1,
-        compute=data.ActorPoolStrategy(size=count),
-        num_cpus=1,
+    return dataset.map_batches(
+        PredictionActor, fn_constructor_kwargs=settings, batch_size=batch_size, compute=pool, num_cpus=1
     )
-    return (int(row["images"]) for row in made.iter_rows()), len(job)
-
-
-def actors() -> int:
-    """One for each processor but one, which reads."""
-    ray = require("ray", "ray")
-    if not ray.is_initialized():
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    return max(1, int(ray.cluster_resources().get("CPU", 2)) - 1)

@@ -41,7 +41,7 @@ def embed(
     if bulk.on and not options.is_default:
         raise typer.BadParameter("--on loads the model on each node, without --num-heads, --image-size and --device")
     with quick_imports():
-        from vitruvian.bulk.run import embed as run_embed
+        from vitruvian.bulk.job import embed as run_embed
         from vitruvian.inference import Encoder
 
     run_embed(
@@ -64,7 +64,7 @@ def merge(
 ) -> None:
     """Verify that all parts are present; print totals and errors."""
     with quick_imports():
-        from vitruvian.bulk.merge import merge as run_merge
+        from vitruvian.bulk.result import merge as run_merge
 
     summary = run_merge(where, out, track=partial(track, label="parts"))
     if as_json:
@@ -106,9 +106,9 @@ def similar(
     if not images and not texts:
         raise typer.BadParameter("nothing to search for: give an image or --text")
     with quick_imports():
-        from vitruvian.bulk.similar import Search, write_neighbors
+        from vitruvian.bulk.similar import VectorSearch, write_neighbors
 
-    search = Search(where, exact=exact, track=partial(track, label="parts"))
+    search = VectorSearch(where, exact=exact, track=partial(track, label="parts"))
     results = search.nearest(search.queries(images, texts, model), top)
     if out is not None:
         write_neighbors(out, images, texts, results, search.result)

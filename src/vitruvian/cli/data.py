@@ -57,10 +57,10 @@ def doctor(
     dataset = open_dataset(data)
     values = None
     if vectors is not None:
-        from vitruvian.bulk.store import open_store
+        from vitruvian.bulk.result import open_vectors
 
-        store = open_store(vectors, track=partial(track, label="vectors"))
-        store.check_of(data)
+        store = open_vectors(vectors, track=partial(track, label="vectors"))
+        store.check_data(data)
         values = store.values
     diagnosis = diagnose(dataset, vectors=values, workers=workers, track=partial(track, label="examining"))
     if as_json:

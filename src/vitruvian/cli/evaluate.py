@@ -30,8 +30,8 @@ from vitruvian.progress import print_status, track
 from vitruvian.text import plural
 
 if TYPE_CHECKING:
-    from vitruvian.evaluation.measuring.evaluate import Evaluation
-    from vitruvian.evaluation.probes.probe import ProbeReport
+    from vitruvian.evaluation.evaluate import Evaluation
+    from vitruvian.evaluation.probe import ProbeReport
 
 SHOWN_UNREADABLE = 5
 """Unreadable files that are named on the terminal; a report lists more."""
@@ -72,8 +72,8 @@ def evaluate(
     evaluated zero-shot, with the class names as labels.
     """
     with quick_imports():
-        from vitruvian.evaluation.measuring.evaluate import evaluate as run_evaluation
-        from vitruvian.evaluation.measuring.evaluate import save_calibrated
+        from vitruvian.evaluation.evaluate import evaluate as run_evaluation
+        from vitruvian.evaluation.evaluate import save_calibrated
         from vitruvian.evaluation.report import write_evaluation
         from vitruvian.inference import Encoder
 
@@ -101,7 +101,7 @@ def evaluate(
 
 def evaluation_table(evaluation: Evaluation) -> str:
     """The measures with their intervals, under a line that says what they were measured on."""
-    from vitruvian.evaluation.measuring.intervals import LEVEL
+    from vitruvian.evaluation.metrics import LEVEL
     from vitruvian.evaluation.report import NAMES, evaluation_summary, interval_numbers
     from vitruvian.text import table
 
@@ -125,7 +125,7 @@ def evaluation_table(evaluation: Evaluation) -> str:
 
 def print_warnings(evaluation: Evaluation) -> None:
     """Print skipped images and notes to stderr."""
-    for key, reason in list(evaluation.unreadable.items())[:SHOWN_UNREADABLE]:
+    for key, reason in evaluation.unreadable[:SHOWN_UNREADABLE]:
         print_status(f"not read: {key}: {reason}")
     if evaluation.unreadable:
         print_status(f"not counted: {plural(len(evaluation.unreadable), 'unreadable image')}")
@@ -167,12 +167,12 @@ def probe(
         raise typer.BadParameter("--vectors replaces DATA and --model, which its job.json names")
     shot_counts = None if shots is None else parse_numbers(shots)
     with quick_imports():
-        from vitruvian.evaluation.probes.probe import probe as run_probe
+        from vitruvian.evaluation.probe import probe as run_probe
         from vitruvian.evaluation.report import write_probe
         from vitruvian.inference import Encoder
 
     if vectors is not None:
-        from vitruvian.bulk.store import probe_vectors
+        from vitruvian.bulk.result import probe_vectors
 
         reading = partial(track, label="parts")
         report = probe_vectors(vectors, only=split_names(only), shots=shot_counts, neighbors=neighbors, track=reading)

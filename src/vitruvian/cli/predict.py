@@ -68,7 +68,7 @@ def predict(
     words = None if labels is None else parse_labels(labels)
     arguments = {"labels": words, "template": template, **options.arguments()}
     if out is not None:
-        from vitruvian.bulk.run import predict as run_predict
+        from vitruvian.bulk.job import predict as run_predict
 
         run_predict(
             paths[0],

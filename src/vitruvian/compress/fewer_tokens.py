@@ -19,7 +19,7 @@ from vitruvian.data.decode import Unreadable
 from vitruvian.data.formats import open_images
 from vitruvian.data.sources import Source
 from vitruvian.errors import ConfigError, DataError, argument
-from vitruvian.evaluation.measuring.evaluate import usual_split
+from vitruvian.evaluation.evaluate import default_split
 from vitruvian.inference import Classifier, Encoder, first_pass_pixels, probabilities_of
 from vitruvian.model.build import Model
 from vitruvian.model.cores import map_over_cores
@@ -151,7 +151,7 @@ def fit_merging(
 def open_split(data: object, split: str | None) -> Source:
     """A split of a dataset, or of a folder of images without classes."""
     splits = open_images(data, split=split)
-    return splits[usual_split(splits)]
+    return splits[default_split(splits)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,8 +24,8 @@ from vitruvian.data.formats import open_dataset, open_images
 from vitruvian.data.sources import Source
 from vitruvian.engines.export import Forward
 from vitruvian.errors import DataError
-from vitruvian.evaluation.measuring.evaluate import chosen_split, space_for
-from vitruvian.evaluation.measuring.label_spaces import LabelSpace
+from vitruvian.evaluation.evaluate import chosen_split, space_for
+from vitruvian.evaluation.label_spaces import LabelSpace
 from vitruvian.inference import Classifier, probabilities_of
 from vitruvian.model.build import Model
 from vitruvian.progress import Track, print_status, track

@@ -13,12 +13,11 @@ from PIL import Image, ImageColor
 
 from vitruvian.data.doctor.doctor_report import thumbnail_of
 from vitruvian.data.sources import Source
-from vitruvian.evaluation.measuring.calibration import BINS, Reliability
-from vitruvian.evaluation.measuring.evaluate import Evaluation
-from vitruvian.evaluation.measuring.intervals import LEVEL
-from vitruvian.evaluation.measuring.metrics import MEASURE_NAMES, Counts, Measures
-from vitruvian.evaluation.probes.fewshot import SEEDS
-from vitruvian.evaluation.probes.probe import ProbeReport
+from vitruvian.evaluation.calibration import BINS, Reliability
+from vitruvian.evaluation.evaluate import Evaluation
+from vitruvian.evaluation.metrics import LEVEL, MEASURE_NAMES, Counts, Measures
+from vitruvian.evaluation.probe import ProbeReport
+from vitruvian.evaluation.probe_classifiers import SEEDS
 from vitruvian.report.chart import Chart, Line
 from vitruvian.report.color import COLORS
 from vitruvian.report.html import embed_image, percent_bar, render, short_name, write_report
@@ -48,7 +47,7 @@ def write_evaluation(evaluation: Evaluation, folder: Path) -> Path:
         title=f"{short_name(evaluation.model)} on {Path(evaluation.data).name}",
         subtitle=evaluation_summary(evaluation),
         tile_values=tiles,
-        unreadable_images=evaluation.unreadable,
+        unreadable_images=dict(evaluation.unreadable),
         excluded=evaluation.left_out,
         level=LEVEL,
         bins=BINS,
@@ -100,7 +99,7 @@ def reliability_chart(model: Reliability, calibrated: Reliability | None) -> Cha
 def write_probe(report: ProbeReport, folder: Path) -> Path:
     """Write probe.json and report.html into a new folder; returns the path of the page."""
     results = report.results
-    shots = [(float(r.setting.split()[0]), r.top1) for r in results if r.probe == "few-shot"]
+    shots = [(float(r.setting.removesuffix("-shot")), r.top1) for r in results if r.probe == "few-shot"]
     line = Line("mean over seeds", shots)
     page = render(
         "probe.html",

@@ -173,7 +173,7 @@ class Teacher:
         encoder = Encoder(self.model, device=str(self.device))
         features = shared_features(encoder, source, processes, label="running the teacher")
         if features.unreadable:
-            unreadable = brief(list(features.unreadable))
+            unreadable = brief([image.key for image in features.unreadable])
             raise DataError(f"teacher_input='fixed' needs every image, and cannot read {unreadable}")
         return torch.from_numpy(features.values)
 

@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from vitruvian.data.formats import BUILT_IN
 from vitruvian.errors import ConfigError, Interrupted, TrainingError, argument
-from vitruvian.evaluation.measuring.metrics import MEASURE_NAMES
+from vitruvian.evaluation.metrics import MEASURE_NAMES
 from vitruvian.files import read_json, read_object, write_json, write_text
 from vitruvian.progress import print_status
 from vitruvian.report.html import PAGE, render

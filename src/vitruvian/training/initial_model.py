@@ -29,9 +29,8 @@ from vitruvian.data.loader import Loader
 from vitruvian.data.sources import Source, Subset
 from vitruvian.data.transform import as_transform
 from vitruvian.errors import ConfigError, UnknownNameError
-from vitruvian.evaluation.probes.features import FeatureSet, divided, features_of
-from vitruvian.evaluation.probes.linear import L2, chosen_l2, fit
-from vitruvian.evaluation.probes.store import open_store
+from vitruvian.evaluation.features import FeatureSet, compute_features, hold_out_examples, open_store
+from vitruvian.evaluation.probe_classifiers import L2_GRID, choose_l2, fit_linear
 from vitruvian.inference import Encoder
 from vitruvian.model.build import Model, build
 from vitruvian.model.stems import ConvStem, whitening_kernels
@@ -248,9 +247,9 @@ def shared_features(encoder: Encoder, source: Source, processes: Processes, *, l
     follow = partial(track, label=label) if processes.is_main else no_tracking
     if processes.is_distributed:
         part = subset(source, np.arange(processes.rank, len(source), processes.world_size), source.name)
-        features_of(encoder, part, open_store(encoder), track=follow)
+        compute_features(encoder, part, open_store(encoder), track=follow)
         processes.barrier()
-    return features_of(encoder, source, open_store(encoder), track=follow)
+    return compute_features(encoder, source, open_store(encoder), track=follow)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -307,8 +306,8 @@ def fit_logistic(features: FeatureSet) -> LinearHead:
     """
     classes = len(features.classes)
     can_select = np.bincount(features.labels).max() > 1
-    l2 = chosen_l2(*divided(features), classes=classes)[0] if can_select else max(L2)
-    probe = fit(*features.examples, classes=classes, l2=l2)
+    l2 = choose_l2(*hold_out_examples(features), classes=classes)[0] if can_select else max(L2_GRID)
+    probe = fit_linear(*features.examples, classes=classes, l2=l2)
     weight = probe.weights[:-1] / probe.std[:, None]  # (D, K)
     return LinearHead(weight=weight.float(), bias=(probe.weights[-1] - probe.mean @ weight).float(), strength=l2)
 

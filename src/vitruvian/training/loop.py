@@ -23,7 +23,7 @@ from vitruvian.data.loader import Batch
 from vitruvian.data.order import generator_for, hash_words
 from vitruvian.data.sources import Source
 from vitruvian.errors import Interrupted, NotFiniteError, TrainingError
-from vitruvian.evaluation.measuring.metrics import autocast
+from vitruvian.evaluation.metrics import autocast
 from vitruvian.files import write_json
 from vitruvian.model.build import Model, empty
 from vitruvian.progress import print_status

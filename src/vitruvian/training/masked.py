@@ -16,7 +16,7 @@ from vitruvian.config import Preprocess, ViTConfig
 from vitruvian.data.loader import Batch
 from vitruvian.data.order import generator_for
 from vitruvian.errors import ConfigError, DataError
-from vitruvian.evaluation.measuring.metrics import autocast, count_all, from_all_ranks
+from vitruvian.evaluation.metrics import autocast, count_all, from_all_ranks
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
 from vitruvian.training.objective import Autocast, Objective, Placement

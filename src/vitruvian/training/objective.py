@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vitruvian.data.loader import Batch
 from vitruvian.data.sources import Source, class_sizes
-from vitruvian.evaluation.measuring.metrics import SHOWN_MISTAKES, Measures, measure
+from vitruvian.evaluation.metrics import SHOWN_MISTAKES, Measures, measure
 from vitruvian.training.recipe import CHOICES, Recipe
 
 # B images, K classes

@@ -17,7 +17,7 @@ from vitruvian.config import Preprocess, ViTConfig
 from vitruvian.data.doctor.checks import small_classes, unbalanced_classes
 from vitruvian.data.doctor.findings import Finding
 from vitruvian.data.sources import Source, class_sizes
-from vitruvian.evaluation.measuring.metrics import Measures
+from vitruvian.evaluation.metrics import Measures
 from vitruvian.evaluation.report import measure_sections, measure_tiles
 from vitruvian.files import write_text
 from vitruvian.report.chart import Chart, Line

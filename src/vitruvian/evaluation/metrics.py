@@ -1,4 +1,9 @@
-"""How good a model is on labeled images: every example counted once, in memory that does not grow with them."""
+"""Classification metrics and their confidence intervals.
+
+`Tally` counts every example once, over any number of batches and processes. A fraction of images has Wilson's interval,
+which has a width even if all predictions are correct (E. B. Wilson, 1927). The intervals of the classes combine to that
+of their mean by square roots of sums of squares (MOVER: G. Y. Zou et al., 2009). Other numbers use the bootstrap.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
+from math import sqrt
 from typing import TypeVar
 
 import numpy as np
@@ -31,31 +37,31 @@ MEASURE_NAMES = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "mean_per_c
 """What reports call the accuracies of `Measures.scalars`."""
 
 Counts = NDArray[np.int64]
-Kept = TypeVar("Kept")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mistake:
-    """A wrong answer."""
+    """A wrong prediction."""
 
     index: int
-    """The example's number in its source."""
+    """Index of the example in its source."""
     label: int
     prediction: int
     probability: float
-    """What the model gave its prediction."""
+    """Of the prediction."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Measures:
-    """What was measured over a set of examples; accuracies in percent."""
+    """Metrics over a set of examples; accuracies in percent."""
 
     count: int
     loss: float
-    """Mean cross-entropy, whatever the model was trained with."""
+    """Mean cross-entropy, whatever the training loss."""
     top1: float
     top5: float
-    """The label is among the five best answers, or among all where there are fewer classes."""
+    """The label is among the five best predictions, or among all if there are fewer classes."""
     class_counts: Counts
     """(K,) examples of each class."""
     class_correct: Counts
@@ -92,37 +98,36 @@ class Measures:
 
 
 class Tally:
-    """Counts that grow batch by batch; those of several processes add up."""
+    """Accumulates metrics over batches and processes, in memory that does not grow with the examples."""
 
     def __init__(self, classes: int, *, mistakes: int = 0) -> None:
-        """Keeps the `mistakes` most confident mistakes."""
+        """Accumulate over `classes` classes and keep the `mistakes` most confident mistakes."""
         check_range("classes", classes, 2)
         check_range("mistakes", mistakes, 0)
         self.classes = classes
         self.most_mistakes = mistakes
         squared = classes**2 if classes <= MAX_CONFUSION_CLASSES else 0
         self.sums = torch.zeros(2 + 2 * classes + squared, dtype=torch.float64)
-        """Loss, top-5, counts and right answers of each class, confusions: all that is added up, and nothing else."""
+        """Loss, top-5 hits, images and hits per class, confusion matrix: everything that is summed over processes."""
         self._parts = np.split(self.sums.numpy(), np.cumsum([1, 1, classes, classes]))
         self._worst: list[tuple[float, int, Mistake]] = []
 
     def add(self, logits: Tensor, labels: Tensor, indices: Tensor) -> None:
-        """Count the answers (B, K) to the examples with these numbers; equal logits rank in the order of classes."""
-        answers, truth = logits.detach().cpu().double(), labels.cpu()
-        self._check(answers, truth, indices)
-        scores = answers.log_softmax(dim=-1)
-        rank = ranks(answers, truth)
-        # numpy names the first of equal maxima, PyTorch any of them
-        predictions = answers.numpy().argmax(axis=1)
+        """Add logits (B, K) of the examples with these indices; equal logits rank in the order of classes."""
+        scores, truth = logits.detach().cpu().double(), labels.cpu()
+        self._check(scores, truth, indices)
+        log_probabilities = scores.log_softmax(dim=-1)
+        rank = ranks(scores, truth)
+        predictions = scores.numpy().argmax(axis=1)  # the first of equal maxima; PyTorch returns any of them
         loss, top5, counts, correct, confusion = self._parts
-        loss -= scores.gather(1, truth[:, None]).sum().item()
+        loss -= log_probabilities.gather(1, truth[:, None]).sum().item()
         top5 += (rank < 5).sum().item()
         np.add.at(counts, truth.numpy(), 1)
         np.add.at(correct, truth.numpy()[predictions == truth.numpy()], 1)
         if len(confusion):
             np.add.at(confusion, truth.numpy() * self.classes + predictions, 1)
         for row in np.flatnonzero(predictions != truth.numpy()).tolist():
-            probability = scores[row, predictions[row]].exp().item()
+            probability = log_probabilities[row, predictions[row]].exp().item()
             self._remember(
                 Mistake(
                     index=int(indices[row]),
@@ -132,15 +137,14 @@ class Tally:
                 )
             )
 
-    def _check(self, answers: Tensor, truth: Tensor, indices: Tensor) -> None:
-        if answers.shape != (len(truth), self.classes):
+    def _check(self, logits: Tensor, truth: Tensor, indices: Tensor) -> None:
+        if logits.shape != (len(truth), self.classes):
             raise VitruvianError(
-                f"the model answers {tuple(answers.shape)}, where {len(truth)} examples "
-                f"of {self.classes} classes want {(len(truth), self.classes)}"
+                f"the model returned logits {tuple(logits.shape)} for {len(truth)} examples of {self.classes} classes"
             )
         if len(truth) and not 0 <= int(truth.min()) <= int(truth.max()) < self.classes:
-            raise DataError(f"labels from {truth.min()} to {truth.max()}, where there are {self.classes} classes")
-        broken = answers.isnan().any(dim=1) | (answers == torch.inf).any(dim=1)
+            raise DataError(f"labels from {truth.min()} to {truth.max()}, expected 0 to {self.classes - 1}")
+        broken = logits.isnan().any(dim=1) | (logits == torch.inf).any(dim=1)
         if broken.any():
             index = int(indices[int(broken.nonzero()[0])])
             raise NotFiniteError(f"the model's outputs for example {index} are NaN or infinite")
@@ -153,24 +157,24 @@ class Tally:
             heapq.heapreplace(self._worst, entry)
 
     def add_up(self, device: torch.device | str = "cpu") -> None:
-        """Make this the tally of all processes of `torch.distributed`, in each of them."""
-        sums, found = from_all_ranks(self.sums, self.mistakes, device)
+        """All-reduce over the processes of `torch.distributed`."""
+        sums, mistakes = from_all_ranks(self.sums, self.mistakes, device)
         self.sums.copy_(sums)
         self._worst.clear()
-        for mistake in found:
+        for mistake in mistakes:
             self._remember(mistake)
 
     @property
     def mistakes(self) -> list[Mistake]:
-        """Those kept, the most confident first."""
+        """The most confident mistakes, in order of confidence."""
         return [mistake for *_, mistake in sorted(self._worst, key=lambda entry: entry[:2], reverse=True)]
 
     def measures(self) -> Measures:
-        """The measures of what was counted so far; DataError where that is nothing."""
+        """The metrics of all examples so far. Raises DataError if there are none."""
         loss, top5, counts, correct, confusion = self._parts
         count = int(counts.sum())
         if not count:
-            raise DataError("there is not one example to measure the model on")
+            raise DataError("there are no examples to evaluate the model on")
         square = confusion.reshape(self.classes, self.classes).astype(np.int64) if len(confusion) else None
         return Measures(
             count=count,
@@ -184,20 +188,20 @@ class Tally:
         )
 
 
-def from_all_ranks(sums: Tensor, kept: list[Kept], device: torch.device | str) -> tuple[Tensor, list[Kept]]:
-    """What all processes have counted, added up, and what they have kept."""
+def from_all_ranks(sums: Tensor, objects: list[Item], device: torch.device | str) -> tuple[Tensor, list[Item]]:
+    """All-reduce `sums` and gather the objects of all processes."""
     moved = sums.to(device)
     dist.all_reduce(moved)
-    found: list[list[Kept]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(found, kept)
-    return moved.cpu(), list(chain.from_iterable(found))
+    gathered: list[list[Item]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(gathered, objects)
+    return moved.cpu(), list(chain.from_iterable(gathered))
 
 
 def ranks(logits: Tensor, labels: Tensor) -> Tensor:  # (B, K), (B,) -> (B,)
-    """How many classes come before the label; equal logits rank in the order of classes."""
-    own = logits.gather(1, labels[:, None])
+    """Number of classes ranked before the label; equal logits rank in the order of classes."""
+    label_logits = logits.gather(1, labels[:, None])
     earlier = torch.arange(logits.shape[1]) < labels[:, None]
-    return ((logits > own) | ((logits == own) & earlier)).sum(dim=1)
+    return ((logits > label_logits) | ((logits == label_logits) & earlier)).sum(dim=1)
 
 
 def measure(
@@ -210,11 +214,17 @@ def measure(
     mistakes: int = 0,
     all_ranks: bool = False,
 ) -> Measures:
-    """The measures of a model over all examples of the batches, without dropout.
+    """Evaluate a model in eval mode on all examples of the batches.
 
-    `dtype` computes under autocast. With `all_ranks`, every process of `torch.distributed` gives its own batches,
-    equally many, and all get the measures of the whole; a process without a part in a batch calls the model all the
-    same, for a model that is spread over processes needs them all.
+    Args:
+        model: Called with normalized pixels; returns logits (B, K).
+        batches: Batches of a `Loader`.
+        classes: Number of classes.
+        device: Where the model is.
+        dtype: Compute under autocast to this type.
+        mistakes: Number of the most confident mistakes to keep.
+        all_ranks: Every process of `torch.distributed` passes its own batches, equally many, and gets the metrics over
+            all of them.
     """
     tally = Tally(classes, mistakes=mistakes)
 
@@ -233,25 +243,73 @@ def measure(
 def count_all(
     model: nn.Module, batches: Iterable[Batch], count: Callable[[Batch], tuple[Tensor, ...]], *, all_ranks: bool
 ) -> None:
-    """Give every batch to `count`, which calls the model and returns what one image of it is called with.
+    """Call `count` for every batch, with the model in eval mode.
 
-    The model is not in training meanwhile. With `all_ranks`, that image is seen again for each empty batch.
+    `count` calls the model and returns its arguments for a single image. With `all_ranks`, a process whose part of a
+    batch is empty calls the model with those again: a sharded model needs all processes in every forward pass.
     """
     training = model.training
     model.eval()
     try:
         with torch.no_grad():  # inference_mode would make tensors that sharded models cannot use again in training
-            stand_in: tuple[Tensor, ...] | None = None
+            single_image: tuple[Tensor, ...] | None = None
             for batch in batches:
                 if len(batch):
-                    stand_in = count(batch)
+                    single_image = count(batch)
                 elif all_ranks:
-                    if stand_in is None:
-                        raise DataError("there are fewer examples to measure the model on than processes")
-                    model(*stand_in)
+                    if single_image is None:
+                        raise DataError("there are fewer examples to evaluate the model on than processes")
+                    model(*single_image)
     finally:
         model.train(training)
 
 
 def autocast(device: torch.device | str, dtype: torch.dtype | None) -> AbstractContextManager[object]:
     return nullcontext() if dtype is None else torch.autocast(torch.device(device).type, dtype)
+
+
+LEVEL = 95.0
+"""Confidence level in percent."""
+Z = 1.959963984540054
+"""Standard errors on either side of the mean that contain LEVEL percent of a normal distribution."""
+RESAMPLES = 1000
+
+Interval = tuple[float, float]
+"""Lower and upper end, in percent."""
+Statistic = Callable[[NDArray[np.float64]], float]
+"""Computes a number from how often each image was drawn (n,)."""
+
+
+def wilson(right: float, count: float) -> Interval:
+    """Wilson's interval of the fraction `right` / `count`."""
+    fraction, z2 = right / count, Z**2 / count
+    center = (fraction + z2 / 2) / (1 + z2)
+    half = sqrt(z2 * (fraction * (1 - fraction) + z2 / 4)) / (1 + z2)
+    low = center - half if right else 0.0  # exact at the ends, where the formula rounds
+    high = center + half if right < count else 1.0
+    return 100.0 * low, 100.0 * high
+
+
+def accuracy_interval(right: NDArray[np.bool_]) -> Interval:
+    return wilson(float(right.sum()), len(right))
+
+
+def class_mean_interval(right: NDArray[np.int64], counts: NDArray[np.int64]) -> Interval:
+    """Interval of the mean per-class accuracy, from correct predictions (K,) and images (K,)."""
+    filled = [(float(r), float(n)) for r, n in zip(right.tolist(), counts.tolist()) if n]
+    accuracies = np.array([100.0 * r / n for r, n in filled])
+    ends = np.array([wilson(r, n) for r, n in filled])
+    down, up = (np.sqrt(np.square(ends[:, side] - accuracies).sum()) / len(accuracies) for side in (0, 1))
+    return float(accuracies.mean() - down), float(accuracies.mean() + up)
+
+
+def bootstrap(statistic: Statistic, count: int, *, seed: int, resamples: int = RESAMPLES) -> Interval:
+    """The central LEVEL percent of a statistic over `resamples` draws of `count` images with replacement."""
+    generator = np.random.default_rng(seed)
+    values = [
+        statistic(np.bincount(generator.integers(count, size=count), minlength=count).astype(np.float64))
+        for _ in range(resamples)
+    ]
+    tail = (100.0 - LEVEL) / 2
+    low, high = np.percentile(values, [tail, 100.0 - tail])
+    return float(low), float(high)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from vitruvian.evaluation.measuring.intervals import bootstrap, class_mean_interval, share_interval, wilson
+from vitruvian.evaluation.metrics import accuracy_interval, bootstrap, class_mean_interval, wilson
 
 
 @pytest.mark.parametrize(
@@ -20,8 +20,8 @@ def test_wilsons_interval_is_the_one_in_the_literature(right, count, low, high):
 
 
 def test_all_right_and_all_wrong_still_leave_doubt():
-    assert share_interval(np.ones(74, bool)) == pytest.approx((95.065, 100.0), abs=0.01)
-    assert share_interval(np.zeros(74, bool)) == pytest.approx((0.0, 4.935), abs=0.01)
+    assert accuracy_interval(np.ones(74, bool)) == pytest.approx((95.065, 100.0), abs=0.01)
+    assert accuracy_interval(np.zeros(74, bool)) == pytest.approx((0.0, 4.935), abs=0.01)
     low, high = class_mean_interval(np.array([37, 37]), np.array([37, 37]))
     assert 90 < low < 96
     assert high == 100.0
@@ -31,7 +31,7 @@ def test_many_images_give_two_standard_errors_to_either_side_and_so_does_the_boo
     right = np.arange(1000) % 4 != 0
     error = 100 * math.sqrt(0.75 * 0.25 / 1000)
     normal = (75 - 1.96 * error, 75 + 1.96 * error)
-    assert share_interval(right) == pytest.approx(normal, abs=0.12)  # Wilson's leans to the middle
+    assert accuracy_interval(right) == pytest.approx(normal, abs=0.12)  # Wilson's leans to the middle
     drawn = bootstrap(lambda weights: 100 * float(weights @ right) / 1000, 1000, seed=0)
     assert drawn == pytest.approx(normal, abs=0.25)  # 1000 draws, steps of 0.1
 

@@ -1,0 +1,246 @@
+"""Calibration of a model's scores: reliability, a fitted temperature, and an energy that rejects unknown images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitruvian.errors import ConfigError
+from vitruvian.evaluation.dataset_logits import DatasetLogits
+
+# n images, D features, K classes
+
+BINS = 15
+FEWEST = 20
+"""Minimum number of images to fit a temperature on."""
+MOST = 5000
+"""Maximum number of images to fit a temperature on; more do not change it."""
+FIT_FRACTION = 0.5
+"""Fraction of the images to fit on, if there is no other split."""
+HOTTEST = 100.0
+"""Temperatures are searched from 1 / HOTTEST to HOTTEST."""
+STEPS = 60
+"""Bisection steps over that range; enough for float64 precision."""
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bin:
+    """Images whose predictions have about the same probability; numbers in percent."""
+
+    count: int
+    confidence: float
+    """Mean probability of the predictions."""
+    accuracy: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reliability:
+    """Agreement of probabilities and accuracy over a set of images."""
+
+    count: int
+    temperature: float
+    error: float
+    """Expected calibration error in percent: the bins' |accuracy - confidence|, weighted by their images."""
+    loss: float
+    """Mean cross-entropy."""
+    bins: tuple[Bin, ...]
+    """BINS of equal width from 0 to 1, without empty ones."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """Calibration of the model, and the effect of a fitted temperature on other images than it was fitted on."""
+
+    now: Reliability
+    """Over all images."""
+    temperature: float | None = None
+    """The fitted temperature; None if none could be fitted."""
+    fitted_on: str = ""
+    """Description of the images."""
+    obstacle: str = ""
+    """Why no temperature was fitted."""
+    before: Reliability | None = None
+    after: Reliability | None = None
+    """Both over the images that the temperature was not fitted on."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Confidences(NamedTuple):
+    """The prediction for each image."""
+
+    probability: NDArray[np.float64]
+    right: NDArray[np.bool_]
+    loss: float
+    """Mean cross-entropy over the images."""
+
+
+def confidences(outputs: DatasetLogits, temperature: float, rows: Rows | None = None) -> Confidences:
+    best, right, loss, count = [], [], 0.0, 0
+    for part, logits in outputs.pieces(rows):
+        scores = (logits / temperature).log_softmax(dim=1).numpy()
+        truth = outputs.labels[part]
+        chosen = logits.numpy().argmax(axis=1)
+        best.append(np.exp(scores[np.arange(len(part)), chosen]))
+        right.append(chosen == truth)
+        loss -= float(scores[np.arange(len(part)), truth].sum())
+        count += len(part)
+    return Confidences(np.concatenate(best), np.concatenate(right), loss / count)
+
+
+def bin_numbers(confidence: NDArray[np.float64]) -> Rows:
+    """The bin of each probability; bins include their upper edge."""
+    return np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
+
+
+def calibration_error(bins: Rows, confidence: NDArray[np.float64], right: NDArray[np.float64]) -> float:
+    """Expected calibration error in percent; `confidence` and `right` are already multiplied by the image weights."""
+    gaps = np.bincount(bins, right - confidence, minlength=BINS)
+    return 100.0 * float(np.abs(gaps).sum())
+
+
+def reliability(outputs: DatasetLogits, temperature: float, rows: Rows | None = None) -> Reliability:
+    confidence, right, loss = confidences(outputs, temperature, rows)
+    bins, total = bin_numbers(confidence), len(confidence)
+    members = [bins == index for index in range(BINS)]
+    return Reliability(
+        count=total,
+        temperature=temperature,
+        error=calibration_error(bins, confidence / total, right / total),
+        loss=loss,
+        bins=tuple(
+            Bin(
+                count=int(inside.sum()),
+                confidence=100.0 * float(confidence[inside].mean()),
+                accuracy=100.0 * float(right[inside].mean()),
+            )
+            for inside in members
+            if inside.any()
+        ),
+    )
+
+
+def fit_temperature(outputs: DatasetLogits, rows: Rows) -> float | None:
+    """The temperature with the least cross-entropy over these rows; None if there is no minimum in the range.
+
+    There is none if all predictions are correct, or if they are worse than chance. Cross-entropy is convex in
+    1 / temperature, so the minimum is where its slope changes sign, which bisection finds.
+    """
+    slope = slope_of(outputs, rows)
+    if slope(HOTTEST) < 0 or slope(1 / HOTTEST) > 0:
+        return None
+    low, high = -np.log(HOTTEST), np.log(HOTTEST)  # logarithms of 1 / temperature
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if slope(float(np.exp(middle))) < 0 else (low, middle)
+    return float(np.exp(-(low + high) / 2))
+
+
+def slope_of(outputs: DatasetLogits, rows: Rows) -> Callable[[float], float]:
+    """The derivative of the summed cross-entropy with respect to 1 / temperature."""
+    pieces = [(logits - logits.amax(dim=1, keepdim=True), outputs.labels[p]) for p, logits in outputs.pieces(rows)]
+
+    def slope(inverse: float) -> float:
+        total = 0.0
+        for logits, truth in pieces:
+            expected = ((logits * inverse).softmax(dim=1) * logits).sum()
+            total += float(expected) - float(logits.numpy()[np.arange(len(truth)), truth].sum())
+        return total
+
+    return slope
+
+
+def why_not_fitted(outputs: DatasetLogits, rows: Rows) -> str:
+    """Why cross-entropy has no minimum over these rows."""
+    if confidences(outputs, 1.0, rows).right.all():
+        return f"all {len(rows):,} calibration images are classified correctly"
+    if slope_of(outputs, rows)(1 / HOTTEST) > 0:
+        return "the predictions are no better than chance"
+    return "nearly all calibration images are classified correctly"
+
+
+def calibration(
+    outputs: DatasetLogits, temperature: float, dev: DatasetLogits | None, dev_name: str, *, seed: int
+) -> Calibration:
+    """Calibration at the model's temperature, and at one fitted on `dev`, or on a part of the images without `dev`."""
+    now = reliability(outputs, temperature)
+    shuffled = np.random.default_rng(seed).permutation(len(outputs if dev is None else dev))
+    if dev is None:
+        fit_rows = np.sort(shuffled[: round(FIT_FRACTION * len(outputs))][:MOST])
+        rest = np.setdiff1d(np.arange(len(outputs)), fit_rows)
+        dev, dev_name = outputs, f"a random part of {len(fit_rows):,} of the {len(outputs):,} images"
+    else:
+        fit_rows, rest = np.sort(shuffled[:MOST]), np.arange(len(outputs))
+        dev_name = f"{len(fit_rows):,} images of {dev_name}"
+    if len(fit_rows) < FEWEST:
+        return Calibration(now=now, obstacle=f"{len(fit_rows)} images are too few, at least {FEWEST} are needed")
+    fitted = fit_temperature(dev, fit_rows)
+    if fitted is None:
+        return Calibration(now=now, obstacle=f"{why_not_fitted(dev, fit_rows)} ({dev_name})")
+    return Calibration(
+        now=now,
+        temperature=fitted,
+        fitted_on=dev_name,
+        before=reliability(outputs, temperature, rest),
+        after=reliability(outputs, fitted, rest),
+    )
+
+
+L2 = 0.001
+"""Regularization of the term added to the energy, for features divided by their mean standard deviation."""
+
+
+def shift_energy(head: nn.Linear, known: Tensor, unknown: Sequence[Tensor], *, l2: float = L2) -> None:
+    """Change a head so that its energy, log(sum(exp(logits))), separates images of its classes from others.
+
+    Logistic regression between features (n, D) of `known` and `unknown` images gives a linear term, which is added to
+    all logits. A term common to all logits changes no probability, only the energy that a threshold for rejection is
+    compared with; and as part of the head it works in every engine. The kinds of `unknown` images have equal weights,
+    which sum to the weight of the known ones.
+
+    Raises:
+        ConfigError: There are no known or no unknown images.
+    """
+    if not len(known) or not unknown or not all(map(len, unknown)):
+        raise ConfigError("fitting the energy needs features of known images and of each kind of unknown images")
+    x = torch.cat([known, *unknown]).double()
+    target = torch.cat([torch.ones(len(known)), torch.zeros(len(x) - len(known))]).double()
+    weights = [torch.full((len(known),), 1 / len(known))]
+    weights += [torch.full((len(some),), 1 / len(some) / len(unknown)) for some in unknown]
+    weight = torch.cat(weights).double()
+    mean, std = x[: len(known)].mean(dim=0), x[: len(known)].std(dim=0).mean()
+    with torch.no_grad():
+        energy = F.linear(x, head.weight.double(), head.bias.double()).logsumexp(dim=1)
+    scale = energy[: len(known)].std().clamp(min=1e-6)
+    term = fit_energy_term((x - mean) / std, energy / scale, target=target, weight=weight, l2=l2)
+    shift = scale * term[:-1] / std  # (D,)
+    with torch.no_grad():
+        head.weight.add_(shift)
+        head.bias.add_(scale * term[-1] - shift @ mean)
+
+
+def fit_energy_term(x: Tensor, energy: Tensor, *, target: Tensor, weight: Tensor, l2: float) -> Tensor:
+    """Coefficients of the term (D + 1,), the constant last, that minimize the weighted logistic loss."""
+    term = torch.zeros(x.shape[1] + 1, dtype=x.dtype, requires_grad=True)
+    optimizer = torch.optim.LBFGS([term], max_iter=200, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        logits = energy + x @ term[:-1] + term[-1]
+        loss = F.binary_cross_entropy_with_logits(logits, target, weight, reduction="sum")
+        loss = loss + l2 * term[:-1].square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    return term.detach()

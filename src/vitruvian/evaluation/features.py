@@ -1,0 +1,374 @@
+"""Features of a frozen model: stored on disk by the content of model and image, computed if absent."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import shutil
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+import torch
+from numpy.typing import NDArray
+
+from vitruvian.cache import cache_folder
+from vitruvian.config import DEFAULT_BATCH_SIZE, REGULARIZERS, Preprocess
+from vitruvian.data.decode import RawImage, Unreadable
+from vitruvian.data.sources import Dataset, Source, hold_out
+from vitruvian.errors import ConfigError, DataError, FileError, ImageError, VitruvianError, argument
+from vitruvian.evaluation.probe_classifiers import shuffle_classes
+from vitruvian.files import atomic_open, short_hash
+from vitruvian.inference import NOT_FINITE, Encoder, batched, check_readable, read_images
+from vitruvian.progress import Track, no_tracking
+from vitruvian.settings import BatchSize, Settings, validate
+from vitruvian.weights.checkpoint_files import tensors_digest
+
+FORMAT = 3
+"""Version of the features; increment it to invalidate stored ones."""
+ROWS_PER_FILE = 512
+"""Features per file, and at most so many are lost by an interruption."""
+KEY_BYTES = 16
+HEADS = ("head.", "head_dist.")
+"""Prefixes of the weights of heads, which features do not depend on."""
+WITHOUT_EFFECT = {"num_classes", *REGULARIZERS}
+"""Settings that features do not depend on either."""
+GIGABYTE = 2**30
+LIMIT = "VITRUVIAN_FEATURES_GB"
+
+Features = NDArray[np.float32]
+
+
+class FeatureStore:
+    """Features of one model on disk, by the content of the images.
+
+    Each model has a directory in the cache directory `features`. If they exceed $VITRUVIAN_FEATURES_GB (8 by default),
+    those that were not used for the longest time are deleted, but never the one in use.
+    """
+
+    def __init__(self, folder: Path | None, width: int) -> None:
+        """Open the store in `folder`; with None, nothing is stored."""
+        self.folder = folder
+        self.row = np.dtype([("key", "u1", (KEY_BYTES,)), ("checksum", "<u4"), ("features", "<f4", (width,))])
+        self.damaged = 0
+        """Number of corrupt features."""
+        self._rows: dict[bytes, tuple[np.memmap[Any, Any], int]] = {}
+        self._new: list[tuple[bytes, Features]] = []
+        if folder is not None:
+            self._open(folder)
+
+    def _open(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            os.utime(folder)
+        except OSError:  # without a writable cache, everything is computed
+            self.folder = None
+        for path in sorted(folder.glob("*.npy")):
+            try:
+                rows = np.load(path, mmap_mode="r", allow_pickle=False)
+            except (OSError, ValueError, EOFError):
+                rows = np.empty(0)
+            if rows.dtype != self.row or rows.ndim != 1:
+                remove(path)
+                continue
+            keys = np.ascontiguousarray(rows["key"]).tobytes()
+            for row in range(len(rows)):
+                self._rows[keys[row * KEY_BYTES : (row + 1) * KEY_BYTES]] = rows, row
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def find(self, key: bytes) -> Features | None:
+        """The features of an image. None if absent or corrupt; a corrupt file is deleted."""
+        if key not in self._rows:
+            return None
+        rows, position = self._rows[key]
+        row = rows[position]
+        features = np.asarray(row["features"])
+        if checksum(key, features) == row["checksum"]:
+            return features
+        self.damaged += 1
+        del self._rows[key]
+        remove(Path(str(rows.filename)))
+        return None
+
+    def add(self, key: bytes, features: Features) -> None:
+        self._new.append((key, features))
+
+    def flush(self, *, full: bool = False) -> None:
+        """Write new features to a file; with `full`, only if there are enough for one."""
+        if full and len(self._new) < ROWS_PER_FILE:
+            return
+        if self._new and self.folder is not None:
+            rows = np.empty(len(self._new), self.row)
+            rows["key"] = [np.frombuffer(key, np.uint8) for key, _ in self._new]
+            rows["checksum"] = [checksum(*entry) for entry in self._new]
+            rows["features"] = [features for _, features in self._new]
+            name = hashlib.sha256(rows["key"].tobytes()).hexdigest()[:24]
+            try:
+                with atomic_open(self.folder / f"{name}.npy") as file:
+                    np.save(file, rows)
+            except FileError:  # the disk is full: continue without
+                self.folder = None
+        self._new.clear()
+
+
+def checksum(key: bytes, features: Features) -> int:
+    return zlib.crc32(features.astype("<f4", copy=False).tobytes(), zlib.crc32(key))
+
+
+def features_folder() -> Path:
+    return cache_folder() / "features"
+
+
+def open_store(encoder: Encoder) -> FeatureStore:
+    """The store of this model's features; with a callable as preprocessing, nothing is stored."""
+    if not isinstance(encoder.preprocess, Preprocess):
+        return FeatureStore(None, encoder.model.config.feature_width)
+    folder = features_folder() / model_key(encoder)
+    make_room(folder)
+    return FeatureStore(folder, encoder.model.config.feature_width)
+
+
+def model_key(encoder: Encoder) -> str:
+    """A hash of everything that features depend on: weights below the head, settings, device type and versions.
+
+    Settings with their default values are left out, so that a new setting does not change the key.
+    """
+    model, preprocess = encoder.model, encoder.preprocess
+    assert isinstance(preprocess, Preprocess)
+    below_head = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(HEADS)}
+    config = {name: value for name, value in changed_settings(model.config).items() if name not in WITHOUT_EFFECT}
+    versions = [torch.__version__, PIL.__version__, torch.device(encoder.device).type]
+    parts = [tensors_digest(below_head), type(model.config).__name__, config, changed_settings(preprocess)]
+    return short_hash([*parts, FORMAT, *versions])
+
+
+def changed_settings(settings: Settings) -> dict[str, Any]:
+    """The settings, nested ones included, that differ from their defaults, by name."""
+    fields = ((field, getattr(settings, field.name)) for field in dataclasses.fields(settings))  # type: ignore[arg-type]
+    return {
+        field.name: changed_settings(value) if isinstance(value, Settings) else value
+        for field, value in sorted(fields, key=lambda pair: pair[0].name)
+        if value != field.default
+    }
+
+
+def image_key(image: RawImage) -> bytes:
+    """A hash of the bytes of an image, or of its pixels and their shape."""
+    if isinstance(image, bytes):
+        return hashlib.sha256(image).digest()[:KEY_BYTES]
+    digest = hashlib.sha256(f"pixels {image.shape}".encode())
+    digest.update(np.ascontiguousarray(image).data)
+    return digest.digest()[:KEY_BYTES]
+
+
+def remove(path: Path) -> None:
+    """Remove a file, unless that is not allowed or another process was faster."""
+    with suppress(OSError):
+        path.unlink()
+
+
+def make_room(keep: Path) -> None:
+    """Delete the least recently used directories until the others fit the limit; `keep` stays."""
+    limit = limit_bytes()
+    used: dict[Path, tuple[float, int]] = {}
+    for path in features_folder().glob("*/"):
+        with suppress(OSError):  # another process removes it at the same time
+            used[path] = path.stat().st_mtime, sum(file.stat().st_size for file in path.iterdir())
+    total = sum(size for _, size in used.values())
+    for path, (_, size) in sorted(used.items(), key=lambda item: item[1]):
+        if total > limit and path != keep:
+            shutil.rmtree(path, ignore_errors=True)
+            total -= size
+
+
+def limit_bytes() -> float:
+    text = os.environ.get(LIMIT, "8")
+    try:
+        gigabytes = float(text)
+    except ValueError:
+        gigabytes = -1.0
+    if not gigabytes >= 0:
+        raise ConfigError(f"{LIMIT}={text!r} is not a number of gigabytes")
+    return gigabytes * GIGABYTE
+
+
+# n readable images, F features
+
+HOLD_OUT = 0.2
+"""Fraction of each class that is held out if a split is missing, chosen with seed 0."""
+
+Labels = NDArray[np.int64]
+Examples = tuple[NDArray[Any], Labels]
+"""Features (n, F) and labels (n,)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FeatureSet:
+    """The features of the readable images of a split."""
+
+    values: Features
+    """(n, F)"""
+    labels: NDArray[np.int64]
+    """(n,)"""
+    classes: tuple[str, ...]
+    unreadable: list[Unreadable]
+    computed: int
+    """Number of features that were not in the store."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def examples(self) -> tuple[Features, NDArray[np.int64]]:
+        return self.values, self.labels
+
+
+def compute_features(
+    encoder: Encoder,
+    source: Source,
+    store: FeatureStore,
+    *,
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    track: Track = no_tracking,
+) -> FeatureSet:
+    """The features of all images of a source, from the store or computed and added to it.
+
+    A batch has the images of consecutive indices that are neither stored nor unreadable. So batches, and with them the
+    last bits of the features, do not depend on where an earlier call was interrupted.
+    """
+    validate("batch_size", BatchSize, batch_size)
+    values = np.zeros((len(source), encoder.model.config.feature_width), np.float32)
+    unreadable: dict[int, str] = {}
+    keys: dict[int, bytes] = {}
+
+    def unknown() -> Iterator[list[tuple[int, RawImage | ImageError]]]:
+        images = track(read_images(source, np.arange(len(source))), len(source))
+        for batch in batched(images, batch_size):
+            missing: list[tuple[int, RawImage | ImageError]] = []
+            for index, image in batch:
+                if not isinstance(image, ImageError):
+                    keys[index] = image_key(image)
+                    stored = store.find(keys[index])
+                    if stored is not None:
+                        values[index] = stored
+                        continue
+                missing.append((index, image))
+            yield missing
+
+    computed = 0
+    try:
+        for batch in encoder.run(encoder.features, encoder.load(unknown(), ahead=2 * batch_size)):
+            unreadable |= {index: error.reason for index, error in batch.unreadable}
+            for index, row in zip(batch.readable, batch.values.numpy()):
+                if not np.isfinite(row).all():
+                    raise VitruvianError(NOT_FINITE, where=source.key(index))
+                values[index] = row
+                store.add(keys[index], row)
+            store.flush(full=True)
+            computed += len(batch.readable)
+    finally:
+        store.flush()
+    readable = np.array([index for index in range(len(source)) if index not in unreadable], np.int64)
+    listed = [Unreadable(source.key(index), why) for index, why in unreadable.items()]
+    check_readable(source.name, listed, len(source))
+    return FeatureSet(
+        values=values if len(readable) == len(values) else values[readable],
+        labels=np.asarray(source.labels())[readable].astype(np.int64),
+        classes=source.classes,
+        unreadable=listed,
+        computed=computed,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeSources:
+    """The images to train on, to choose settings by and to test on."""
+
+    train: Source
+    dev: Source | None
+    """None if a part of `train` has to do."""
+    test: Source
+    test_is: str
+    """Description of the test images."""
+
+    @property
+    def all(self) -> list[Source]:
+        return [self.train, self.test, *([] if self.dev is None else [self.dev])]
+
+
+def probe_sources(data: Dataset) -> ProbeSources:
+    """Test on the split `test`, else on `val`, else on a part of each class held out from `train`."""
+    splits = data.splits
+    if "test" in splits and "train" in splits:
+        return ProbeSources(train=data.train, dev=splits.get("val"), test=splits["test"], test_is="the split 'test'")
+    if "val" in splits and "train" in splits:
+        return ProbeSources(train=data.train, dev=None, test=splits["val"], test_is="the split 'val'")
+    everything = data.train if "train" in splits else next(iter(splits.values()))
+    train, test = hold_out(everything, HOLD_OUT, seed=0)
+    return ProbeSources(train=train, dev=None, test=test, test_is=f"{HOLD_OUT:.0%} of each class, held out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeFeatures:
+    """The features of `ProbeSources`."""
+
+    train: FeatureSet
+    dev: FeatureSet | None
+    test: FeatureSet
+
+    @property
+    def classes(self) -> int:
+        return len(self.train.classes)
+
+    @property
+    def sets(self) -> list[FeatureSet]:
+        return [self.train, self.test, *([] if self.dev is None else [self.dev])]
+
+    @property
+    def everything(self) -> Examples:
+        """The examples to train on once the settings are chosen."""
+        if self.dev is None:
+            return self.train.examples
+        both = (self.train, self.dev)
+        return np.concatenate([part.values for part in both]), np.concatenate([part.labels for part in both])
+
+    def selection(self) -> tuple[Examples, Examples]:
+        """The examples to train on and to choose settings by."""
+        if self.dev is not None:
+            return self.train.examples, self.dev.examples
+        return hold_out_examples(self.train)
+
+    def accuracy(self, predictions: Labels) -> tuple[float, float]:
+        """Top-1 and mean per-class accuracy on the test images, in percent."""
+        right, truth = predictions == self.test.labels, self.test.labels
+        counts = np.bincount(truth, minlength=self.classes)
+        shares = np.bincount(truth, right, minlength=self.classes)[counts > 0] / counts[counts > 0]
+        return 100.0 * float(right.mean()), 100.0 * float(shares.mean())
+
+
+def hold_out_examples(features: FeatureSet) -> tuple[Examples, Examples]:
+    """The examples to train on, and HOLD_OUT of each class to choose settings by."""
+    values, labels = features.examples
+    held_out = held_out_indices(labels, classes=len(features.classes))
+    rest = np.setdiff1d(np.arange(len(labels)), held_out)
+    return (values[rest], labels[rest]), (values[held_out], labels[held_out])
+
+
+def held_out_indices(labels: Labels, *, classes: int) -> Labels:
+    """HOLD_OUT of each class, at least one and never all. Raises DataError if no class has two images."""
+    shuffled: Sequence[Labels] = shuffle_classes(labels, classes=classes, seed=0)
+    chosen = [of[: min(max(1, round(HOLD_OUT * len(of))), len(of) - 1)] for of in shuffled if len(of)]
+    indices = np.sort(np.concatenate(chosen))
+    if not len(indices):
+        raise DataError(
+            "no class has two images, so no setting can be chosen", hint=f"use {argument('only', 'fewshot')}"
+        )
+    return indices

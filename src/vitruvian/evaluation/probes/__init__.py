@@ -1,1 +1,0 @@
-"""What a frozen model already knows of a dataset."""
