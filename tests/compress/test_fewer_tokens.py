@@ -161,7 +161,7 @@ def test_the_commands_write_models_that_predict_uses(model, folder, tmp_path, ca
         own = CliRunner().invoke(
             app, [command, str(tmp_path / "whole"), str(tmp_path / "whole"), "--calibrate", str(folder), *options]
         )
-        assert "is the source itself, choose another destination" in str(own.exception)
+        assert "the destination is the source itself" in str(own.exception)
     assert vt.load(tmp_path / "cascade").meta.cascade.tome_r == 12
     assert len(vt.load(tmp_path / "tome").config.tome_thresholds) == 2
 

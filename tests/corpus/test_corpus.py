@@ -97,7 +97,7 @@ CASES: dict[str, dict[str, str]] = {
         "escaping-index": "is not a file in the directory of the index",
         "no-weights": NO_WEIGHTS,
         "wide": "width=1000000000 is not between",
-        "long": "layers=1000000000 is not between",
+        "long": "depth=1000000000 is not between",
         "many-classes": "classes=1000000000000 is not between",
         "huge-image": "image_size=.* is larger than",
         "negative": "image_size=.* is not a positive number",

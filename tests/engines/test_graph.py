@@ -52,7 +52,7 @@ def test_a_description_of_another_graph_is_refused(tmp_path, changes):
 
 def test_a_folder_with_a_graph_of_another_name_says_which(tmp_path):
     flat_graph(tmp_path / "int8.onnx")
-    with pytest.raises(CheckpointError, match=r"no weights but an exported graph, for predict, .*int8\.onnx"):
+    with pytest.raises(CheckpointError, match=r"has no weights, only a graph, .*int8\.onnx"):
         vt.Classifier(tmp_path)
 
 

@@ -22,34 +22,13 @@ import torch
 from torch import Tensor
 
 from vitruvian.cache import scratch_folder
+from vitruvian.compress import fewer_tokens, quantize
 from vitruvian.compress.compress_report import optimize_page
-from vitruvian.compress.fewer_tokens import (
-    Counts,
-    certainty_and_losses,
-    describe_counts,
-    fit_threshold,
-    merge_tokens,
-    merging_steps,
-)
+from vitruvian.compress.fewer_tokens import Counts
 from vitruvian.compress.int8 import WEIGHT_BITS, Int8Input, prepare, rounded_layers
 from vitruvian.compress.int8_graph import write_int8
-from vitruvian.compress.loss import (
-    BATCH_SIZE,
-    MIN_IMAGES,
-    AccuracyLoss,
-    PixelSample,
-    accuracy_loss,
-    read_sample,
-)
-from vitruvian.compress.quantize import (
-    CALIBRATION_IMAGES,
-    EVALUATION_IMAGES,
-    Int8Plan,
-    Timer,
-    check_new,
-    median_seconds,
-    plan_int8,
-)
+from vitruvian.compress.loss import BATCH_SIZE, MIN_IMAGES, AccuracyLoss, PixelSample, accuracy_loss, read_sample
+from vitruvian.compress.quantize import Int8Plan, Timer
 from vitruvian.config import CascadeConfig
 from vitruvian.engines.choose import RunMode, open_forward
 from vitruvian.engines.export import Forward, check_model, export
@@ -94,10 +73,11 @@ class Candidate:
     @property
     def name(self) -> str:
         parts = [self.engine, f"int8 in {self.int8_layers} layers" if self.int8_layers else "float32"]
+        merged = fewer_tokens.describe_counts(self.counts) if self.counts else ""
         if self.cascade is not None:
-            parts.append(f"cascade ({describe_counts(self.counts)}; {100 * self.again:.0f}% computed again)")
-        elif self.counts:
-            parts.append(describe_counts(self.counts))
+            parts.append(f"cascade ({merged}; {100 * self.again:.0f}% computed again)")
+        elif merged:
+            parts.append(merged)
         return ", ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
@@ -164,10 +144,10 @@ def optimize(
     calibrate: object,
     max_loss: float = 0.5,
     batch_size: int = BATCH_SIZE,
-    images: int = EVALUATION_IMAGES,
+    images: int = quantize.EVALUATION_IMAGES,
     minutes: float = MINUTES,
     num_heads: int | None = None,
-    timer: Timer = median_seconds,
+    timer: Timer = quantize.median_seconds,
 ) -> Optimized:
     """Write the fastest form of a model that loses at most `max_loss` points of top-1.
 
@@ -186,7 +166,7 @@ def optimize(
         timer: Measures the speed.
     """
     out = Path(path).expanduser()
-    check_new(out)
+    quantize.check_new(out)
     check_range("max_loss", max_loss, 0, 100)
     check_range("images", images, MIN_IMAGES)
     check_range("minutes", minutes, 0)
@@ -195,7 +175,7 @@ def optimize(
     check_writable(out)
     classifier = Classifier(model, num_heads=num_heads)
     check_model(classifier.model, "onnx", dynamic_size=False)
-    everything = read_sample(classifier, calibrate, images=CALIBRATION_IMAGES + images, training=True)
+    everything = read_sample(classifier, calibrate, images=quantize.CALIBRATION_IMAGES + images, training=True)
     calibration, sample = split_sample(everything)
     with TemporaryDirectory(dir=scratch_folder()) as name:
         search = CompressionSearch(
@@ -223,7 +203,7 @@ def optimize(
 
 def split_sample(sample: PixelSample) -> tuple[PixelSample, PixelSample]:
     """Images to fit on, and at least as many to measure the loss on."""
-    count = min(CALIBRATION_IMAGES, len(sample.pixels) // 2)
+    count = min(quantize.CALIBRATION_IMAGES, len(sample.pixels) // 2)
     if len(sample.pixels) - count < MIN_IMAGES:
         raise ConversionError(
             f"{len(sample.pixels)} images, but half of them measure the loss",
@@ -263,7 +243,7 @@ class CompressionSearch:
             print_status("finding ranges and moving scales into the weights ...")
             self.smoothed, self.inputs = prepare(self.model, self.calibration.batches())
         self.try_float(())
-        steps = merging_steps(self.model, self.calibration.tensor(slice(None))) if self.has_time() else []
+        steps = fewer_tokens.merging_steps(self.model, self.calibration.tensor(slice(None))) if self.has_time() else []
         float_layers = self.try_int8(pixels, within=self.max_loss * (INT8_SHARE if steps else 1))
         self.try_merging(steps, float_layers)
         if steps and steps[-1] not in self.logits and self.has_time():
@@ -281,7 +261,7 @@ class CompressionSearch:
 
     def try_float(self, counts: Counts) -> bool:
         """Add float candidates of all engines; returns whether their loss is within the limit."""
-        label = describe_counts(counts) if counts else "float32"
+        label = fewer_tokens.describe_counts(counts) if counts else "float32"
         self.logits[counts] = self.sample.logits(self.fast_forward(counts), label)
         loss = self.loss(self.logits[counts])
         self.add(Candidate(engine="torch", counts=counts, int8_layers=0, loss=loss))
@@ -297,7 +277,7 @@ class CompressionSearch:
         """Find the fewest float layers whose loss is `within`; returns their number, or None if int8 does not help."""
         if not isinstance(self.smoothed, ViT) or not self.has_time() or not self.is_faster(self.smoothed, pixels):
             return None
-        self.plan = plan_int8(self.smoothed, self.inputs, self.calibration, bits=WEIGHT_BITS)
+        self.plan = quantize.plan_int8(self.smoothed, self.inputs, self.calibration, bits=WEIGHT_BITS)
         steps = self.plan.steps()
         losses: dict[int, float] = {}
 
@@ -360,8 +340,9 @@ class CompressionSearch:
             if first.int8_layers or not first.counts or first.loss.points <= self.max_loss:
                 continue
             before, after = self.logits[()], self.logits[first.counts]
-            certainty, losses = certainty_and_losses(self.model, before[:half], after[:half])
-            threshold = fit_threshold(certainty, losses, self.max_loss / 2)  # the loss on other images is larger
+            certainty, losses = fewer_tokens.certainty_and_losses(self.model, before[:half], after[:half])
+            # half of the limit, since the loss on other images is larger
+            threshold = fewer_tokens.fit_threshold(certainty, losses, self.max_loss / 2)
             uncertain = probabilities_of(self.model, after[half:]).amax(dim=1) <= threshold
             combined = torch.where(uncertain[:, None], before[half:], after[half:])
             again = float(uncertain.double().mean())
@@ -397,8 +378,8 @@ class CompressionSearch:
         """Path of the ONNX graph with these merged tokens, which all runtimes read; exported once."""
         path = self.folder / f"float{'_'.join(map(str, counts))}.onnx"
         if not path.is_file():
-            print_status(f"exporting the graph{f' with {describe_counts(counts)}' if counts else ''} ...")
-            export(merge_tokens(self.smoothed, counts), path)
+            print_status(f"exporting the graph{f' with {fewer_tokens.describe_counts(counts)}' if counts else ''} ...")
+            export(fewer_tokens.merge_tokens(self.smoothed, counts), path)
         return path
 
     def fast_forward(self, counts: Counts) -> Forward:
@@ -410,7 +391,7 @@ class CompressionSearch:
 
     def torch_forward(self, counts: Counts) -> Forward:
         size = self.model.meta.preprocess.image_size
-        return open_forward(merge_tokens(self.model, counts), RunMode("torch", split=True), size)
+        return open_forward(fewer_tokens.merge_tokens(self.model, counts), RunMode("torch", split=True), size)
 
     def open(self, candidate: Candidate) -> Forward:
         """The forward pass as `vit predict` will run it."""
@@ -422,7 +403,7 @@ class CompressionSearch:
         """Write a candidate as a folder of weights, ONNX or OpenVINO; both passes of a cascade."""
         cascade = candidate.cascade
         if not candidate.path:
-            model = merge_tokens(self.model, () if cascade else candidate.counts)
+            model = fewer_tokens.merge_tokens(self.model, () if cascade else candidate.counts)
             meta = model.meta
             model.meta = meta.replace(cascade=cascade)
             save(model, folder)

@@ -15,16 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from vitruvian.cache import scratch_folder
-from vitruvian.compress.int8 import (
-    WEIGHT_BITS,
-    Int8Input,
-    Int8Layer,
-    check_bits,
-    gptq_layers,
-    has_vnni,
-    prepare,
-    sensitivity,
-)
+from vitruvian.compress import int8
+from vitruvian.compress.int8 import Int8Input, Int8Layer
 from vitruvian.compress.int8_graph import write_int8
 from vitruvian.compress.loss import BATCH_SIZE, AccuracyLoss, PixelSample, accuracy_loss, read_sample
 from vitruvian.compress.smooth import dense_layers
@@ -107,7 +99,7 @@ def quantize(
     max_loss: float = 0.5,
     engine: str = "onnxruntime",
     batch_size: int = BATCH_SIZE,
-    weight_bits: int = WEIGHT_BITS,
+    weight_bits: int = int8.WEIGHT_BITS,
     num_heads: int | None = None,
     timer: Timer = median_seconds,
 ) -> Quantized:
@@ -140,7 +132,7 @@ def quantize(
     with TemporaryDirectory(dir=scratch_folder()) as name:
         folder = Path(name)
         print_status("finding ranges and moving scales into the weights ...")
-        smoothed, inputs = prepare(classifier.model.eval(), calibration.batches(), weight_bits)
+        smoothed, inputs = int8.prepare(classifier.model.eval(), calibration.batches(), weight_bits)
         float_graph = folder / "float.onnx"
         export(smoothed, float_graph)
         plan = plan_int8(smoothed, inputs, calibration, bits=weight_bits)
@@ -185,7 +177,7 @@ def quantize(
             bytes_before=float_graph.stat().st_size,
             bytes_after=graph.stat().st_size,
             weight_bits=weight_bits,
-            vnni=has_vnni(),
+            vnni=int8.has_vnni(),
             sensitivity=plan.sensitivity,
             float_layers=tuple(plan.sensitivity)[:count],
             tried=tuple((count, losses[count].points) for count in sorted(losses)),
@@ -200,7 +192,7 @@ def check_request(path: str | Path, max_loss: float, engine: str, batch_size: in
     check_new(out)
     check_range("max_loss", max_loss, 0, 100)
     validate("batch_size", BatchSize, batch_size)
-    check_bits(weight_bits)
+    int8.check_bits(weight_bits)
     if engine not in FORMATS:
         raise UnknownNameError("engine", engine, FORMATS, see=f"({', '.join(FORMATS)})")
     for name in ("onnxruntime", engine):
@@ -236,6 +228,6 @@ class Int8Plan:
 def plan_int8(model: ViT, inputs: Mapping[str, Int8Input], calibration: PixelSample, *, bits: int) -> Int8Plan:
     """Quantize all layers of a smoothed model with GPTQ and measure their sensitivity."""
     rounding, measuring = (partial(track, label=label) for label in ("blocks quantized", "sensitivity of layers"))
-    layers = gptq_layers(model, inputs, calibration.batches(), bits=bits, track=rounding)
+    layers = int8.gptq_layers(model, inputs, calibration.batches(), bits=bits, track=rounding)
     pixels = calibration.tensor(slice(SENSITIVITY_IMAGES))
-    return Int8Plan(model=model, layers=layers, sensitivity=sensitivity(model, layers, pixels, track=measuring))
+    return Int8Plan(model=model, layers=layers, sensitivity=int8.sensitivity(model, layers, pixels, track=measuring))

@@ -124,7 +124,9 @@ def bench(
     if model.meta.cascade is not None:
         print_status("note: measuring the full model, without the first pass of its cascade")
     model.eval()
-    data = synthetic_jpeg() if image is None else read_image(image)
+    if image is not None:
+        decode(Path(image))  # raises ImageError before anything is measured
+    data = synthetic_jpeg() if image is None else Path(image).read_bytes()
     limit, size, speeds = matmul_gflops(), model.meta.preprocess.image_size, []
     count = computed_multiply_adds(model, size)
     for batch_size in batches:
@@ -213,12 +215,6 @@ def timed(function: Callable[[], object]) -> float:
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
-
-
-def read_image(path: str | Path) -> bytes:
-    """The content of an image file; raises ImageError if it cannot be decoded."""
-    decode(Path(path))
-    return Path(path).read_bytes()
 
 
 def synthetic_jpeg() -> bytes:

@@ -9,6 +9,7 @@ import shutil
 import statistics
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -96,7 +97,8 @@ def open_forward(model: Model, mode: RunMode, size: Size) -> Forward:
     Raises ConversionError if the engine's outputs differ from the model's; this is checked once for a cached graph.
     """
     if mode.engine == "torch":
-        return (lambda pixels: map_over_cores(model, pixels)) if mode.split else without_gradients(model)
+        forward: Forward = partial(map_over_cores, model) if mode.split else torch.inference_mode()(model.__call__)
+        return forward
     graph = cached_graph(model, mode.engine, size)
     if mode.split and mode.fixed:
         session: Forward = SplitGraph(graph, mode.engine)
@@ -108,14 +110,6 @@ def open_forward(model: Model, mode: RunMode, size: Size) -> Forward:
         with suppress(FileError):  # a read-only cache: the next start checks again
             write_json(record, {"largest_difference": difference})
     return session
-
-
-def without_gradients(model: Model) -> Forward:
-    def forward(pixels: Tensor) -> Tensor:
-        with torch.inference_mode():
-            return model(pixels)
-
-    return forward
 
 
 def is_checked(record: Path) -> bool:

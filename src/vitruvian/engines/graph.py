@@ -181,11 +181,8 @@ def check_runs(path: Path, engine: str) -> None:
     """Raise ConversionError if the runtime fails or crashes with this int8 graph, tried in a separate process."""
     code, reason = run_crash_test(path, engine)
     if code:
-        raise ConversionError(
-            f"{engine} cannot run int8 on this machine ({reason})",
-            where=path,
-            hint=f"use {argument('engine', 'onnxruntime')}",
-        )
+        hint = f"use {argument('engine', 'onnxruntime')}"
+        raise ConversionError(f"{engine} cannot run int8 on this machine ({reason})", where=path, hint=hint)
 
 
 def check_survives(path: Path, engine: str) -> None:
@@ -203,11 +200,8 @@ def check_survives(path: Path, engine: str) -> None:
     print_status(f"note: testing int8 in {engine} in a separate process, once for this file ...")
     code, reason = run_crash_test(path, engine)
     if code < 0:
-        raise ConversionError(
-            f"{engine} crashed with {reason} on this machine",
-            where=path,
-            hint=f"use {argument('engine', 'onnxruntime')}",
-        )
+        hint = f"use {argument('engine', 'onnxruntime')}"
+        raise ConversionError(f"{engine} crashed with {reason} on this machine", where=path, hint=hint)
     with suppress(FileError):
         write_json(file, {"alive": True})
 

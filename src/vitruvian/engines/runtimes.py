@@ -198,10 +198,9 @@ class Session:
     output: str
     """Name of the output."""
     num_outputs: int
-    """K."""
-    metadata: str = ""
+    metadata: str
     """The model description that our exporter embeds, as JSON; empty in other files."""
-    split: bool = False
+    split: bool
     """Each core computes its own images; otherwise all cores share each operation."""
 
     def __call__(self, pixels: Tensor) -> Tensor:
@@ -277,14 +276,8 @@ def open_session(path: Path, engine: str, *, split: bool = False, batch_size: in
         with _one_line_errors(path, f"{engine} cannot run it on images of {'x'.join(map(str, images.shape[1:]))}"):
             return graph.run(images, index)
 
-    return Session(
-        run=run,
-        shape=pixels.shape,
-        output=output.name,
-        num_outputs=output.shape[1],
-        metadata=graph.metadata,
-        split=split,
-    )
+    count, metadata = output.shape[1], graph.metadata
+    return Session(run=run, shape=pixels.shape, output=output.name, num_outputs=count, metadata=metadata, split=split)
 
 
 @contextmanager
