@@ -126,7 +126,7 @@ CASES: dict[str, dict[str, str]] = {
         "forever|infinite|not-a-number|seed": "(epochs|lr|seed)=.* is (not between|not a finite|too large)",
         "unknown": "unknown setting 'epocs'; did you mean epochs",
         "twice|text": "not valid TOML",
-        "empty": "a recipe has epochs or steps",
+        "empty": "a recipe needs either epochs or steps",
         "own-base": "base",
         "typed|date": "steps=.* is not an integer",
         "escaping-base": "unknown recipe",
@@ -140,7 +140,7 @@ CASES: dict[str, dict[str, str]] = {
         "empty-run|truncated-run|deep-run": "run.json: not valid JSON",
         "flipped-run": "run.json: ",
         "empty-recipe|truncated-recipe|flipped-recipe|deep-recipe|fifo-recipe": "recipe.toml: ",
-        "other-lr|other-steps": "when the run began, not .*; put it back, or start a new run",
+        "other-lr|other-steps": "when the run began, not .*; restore it, or start a new run",
         "empty-metrics|truncated-metrics|flipped-metrics|deep-metrics|fifo-metrics": "has changed since the checkpoint",
     },
 }

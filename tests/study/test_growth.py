@@ -9,7 +9,7 @@ from forked import ranks
 from vitruvian.cost import multiply_adds
 from vitruvian.errors import TrainingError
 from vitruvian.study.growth import RECIPES as USUAL
-from vitruvian.study.growth import SIZE_STEPS, SIZES, plan_study, run_study, write_study_report
+from vitruvian.study.growth import SIZE_STEPS, SIZES, plan_study, run_study
 from vitruvian.training import Interrupted, read_recipe
 from vitruvian.training.initial_model import config_of
 from vitruvian.training.journal import Listener
@@ -69,12 +69,12 @@ class StopAt(Listener):
 @pytest.mark.slow
 def test_a_study_goes_on_where_it_stopped_and_repeats_nothing(tmp_path):
     study = small_study(tmp_path / "study")
-    with pytest.raises(Interrupted, match="stopped in resnet-50-images-2-steps; the same command goes on"):
-        run_study(study, listeners=[StopAt(3)], said=lambda text: None, after=write_study_report)
+    with pytest.raises(Interrupted, match="stopped in resnet-50-images-2-steps; run the same command"):
+        run_study(study, listeners=[StopAt(3)], report=lambda text: None)
     assert [cell.state for cell in study.cells] == ["done", "begun", "waiting", "waiting"]
     first = (study.cells[0].folder / "model" / "model.safetensors").stat().st_mtime_ns
     heard = []
-    run_study(small_study(tmp_path / "study"), said=heard.append, after=write_study_report)
+    run_study(small_study(tmp_path / "study"), report=heard.append)
     assert [text.rpartition(": ")[2] for text in heard] == [
         "vit-50-images-2-steps (already done)",
         "resnet-50-images-2-steps (resuming)",
@@ -94,8 +94,8 @@ def test_a_study_goes_on_where_it_stopped_and_repeats_nothing(tmp_path):
     with Image.open(tmp_path / "study" / "study.png") as plot:
         assert plot.width == 760
     other = small_study(tmp_path / "study", settings=["workers=0", "batch_size=8", "image_size=16"])
-    with pytest.raises(TrainingError, match="trained with batch_size=16, not 8; choose another out="):
-        run_study(other, said=lambda text: None, after=write_study_report)
+    with pytest.raises(TrainingError, match="batch_size=16 when the run began, not 8; choose another out="):
+        run_study(other, report=lambda text: None)
 
 
 @pytest.mark.slow

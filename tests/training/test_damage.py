@@ -109,7 +109,7 @@ def test_a_flipped_bit_in_the_last_checkpoint_is_said_and_the_one_before_taken(t
     heard = Heard()
     done = resume(tmp_path / "run", listeners=[heard], progress=False)
     assert any("step-00000008 is damaged: state.safetensors has changed" in note for note in heard.notes)
-    assert any("going on from step 6" in note for note in heard.notes)
+    assert any("continuing from step 6" in note for note in heard.notes)
     assert same_model(done.folder, whole.folder)
     assert (tmp_path / "run" / "checkpoints" / "damaged-step-00000008").is_dir()
 

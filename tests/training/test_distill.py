@@ -10,8 +10,8 @@ from vitruvian.config import Preprocess, ViTConfig
 from vitruvian.errors import ConfigError, TrainingError
 from vitruvian.model.build import build
 from vitruvian.training import Interrupted, Recipe, recipe_names, resume, train
-from vitruvian.training.distill import Distilled, convert_pixels, shared_classes, similarity_loss, soft_loss
 from vitruvian.training.distributed import Processes
+from vitruvian.training.objective import Distilled, convert_pixels, shared_classes, similarity_loss, soft_loss
 from vitruvian.weights.load import load
 from vitruvian.weights.save import save
 

@@ -16,7 +16,7 @@ from test_resume import STEM, StopAt
 
 from forked import Forked, ranks
 from vitruvian.evaluation.features import compute_features
-from vitruvian.training import Interrupted, distributed, initial_model, resume, train
+from vitruvian.training import Interrupted, distributed, resume, splits, train
 
 pytestmark = pytest.mark.slow
 
@@ -116,7 +116,7 @@ def test_two_processes_ask_a_teacher_about_each_image_once(tmp_path, alone, monk
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "one"))
     expected = train("digits", out=tmp_path / "alone", settings=[*TINY, *settings], progress=False)
     monkeypatch.setenv("VITRUVIAN_CACHE", str(tmp_path / "two"))
-    monkeypatch.setattr(initial_model, "features_of", counted)
+    monkeypatch.setattr(splits, "compute_features", counted)
     in_two("digits", "--out", tmp_path / "run", *changes(*settings))
     assert sorted(map(int, (tmp_path / "computed").read_text().split())) == [0, 0, 719, 719]
     assert curve(tmp_path / "run") == pytest.approx(curve(expected.folder), rel=2e-4)
@@ -135,7 +135,7 @@ def test_machines_that_do_not_share_the_folder_of_the_run_are_named(tmp_path, mo
     monkeypatch.setattr(Path, "exists", lambda path: os.environ.get("RANK") != "1" and seen(path))
     words = ("digits", "--out", tmp_path / "run", *changes())
     assert "process 1 on " in (said := last_lines(ranks("train", *words))[0])
-    assert "does not see what process 0 has written there; the folder of a run must be on a file system" in said
+    assert "does not see the files that process 0 has written; the folder of a run must be on a file system" in said
 
 
 def test_a_meeting_point_that_cannot_be_reached_is_one_line(tmp_path, monkeypatch):
@@ -143,13 +143,13 @@ def test_a_meeting_point_that_cannot_be_reached_is_one_line(tmp_path, monkeypatc
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9", "WORLD_SIZE": "2", "RANK": "1"}
     said = Forked("train", "digits", "--out", tmp_path / "run", *changes(), env=env).wait().err.splitlines()[-1]
     assert said.startswith("error: process 1 of 2 cannot reach the others through 127.0.0.1:9: ")
-    assert said.endswith("all of them must be started, and that address must be reachable from every machine")
+    assert said.endswith("start all of them, and make sure that every machine can reach this address")
 
 
 def test_a_batch_that_the_processes_do_not_divide_says_what_they_do(tmp_path):
     words = ("digits", "--out", tmp_path / "run", *changes("batch_size=31"))
     for said in last_lines(ranks("train", *words)):
-        assert "batch_size=31 is not divisible by the 2 processes; take 30 or 32, or another number of" in said
+        assert "batch_size=31 is not divisible by the 2 processes; use 30 or 32, or another number of" in said
 
 
 def test_groups_that_do_not_divide_the_processes_are_refused(tmp_path):
@@ -169,7 +169,7 @@ def test_a_process_that_dies_ends_the_job_with_a_clear_message(tmp_path):
     second.kill()
     ended = first.wait()
     assert ended.code == 1
-    assert "error: process 0 lost the others, one of the 2 has died; its own messages tell why" in ended.err
+    assert "error: process 0 lost the connection: one of the 2 processes has died, see its messages" in ended.err
 
 
 def test_a_job_of_torchrun_that_is_asked_to_stop_can_be_continued(tmp_path):

@@ -126,7 +126,7 @@ def test_a_folder_in_use_names_who_uses_it_and_loses_nothing(tmp_path):
         train("digits", out=tmp_path / "run", settings=TINY, listeners=[StopAt(2)], progress=False)
     holder = Forked(work=partial(hold, tmp_path)).until((tmp_path / "held").exists)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(TrainingError, match=rf"run: process {holder.pid} on .* is training in it; wait for its end"):
+    with pytest.raises(TrainingError, match=rf"run: process {holder.pid} on .* is training in it; wait until it ends"):
         resume(tmp_path / "run", progress=False)
     assert sorted(tmp_path.rglob("*")) == before
     (tmp_path / "end").touch()
@@ -172,7 +172,7 @@ def test_two_processes_that_continue_one_run_at_once_leave_it_as_one_would(tmp_p
     ends = sorted(process.wait() for process in both)
     assert [end.code for end in ends] in ([0, 0], [0, 1]), ends  # [0, 0]: the second came when the first was done
     if ends[1].code:
-        assert "is training in it; wait for its end" in ends[1].err.splitlines()[-1]
+        assert "is training in it; wait until it ends" in ends[1].err.splitlines()[-1]
     assert same_model(tmp_path / "run", expected.folder)
     assert lines(tmp_path / "run") == lines(expected.folder)
 

@@ -112,7 +112,7 @@ def test_only_a_new_head_is_fitted():
 def test_of_two_heads_the_first_gives_the_answer_of_the_fit():
     recipe = read_recipe("finetune-small").replace(workers=0, head_init="least_squares")
     model = tiny(distillation=True).eval()
-    head = fit_head(model, open_dataset("digits").train, recipe, processes=Processes(), said=print)
+    head = fit_head(model, open_dataset("digits").train, recipe, processes=Processes(), report=print)
     pixels = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         wanted = model.features(pixels).double() @ head.weight.double() + head.bias.double()

@@ -5,7 +5,7 @@ import torch
 
 import vitruvian.training.planning as planning
 from vitruvian.cost import multiply_adds
-from vitruvian.training import distill
+from vitruvian.training import objective
 from vitruvian.training.initial_model import config_of, model_for
 from vitruvian.training.planning import peak_bytes, plan, plan_lines
 from vitruvian.training.recipe import Recipe
@@ -26,13 +26,16 @@ def planned(**changes):
 
 def test_a_plan_counts_steps_work_and_evaluations():
     found = planned()
-    assert (found.training_images, found.validation_images, found.classes) == (1438, 359, 10)
+    assert [len(part) for part in (found.splits.train, found.splits.validation, found.splits.classes)] == [
+        1438,
+        359,
+        10,
+    ]
     assert found.epochs == pytest.approx(50 / 44)  # 44 whole batches of 32 images
     assert found.evaluations == 2  # after the epoch, and at the end
-    assert found.run_multiply_adds == 3 * found.multiply_adds * 50 * 32
+    assert found.run_multiply_adds == 3 * multiply_adds(found.config) * 50 * 32
     assert found.seconds == found.training_seconds + found.evaluation_seconds
-    assert found.training_seconds == pytest.approx(50 * found.step_seconds)
-    assert found.to_json()["memory_bytes"] == found.memory_bytes
+    assert found.training_seconds == pytest.approx(50 * found.timing.step_seconds)
 
 
 def test_memory_is_that_of_weights_moments_mean_and_a_step():
@@ -61,7 +64,7 @@ def test_a_later_higher_resolution_makes_the_run_longer():
     found = planned(resolutions=((0.5, 16),))
     work = [multiply_adds(found_config(), size) for size in (8, 16)]
     assert found.run_multiply_adds == 3 * 32 * 25 * sum(work)
-    assert found.training_seconds == pytest.approx(found.step_seconds * 25 * (1 + work[1] / work[0]))
+    assert found.training_seconds == pytest.approx(found.timing.step_seconds * 25 * (1 + work[1] / work[0]))
 
 
 def found_config():
@@ -79,7 +82,7 @@ def test_a_plan_says_what_a_teacher_costs_and_does_not_ask_it_about_all_images(
     tmp_path, monkeypatch, teacher_input, described
 ):
     save(model_for(tiny(), "0123456789"), tmp_path / "teacher")
-    monkeypatch.setattr(distill, "shared_features", None)
+    monkeypatch.setattr(objective, "shared_features", None)
     found = planned(teacher=str(tmp_path / "teacher"), teacher_input=teacher_input)
     assert next(line for line in plan_lines(found) if line.startswith("teacher")).endswith(f"teacher, {described}")
 
@@ -118,6 +121,6 @@ def test_the_peak_of_a_backward_pass_is_what_it_keeps():
 
 def test_a_slow_step_is_measured_on_part_of_its_batch_without_multiplying_what_the_optimizer_takes(monkeypatch):
     monkeypatch.setattr(planning, "time_step", lambda trainer, batch: 2.0 + 0.05 * len(batch))
-    assert planned().step_seconds == pytest.approx(2.0 + 0.05 * 32, abs=0.5)  # beside the wait for a batch
+    assert planned().timing.step_seconds == pytest.approx(2.0 + 0.05 * 32, abs=0.5)  # beside the wait for a batch
     monkeypatch.setattr(planning, "time_step", lambda trainer, batch: 3.0 * len(batch))
-    assert planned().step_seconds == pytest.approx(3.0 * 32, abs=0.5)
+    assert planned().timing.step_seconds == pytest.approx(3.0 * 32, abs=0.5)

@@ -249,7 +249,7 @@ def test_one_command_begins_a_run_and_continues_it(tmp_path):
     words = {"out": tmp_path / "run", "auto_resume": True}
     with pytest.raises(Interrupted):
         train("digits", settings=TINY, listeners=[StopAt(5)], **words)
-    with pytest.raises(TrainingError, match=r"run: lr=.* when the run began, not 0\.5; start with the same"):
+    with pytest.raises(TrainingError, match=r"run: lr=.* when the run began, not 0\.5; use the same settings"):
         train("digits", settings=[*TINY, "lr=0.5"], **words)
     run = train("digits", settings=[*TINY, "checkpoint_steps=2"], **words)
     assert same_model(run.folder, expected.folder)

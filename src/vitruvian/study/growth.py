@@ -21,9 +21,10 @@ from vitruvian.training.finetune import Series
 from vitruvian.training.initial_model import config_of, scale_size
 from vitruvian.training.journal import Listener, ProgressListener
 from vitruvian.training.planning import plan
-from vitruvian.training.recipe import DESCRIPTION, HARMLESS, Recipe, change_recipe, read_recipe
+from vitruvian.training.recipe import Recipe, change_recipe, read_recipe
 from vitruvian.training.run_folder import RUNS, Run, RunState, is_free, lock_folder
 from vitruvian.training.splits import DataRef, fit_batch_size, resolution_stages, run_multiply_adds, split_data
+from vitruvian.training.train import check_recipe
 
 RECIPES = ("study-vit", "study-hybrid", "study-resnet")
 """Default recipes, which train alike and need about the same compute per image."""
@@ -182,15 +183,11 @@ def check_cell(study: Study, cell: GrowthCell) -> None:
     if cell.state == "waiting":
         return
     run = Run(cell.folder)
-    before, now = run.recipe.to_json(), change_recipe(cell.recipe, []).to_json()
-    changes = [key for key in now if key not in HARMLESS | DESCRIPTION and before.get(key) != now[key]]
     hint = f"choose another {argument('out')}"
     if run.facts.get("data") != study.data.name:
         reason = f"trained on {run.facts.get('data')}, not {study.data.name}"
         raise TrainingError(reason, where=cell.folder, hint=hint)
-    if changes:
-        key = changes[0]
-        raise TrainingError(f"trained with {key}={before.get(key)!r}, not {now[key]!r}", where=cell.folder, hint=hint)
+    check_recipe(run, cell.recipe, cell.folder, hint)
 
 
 def estimate_seconds(study: Study, seconds: float = 5.0) -> Iterator[tuple[GrowthCell, float]]:
@@ -199,7 +196,7 @@ def estimate_seconds(study: Study, seconds: float = 5.0) -> Iterator[tuple[Growt
     for cell in study.cells:
         if cell.recipe_name not in measured:
             cost = plan(study.data, recipe=cell.recipe, seconds=seconds)
-            measured[cell.recipe_name] = cost.step_seconds, cost.evaluation_seconds / max(1, cost.evaluations)
+            measured[cell.recipe_name] = cost.timing.step_seconds, cost.evaluation_seconds / max(1, cost.evaluations)
         step, evaluation = measured[cell.recipe_name]
         yield cell, 0.0 if cell.state == "done" else cell.recipe.steps * step + evaluation
 

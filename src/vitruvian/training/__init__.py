@@ -1,7 +1,7 @@
 """Training: recipes, the loop and the run folder; exactly resumable, on one machine or many.
 
 `train` start or resume a run · `loop` its steps, evaluations and checkpoints · `recipe` its settings · `splits` its
-images · `model` the model it starts from · `objective` `distill` `masked` what it optimizes · `optimizer` also
+images · `model` the model it starts from · `objective` `masked` what it optimizes · `optimizer` also
 schedules and averaged weights · `distributed` its processes · `run_folder` `journal` `checkpoint` `run_report` what it
 writes · `planning` what it would cost · `finetune` the paper's protocol over many runs
 """

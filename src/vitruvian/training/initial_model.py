@@ -12,35 +12,33 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitruvian.cache import scratch_folder
 from vitruvian.catalog import resolve
 from vitruvian.config import CHANGEABLE, ROOT_CHANNELS, ModelConfig, ModelMeta, Preprocess, ViTConfig
 from vitruvian.data.augment import Augment
 from vitruvian.data.loader import Loader
-from vitruvian.data.sources import Source, Subset
+from vitruvian.data.sources import Source
 from vitruvian.data.transform import as_transform
 from vitruvian.errors import ConfigError, UnknownNameError
-from vitruvian.evaluation.features import FeatureSet, compute_features, hold_out_examples, open_store
+from vitruvian.evaluation.features import FeatureSet, hold_out_examples
 from vitruvian.evaluation.probe_classifiers import L2_GRID, choose_l2, fit_linear
 from vitruvian.inference import Encoder
 from vitruvian.model.build import Model, build
 from vitruvian.model.stems import ConvStem, whitening_kernels
 from vitruvian.model.vit import ViT
-from vitruvian.progress import no_tracking, print_status, track
+from vitruvian.progress import print_status
 from vitruvian.settings import Size
 from vitruvian.training.distributed import Processes
 from vitruvian.training.masked import MaskedViT
 from vitruvian.training.optimizer import freeze
 from vitruvian.training.recipe import Recipe
+from vitruvian.training.splits import shared_features, thin
 from vitruvian.weights.description import Description
 from vitruvian.weights.load import Changes, check_finite, locate, open_model, published_name, with_config
 from vitruvian.weights.parse import LoadHints
@@ -207,21 +205,6 @@ def return_freed_memory() -> None:
         ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, LARGE_BYTES)
 
 
-def subset(source: Source, indices: NDArray[np.int64], name: str) -> Source:
-    """Some images of a source; their indices are kept in a temporary file."""
-    path = scratch_folder() / "subset.i64"
-    indices.astype("i8").tofile(path)
-    return Subset(source, path, name=name)
-
-
-def thin(source: Source, most: int) -> Source:
-    """The source, or `most` of its images at equal distances."""
-    if len(source) <= most:
-        return source
-    indices = np.linspace(0, len(source) - 1, most).astype("i8")
-    return subset(source, indices, f"{source.name} ({most:,} of {len(source):,})")
-
-
 def whiten_stem(model: Model, source: Source) -> None:
     """Set the first convolution of the stem to the principal directions of the patches of the training images."""
     stem = model.embed.stem if isinstance(model, ViT) else None
@@ -237,19 +220,6 @@ def whiten_stem(model: Model, source: Source) -> None:
     kernels = whitening_kernels(sums / sums.trace() * len(sums), ROOT_CHANNELS // 2)
     with torch.no_grad():
         weight[: len(kernels)] = kernels.view(-1, *weight.shape[1:]).to(weight)
-
-
-def shared_features(encoder: Encoder, source: Source, processes: Processes, *, label: str) -> FeatureSet:
-    """The features of all images. Each process computes a part and reads the others from the feature store.
-
-    Machines that do not share a cache folder compute all of them.
-    """
-    follow = partial(track, label=label) if processes.is_main else no_tracking
-    if processes.is_distributed:
-        part = subset(source, np.arange(processes.rank, len(source), processes.world_size), source.name)
-        compute_features(encoder, part, open_store(encoder), track=follow)
-        processes.barrier()
-    return compute_features(encoder, source, open_store(encoder), track=follow)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -36,15 +36,14 @@ from vitruvian.training.checkpoint import (
     read_tensors,
     write_digests,
 )
-from vitruvian.training.distill import Distilled
 from vitruvian.training.distributed import Processes, average_buffers, fully_shard, no_sync, reshard, wrap_ddp
 from vitruvian.training.initial_model import augment_for
 from vitruvian.training.journal import METRICS_FILE, Clock, Journal, Line, Listener, notify
 from vitruvian.training.masked import Colors, MaskedViT
 from vitruvian.training.objective import (
+    Distilled,
     Labels,
     Objective,
-    Placement,
     ValidationMetrics,
     balanced_weights,
     image_weights,
@@ -370,14 +369,11 @@ class Loop:
         position.evaluated = position.step
 
     def measure(self, stop: StopRequest) -> ValidationMetrics:
-        placement = Placement(
-            device=self.processes.device, dtype=self.trainer.dtype, all_ranks=self.processes.is_distributed
-        )
-        batches, images = self.validation_batches(stop), len(self.validation.source)
+        trainer, batches, images = self.trainer, self.validation_batches(stop), len(self.validation.source)
         try:
-            return self.trainer.objective.evaluate(self.trainer.model, batches, images, placement)
+            return trainer.objective.evaluate(trainer.model, batches, images, self.processes, trainer.dtype)
         finally:
-            reshard(self.trainer.model)
+            reshard(trainer.model)
 
     def validation_batches(self, stop: StopRequest) -> Iterator[Batch]:
         """The validation batches; a single process stops between them when asked to."""

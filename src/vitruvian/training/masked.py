@@ -19,7 +19,8 @@ from vitruvian.errors import ConfigError, DataError
 from vitruvian.evaluation.metrics import autocast, count_all, from_all_ranks
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
-from vitruvian.training.objective import Autocast, Objective, Placement
+from vitruvian.training.distributed import Processes
+from vitruvian.training.objective import Autocast, Objective
 from vitruvian.training.recipe import Recipe
 
 # B images, N patches, M of them corrupted, D width, K colors
@@ -130,11 +131,11 @@ class ColorTally:
     """Images, patches, total loss and correct predictions."""
     examples: list[MaskedExample] = field(default_factory=list)
 
-    def measures(self, placement: Placement) -> ColorMeasures:
-        """The metrics over this process's counts, or with `all_ranks` over those of all processes."""
+    def measures(self, processes: Processes) -> ColorMeasures:
+        """The metrics over the counts of all processes."""
         sums, examples = self.sums, self.examples
-        if placement.all_ranks:
-            sums, examples = from_all_ranks(sums, examples, placement.device)
+        if processes.is_distributed:
+            sums, examples = from_all_ranks(sums, examples, processes.device)
         images, patches, loss, correct = sums.tolist()
         if not patches:
             raise DataError("there is no image to evaluate the model on")
@@ -178,19 +179,22 @@ class Colors(Objective):
         colors = colors_of(pixels, self.model.config.patch_size, self.model.meta.preprocess)
         return colors[corruption_of(draws).chosen].view(len(pixels), -1)
 
-    def evaluate(self, model: nn.Module, batches: Iterable[Batch], images: int, placement: Placement) -> ColorMeasures:
+    def evaluate(
+        self, model: nn.Module, batches: Iterable[Batch], images: int, processes: Processes, dtype: torch.dtype | None
+    ) -> ColorMeasures:
         """The metrics over all validation images, which are corrupted in the same way each time."""
         tally = ColorTally(shown=set(np.linspace(0, images - 1, EXAMPLES).astype(int).tolist()))
-        count_all(
-            model, batches, partial(self.count, model, placement=placement, tally=tally), all_ranks=placement.all_ranks
-        )
-        return tally.measures(placement)
+        count = partial(self.count, model, device=processes.device, dtype=dtype, tally=tally)
+        count_all(model, batches, count, all_ranks=processes.is_distributed)
+        return tally.measures(processes)
 
-    def count(self, model: nn.Module, batch: Batch, *, placement: Placement, tally: ColorTally) -> tuple[Tensor, ...]:
+    def count(
+        self, model: nn.Module, batch: Batch, *, device: torch.device, dtype: torch.dtype | None, tally: ColorTally
+    ) -> tuple[Tensor, ...]:
         """Add a batch to the tally; returns the model inputs of one image, for a process that has run out of them."""
         draws = draws_for(batch.indices.tolist(), self.patches(batch.pixels), EVALUATION_SEED)
-        pixels, moved = batch.pixels.to(placement.device), draws.to(placement.device)
-        with autocast(placement.device, placement.dtype):
+        pixels, moved = batch.pixels.to(device), draws.to(device)
+        with autocast(device, dtype):
             logits = model(pixels, moved).float()
         colors, predicted = self.corrupted_colors(pixels, moved), logits.argmax(dim=-1)
         loss = F.cross_entropy(logits.transpose(1, 2), colors, reduction="none").double().sum().item()

@@ -27,6 +27,7 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 4
 MUON_SCALE = 0.2
 """Root mean square of Muon's update at lr 1, about that of AdamW."""
+ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
 FUSED = {"qkv": 3, "key_value": 2}
 """Layers whose weight holds several projections, and how many."""
 
@@ -42,18 +43,6 @@ class OptimizerKind:
     """State tensors of matrix parameters, if the optimizer treats those differently (Muon)."""
     counts_steps: bool = True
     """Whether its state also has the number of steps, `step`."""
-
-
-def adamw(groups: Groups, recipe: Recipe) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, fused=True)
-
-
-def adam(groups: Groups, recipe: Recipe) -> torch.optim.Optimizer:
-    return torch.optim.Adam(groups, lr=recipe.lr, betas=recipe.betas, fused=True)
-
-
-def sgd(groups: Groups, recipe: Recipe) -> torch.optim.Optimizer:
-    return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, fused=True)
 
 
 class Muon(torch.optim.AdamW):
@@ -110,10 +99,14 @@ def shard_like(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 
 OPTIMIZERS = {
-    "adam": OptimizerKind(adam, ("exp_avg", "exp_avg_sq")),
-    "adamw": OptimizerKind(adamw, ("exp_avg", "exp_avg_sq")),
-    "muon": OptimizerKind(Muon, ("exp_avg", "exp_avg_sq"), matrix_moments=("momentum_buffer",)),
-    "sgd": OptimizerKind(sgd, ("momentum_buffer",), counts_steps=False),
+    "adam": OptimizerKind(lambda groups, r: torch.optim.Adam(groups, r.lr, r.betas, fused=True), ADAM_MOMENTS),
+    "adamw": OptimizerKind(lambda groups, r: torch.optim.AdamW(groups, r.lr, r.betas, fused=True), ADAM_MOMENTS),
+    "muon": OptimizerKind(Muon, ADAM_MOMENTS, matrix_moments=("momentum_buffer",)),
+    "sgd": OptimizerKind(
+        lambda groups, r: torch.optim.SGD(groups, r.lr, r.momentum, fused=True),
+        ("momentum_buffer",),
+        counts_steps=False,
+    ),
 }
 CHOICES["optimizer"] = OPTIMIZERS
 

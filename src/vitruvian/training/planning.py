@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 import statistics
@@ -26,16 +25,16 @@ from vitruvian.cost import multiply_adds, parameters
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.loader import Batch
 from vitruvian.errors import ConfigError, DataError, UnknownNameError, argument
-from vitruvian.settings import Size
 from vitruvian.text import format_bytes, format_duration
-from vitruvian.training.distributed import process_group
+from vitruvian.training.distributed import Processes, process_group
 from vitruvian.training.initial_model import config_of, model_for
 from vitruvian.training.loop import Trainer
-from vitruvian.training.objective import Placement
 from vitruvian.training.optimizer import OPTIMIZERS
 from vitruvian.training.recipe import Recipe, change_recipe, read_recipe
 from vitruvian.training.splits import (
     DataRef,
+    Splits,
+    Stage,
     fit_batch_size,
     resolution_stages,
     run_multiply_adds,
@@ -56,37 +55,46 @@ FIRST_IMAGES = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingPlan:
-    """The cost of a run on this machine."""
+    """The cost of a run on this machine, from a few measured steps; other resolutions are scaled by their compute."""
 
-    model: str
-    data: str
+    recipe: Recipe
+    splits: Splits
+    config: ModelConfig
     device: str
-    classes: int
-    training_images: int
-    validation_images: int
-    image_size: Size
-    parameters: int
-    learning: int
-    """Parameters that are not frozen."""
-    multiply_adds: int
-    """Per image, forward."""
-    run_multiply_adds: int
-    """All training steps, forward and backward, without evaluations."""
-    batch_size: int
-    steps: int
+    stages: tuple[Stage, ...]
     epochs: float
     evaluations: int
-    weight_bytes: int
-    """Weights, optimizer state and averaged weights."""
-    step_bytes: int
-    """Gradients and activations at the peak of a step."""
-    measured_steps: int
-    step_seconds: float
-    training_seconds: float
-    evaluation_seconds: float
-    """All evaluations together."""
-    teacher: str = ""
-    """The teacher, and whether the time includes it."""
+    learning: int
+    """Parameters that are not frozen."""
+    timing: StepTiming
+    """Of a step at the resolution of the first stage."""
+    image_seconds: float
+    """Evaluation time per validation image."""
+
+    @property
+    def steps(self) -> int:
+        return self.stages[-1].end
+
+    @property
+    def parameters(self) -> int:
+        return parameters(self.config)
+
+    @property
+    def run_multiply_adds(self) -> int:
+        """All training steps, forward and backward, without evaluations."""
+        return run_multiply_adds(self.recipe, self.config, self.stages)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Weights, optimizer state and averaged weights."""
+        copies = len(OPTIMIZERS[self.recipe.optimizer].moments) + (self.recipe.average != "none")
+        return VALUE_BYTES * (self.parameters + self.learning * copies)
+
+    @property
+    def step_bytes(self) -> int:
+        """Gradients and activations at the peak of a step."""
+        works = [step_multiply_adds(self.recipe, self.config, stage.size) for stage in self.stages]
+        return round(self.timing.step_bytes * max(works) / works[0])
 
     @property
     def memory_bytes(self) -> int:
@@ -94,11 +102,18 @@ class TrainingPlan:
         return self.weight_bytes + self.step_bytes
 
     @property
+    def training_seconds(self) -> float:
+        first_work = step_multiply_adds(self.recipe, self.config, self.stages[0].size)
+        return self.timing.step_seconds * self.run_multiply_adds / first_work
+
+    @property
+    def evaluation_seconds(self) -> float:
+        """All evaluations together."""
+        return self.evaluations * len(self.splits.validation) * self.image_seconds
+
+    @property
     def seconds(self) -> float:
         return self.training_seconds + self.evaluation_seconds
-
-    def to_json(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "memory_bytes": self.memory_bytes, "seconds": self.seconds}
 
 
 def plan(
@@ -122,72 +137,48 @@ def plan(
         # With teacher_input='fixed' the teacher would first process all images.
         measured = chosen.replace(teacher="") if chosen.teacher_input == "fixed" else chosen
         trainer = Trainer(measured, splits, processes, model_for(measured, splits.classes))
-        with closing(trainer.batches):
-            timing = measure_steps(trainer, trainer.batches.from_step(0), seconds=seconds)
-        with validation_loader(splits.validation, chosen, trainer.model.meta.preprocess, processes) as loader:
+        batches, starting = trainer.batches, trainer.model
+        with closing(batches):
+            timing = measure_steps(trainer, batches.from_step(0), seconds=seconds)
+        with validation_loader(splits.validation, chosen, starting.meta.preprocess, processes) as loader:
             image_seconds = measure_evaluation(trainer, loader.batches(0))
-        return replace(build_plan(trainer, timing, image_seconds), teacher=describe_teacher(chosen))
-
-
-def build_plan(trainer: Trainer, timing: StepTiming, image_seconds: float) -> TrainingPlan:
-    """The plan from counts and measurements; the time of steps at other resolutions is scaled by their compute."""
-    recipe, batches, config, splits = trainer.recipe, trainer.batches, trainer.model.config, trainer.splits
-    learning = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
-    count = parameters(config)
-    works = [step_multiply_adds(recipe, config, stage.size) for stage in batches.stages]
-    run_work = run_multiply_adds(recipe, config, batches.stages)
-    copies = len(OPTIMIZERS[recipe.optimizer].moments) + (recipe.average != "none")
-    evaluations = -(-batches.total // batches.per_evaluation)
-    return TrainingPlan(
-        model=recipe.weights or f"{recipe.model} from scratch (random weights)",
-        data=splits.name,
-        device=str(trainer.processes.device),
-        classes=len(splits.classes),
-        training_images=len(splits.train),
-        validation_images=len(splits.validation),
-        image_size=config.image_size,
-        parameters=count,
-        learning=learning,
-        multiply_adds=multiply_adds(config),
-        run_multiply_adds=run_work,
-        batch_size=recipe.batch_size,
-        steps=batches.total,
-        epochs=batches.total / batches.per_epoch,
-        evaluations=evaluations,
-        weight_bytes=VALUE_BYTES * (count + learning * copies),
-        step_bytes=round(timing.step_bytes * max(works) / works[0]),
-        measured_steps=timing.steps,
-        step_seconds=timing.step_seconds,
-        training_seconds=timing.step_seconds * run_work / works[0],
-        evaluation_seconds=evaluations * len(splits.validation) * image_seconds,
-    )
-
-
-def describe_teacher(recipe: Recipe) -> str:
-    if not recipe.teacher:
-        return ""
-    fixed = "runs once on each image before the first step, which the time does not include"
-    return (
-        f"{recipe.teacher}, {fixed if recipe.teacher_input == 'fixed' else 'runs in each step, included in the time'}"
-    )
+        return TrainingPlan(
+            recipe=chosen,
+            splits=splits,
+            config=starting.config,
+            device=str(processes.device),
+            stages=batches.stages,
+            epochs=batches.total / batches.per_epoch,
+            evaluations=-(-batches.total // batches.per_evaluation),
+            learning=sum(p.numel() for p in starting.parameters() if p.requires_grad),
+            timing=timing,
+            image_seconds=image_seconds,
+        )
 
 
 def plan_lines(plan: TrainingPlan) -> list[str]:
     """The plan for printing, one line per fact."""
+    recipe, splits = plan.recipe, plan.splits
     frozen = plan.parameters - plan.learning
-    rows, columns = plan.image_size
+    rows, columns = plan.config.image_size
+    model = recipe.weights or f"{recipe.model} from scratch (random weights)"
     facts = {
-        "model": f"{plan.model}, {rows}x{columns} pixels, {plan.classes:,} classes",
+        "model": f"{model}, {rows}x{columns} pixels, {len(splits.classes):,} classes",
         "parameters": f"{plan.parameters / 1e6:,.2f} million" + (f", {frozen / 1e6:,.2f} frozen" if frozen else ""),
-        **({"teacher": plan.teacher} if plan.teacher else {}),
-        "data": f"{plan.data}: {plan.training_images:,} training images, {plan.validation_images:,} validation images",
-        "steps": f"{plan.steps:,} of {plan.batch_size:,} images: {plan.epochs:,.4g} epochs",
+    }
+    if recipe.teacher:
+        fixed = "runs once on each image before the first step, which the time does not include"
+        when = fixed if recipe.teacher_input == "fixed" else "runs in each step, included in the time"
+        facts["teacher"] = f"{recipe.teacher}, {when}"
+    facts |= {
+        "data": f"{splits.name}: {len(splits.train):,} training images, {len(splits.validation):,} validation images",
+        "steps": f"{plan.steps:,} of {recipe.batch_size:,} images: {plan.epochs:,.4g} epochs",
         "evaluations": f"{plan.evaluations:,}",
-        "multiply-adds": f"{plan.multiply_adds:.3g} per image, {plan.run_multiply_adds:.3g} for all training steps",
+        "multiply-adds": f"{multiply_adds(plan.config):.3g} per image, {plan.run_multiply_adds:.3g} for all steps",
         "memory": f"about {format_bytes(plan.memory_bytes)}: weights and optimizer {format_bytes(plan.weight_bytes)}, "
         f"a step {format_bytes(plan.step_bytes)}",
-        "time": f"about {format_duration(plan.seconds)} on {plan.device}: {plan.step_seconds:.3g} s per step "
-        f"(measured on {plan.measured_steps}), evaluations {format_duration(plan.evaluation_seconds)}",
+        "time": f"about {format_duration(plan.seconds)} on {plan.device}: {plan.timing.step_seconds:.3g} s per step "
+        f"(measured on {plan.timing.steps}), evaluations {format_duration(plan.evaluation_seconds)}",
     }
     return align_facts(facts)
 
@@ -281,12 +272,12 @@ def head_of(batch: Batch, count: int) -> Batch:
 
 def measure_evaluation(trainer: Trainer, batches: Iterator[Batch], *, most: int = 3) -> float:
     """Seconds per validation image, including loading: the minimum over a few batches, as the first is slow."""
-    placement = Placement(device=trainer.processes.device, dtype=None, all_ranks=False)
+    alone = Processes(device=trainer.processes.device)  # without communication
     seconds = []
     before = time.perf_counter()
     for batch in islice(batches, most):
         if len(batch):
-            trainer.objective.evaluate(trainer.model, [batch], len(batch), placement)
+            trainer.objective.evaluate(trainer.model, [batch], len(batch), alone, None)
             now = time.perf_counter()
             seconds.append((now - before) / len(batch))
             before = now
@@ -391,35 +382,53 @@ DATASET_SIZES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterPlan:
-    """The cost of a run on a cluster."""
+    """The cost of a run on a cluster, counted without running anything."""
 
-    recipe: str
-    model: str
+    name: str
+    """Name of the recipe; empty for a Recipe object."""
+    recipe: Recipe
+    config: ModelConfig
     devices: int
     accelerator: str
     images: int
-    batch_size: int
-    steps: int
-    multiply_adds: int
-    """Per image, forward."""
-    run_multiply_adds: int
-    weight_bytes: dict[str, int]
-    """Weights, gradients and optimizer state per device, by sharding mode."""
-    activation_bytes: int
-    """Activations of a device's part of the batch, without checkpointing."""
-    read_bytes: int
-    paper_days: int | None
-    """TPUv3-core-days in the paper."""
-    result: str
-    """Expected result of the recipe."""
+
+    @property
+    def steps(self) -> int:
+        return round(self.recipe.steps or self.recipe.epochs * self.images / self.recipe.batch_size)
+
+    @property
+    def run_multiply_adds(self) -> int:
+        stages = resolution_stages(self.recipe, self.config.image_size, self.steps)
+        return run_multiply_adds(self.recipe, self.config, stages)
+
+    @property
+    def weight_bytes(self) -> dict[str, int]:
+        """Weights, gradients, optimizer state and averaged weights per device, by sharding mode."""
+        copies = 2 + len(OPTIMIZERS[self.recipe.optimizer].moments) + (self.recipe.average != "none")
+        size = VALUE_BYTES * parameters(self.config) * copies
+        return {"ddp": size, "fsdp, hybrid": size // min(NODE, self.devices), "fsdp, full": size // self.devices}
+
+    @property
+    def activation_bytes(self) -> int:
+        """An estimate for a device's part of the batch, in 16 bits, without checkpointing."""
+        images = -(-self.recipe.batch_size // (self.devices * self.recipe.grad_accum_steps))
+        config = self.config
+        if not isinstance(config, ViTConfig):
+            return images * multiply_adds(config) // 50
+        return images * config.depth * (config.prefix_tokens + math.prod(config.grid)) * config.width * BLOCK_BYTES
 
     @property
     def seconds(self) -> float:
         return 2 * self.run_multiply_adds / (ACCELERATORS[self.accelerator].flops * UTILIZATION * self.devices)
 
     @property
+    def paper_days(self) -> int | None:
+        """TPUv3-core-days in the paper, if this is one of its runs."""
+        return PAPER_DAYS.get((self.name, self.recipe.model, round(self.recipe.epochs)))
+
+    @property
     def paper_utilization(self) -> float | None:
-        """Fraction of their peak that the paper's cores reached, if this is one of the paper's runs."""
+        """Fraction of their peak that the paper's cores reached."""
         if self.paper_days is None:
             return None
         return 2 * self.run_multiply_adds / (self.paper_days * DAY * ACCELERATORS[TPU].flops)
@@ -444,11 +453,11 @@ def cluster_plan(
     model: str | None = None,
     settings: Sequence[str] = (),
 ) -> ClusterPlan:
-    """The cost of a recipe on `cluster`, such as `64 x A100`, counted without running anything.
+    """The cost of a recipe on a cluster.
 
     Args:
         recipe: A name, a TOML file or a Recipe.
-        cluster: The number and the name of the devices.
+        cluster: The number and the name of the devices, such as `64 x A100`.
         data: By default the data that the name of the recipe stands for.
         model: Replaces the model of the recipe.
         settings: Changes to the recipe.
@@ -458,25 +467,13 @@ def cluster_plan(
     chosen = change_recipe(chosen.replace(model=model) if model else chosen, settings)
     name = Path(str(recipe)).stem if isinstance(recipe, str | Path) else ""
     images, classes = dataset_size(name, data)
-    images = min(images, chosen.max_train_samples or images)
-    config = config_of(chosen, classes)
-    steps = round(chosen.steps or chosen.epochs * images / chosen.batch_size)
-    stages = resolution_stages(chosen, config.image_size, steps)
     return ClusterPlan(
-        recipe=name,
-        model=chosen.model,
+        name=name,
+        recipe=chosen,
+        config=config_of(chosen, classes),
         devices=devices,
         accelerator=accelerator,
-        images=images,
-        batch_size=chosen.batch_size,
-        steps=steps,
-        multiply_adds=multiply_adds(config),
-        run_multiply_adds=run_multiply_adds(chosen, config, stages),
-        weight_bytes=weight_bytes(chosen, parameters(config), devices),
-        activation_bytes=activation_bytes(config, -(-chosen.batch_size // (devices * chosen.grad_accum_steps))),
-        read_bytes=steps * chosen.batch_size * IMAGE_BYTES,
-        paper_days=PAPER_DAYS.get((name, chosen.model, round(chosen.epochs))),
-        result=chosen.result,
+        images=min(images, chosen.max_train_samples or images),
     )
 
 
@@ -491,28 +488,15 @@ def dataset_size(recipe: str, data: object) -> tuple[int, int]:
     raise ConfigError(f"the size of the dataset for the recipe {recipe!r} is unknown; give DATA")
 
 
-def weight_bytes(recipe: Recipe, count: int, devices: int) -> dict[str, int]:
-    """Bytes of weights, gradients, optimizer state and averaged weights per device, by sharding mode."""
-    copies = 2 + len(OPTIMIZERS[recipe.optimizer].moments) + (recipe.average != "none")
-    size = VALUE_BYTES * count * copies
-    return {"ddp": size, "fsdp, hybrid": size // min(NODE, devices), "fsdp, full": size // devices}
-
-
-def activation_bytes(config: ModelConfig, images: int) -> int:
-    """An estimate of the activations, in 16 bits."""
-    if not isinstance(config, ViTConfig):
-        return images * multiply_adds(config) // 50
-    return images * config.depth * (config.prefix_tokens + math.prod(config.grid)) * config.width * BLOCK_BYTES
-
-
 def cluster_lines(plan: ClusterPlan) -> list[str]:
     """The plan for printing, one line per fact."""
-    device = ACCELERATORS[plan.accelerator]
+    device, recipe = ACCELERATORS[plan.accelerator], plan.recipe
+    read_bytes = plan.steps * recipe.batch_size * IMAGE_BYTES
     device_days = plan.seconds / DAY * plan.devices
     facts = {
-        "model": f"{plan.model}, {plan.multiply_adds:.3g} multiply-adds per image",
-        "steps": f"{plan.steps:,} of {plan.batch_size:,} images, of {plan.images:,}",
-        "multiply-adds": f"{plan.run_multiply_adds:.3g} for all training steps "
+        "model": f"{recipe.model}, {multiply_adds(plan.config):.3g} multiply-adds per image",
+        "steps": f"{plan.steps:,} of {recipe.batch_size:,} images, of {plan.images:,}",
+        "multiply-adds": f"{plan.run_multiply_adds:.3g} for all steps "
         f"({2 * plan.run_multiply_adds / 1e18:,.5g} exaFLOPs)",
         "time": f"{format_duration(plan.seconds)} on {plan.devices} x {plan.accelerator}, "
         f"{device_days:,.3g} accelerator-days, at {UTILIZATION:.0%} "
@@ -526,12 +510,12 @@ def cluster_lines(plan: ClusterPlan) -> list[str]:
             f"{format_bytes(int(device.memory))}{fits}"
         )
     facts["read"] = (
-        f"{format_bytes(plan.read_bytes)} at {IMAGE_BYTES // 1000} kB per image, "
-        f"{format_bytes(round(plan.read_bytes / plan.seconds))} per second"
+        f"{format_bytes(read_bytes)} at {IMAGE_BYTES // 1000} kB per image, "
+        f"{format_bytes(round(read_bytes / plan.seconds))} per second"
     )
     if plan.paper_days is not None:
         facts["the paper"] = (
             f"{plan.paper_days:,} TPUv3-core-days (Table 2), {plan.paper_utilization:.0%} of their peak of "
-            f"{ACCELERATORS[TPU].flops / 1e12:,.4g} TFLOPS each; {plan.result} (Table 5)"
+            f"{ACCELERATORS[TPU].flops / 1e12:,.4g} TFLOPS each; {recipe.result} (Table 5)"
         )
     return align_facts(facts)

@@ -7,7 +7,6 @@ the recipe selects by validation · `unreadable.json` skipped images · `model/`
 
 from __future__ import annotations
 
-import itertools
 import os
 import platform
 import shutil
@@ -223,7 +222,9 @@ def is_free(folder: Path) -> bool:
 
 def make_folder(name: str) -> Path:
     """Create the first free folder `runs/NAME-1`, `runs/NAME-2`, ..."""
-    for suffix in itertools.count(1):
+    suffix = 0
+    while True:
+        suffix += 1
         folder = RUNS / f"{name}-{suffix}"
         try:
             folder.mkdir(parents=True)
@@ -234,7 +235,6 @@ def make_folder(name: str) -> Path:
             raise TrainingError(
                 f"cannot be written: {error.strerror}", where=folder, hint=f"choose another {argument('out')}"
             ) from error
-    raise AssertionError  # the loop has no end
 
 
 @contextmanager

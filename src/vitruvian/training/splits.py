@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
+from vitruvian.cache import scratch_folder
 from vitruvian.config import ModelConfig, Preprocess, ViTConfig
 from vitruvian.cost import TRAINING_PASSES, multiply_adds
 from vitruvian.data.augment import Augment, require_packages, train_transform
 from vitruvian.data.columns import CHUNK, read_chunk
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.loader import Batch, Loader
-from vitruvian.data.sources import Concat, Dataset, Source, first_samples, hold_out
+from vitruvian.data.sources import Concat, Dataset, Source, Subset, first_samples, hold_out
 from vitruvian.data.transform import Transform, as_transform
 from vitruvian.data.workers import unguarded_script
 from vitruvian.errors import ConfigError, TrainingError
+from vitruvian.evaluation.features import FeatureSet, compute_features, open_store
+from vitruvian.inference import Encoder
+from vitruvian.progress import no_tracking, track
 from vitruvian.settings import Size
 from vitruvian.training.distributed import Processes
 from vitruvian.training.recipe import Recipe
@@ -124,7 +129,11 @@ def split_data(data: object, recipe: Recipe) -> Splits:
     its weights by validation never does so on `test`.
     """
     dataset = DataRef.of(data).dataset
-    splits = protocol_splits(dataset, recipe) if recipe.validation != "auto" else usual_splits(dataset, recipe)
+    choose = usual_splits if recipe.validation == "auto" else protocol_splits
+    train, validation, validation_is = choose(dataset, recipe)
+    splits = Splits(
+        name=dataset.name, train=train, validation=validation, validation_is=validation_is, notes=dataset.notes
+    )
     if recipe.objective == "labels":
         splits = splits.with_notes(*missing_class_notes(splits))
     if not recipe.max_train_samples:
@@ -151,22 +160,18 @@ def labels_in(source: Source) -> set[int]:
     return {int(label) for start in range(0, len(labels), CHUNK) for label in np.unique(read_chunk(labels, start))}
 
 
-def usual_splits(dataset: Dataset, recipe: Recipe) -> Splits:
-    """The splits of a run outside the fine-tuning protocol."""
+def usual_splits(dataset: Dataset, recipe: Recipe) -> tuple[Source, Source, str]:
+    """Training images, validation images and their description, outside the fine-tuning protocol."""
     allowed = ("val",) if recipe.patience > 0 or recipe.final == "best" else ("val", "test")
     train, name = dataset.train, next((name for name in allowed if name in dataset.splits), "")
     if name:
-        validation, validation_is = dataset.splits[name], f"the split {name!r}"
-    else:
-        train, validation = hold_out(train, recipe.val_fraction, recipe.seed)
-        validation_is = f"{recipe.val_fraction:.0%} of each class, held out"
-    return Splits(
-        name=dataset.name, train=train, validation=validation, validation_is=validation_is, notes=dataset.notes
-    )
+        return train, dataset.splits[name], f"the split {name!r}"
+    train, validation = hold_out(train, recipe.val_fraction, recipe.seed)
+    return train, validation, f"{recipe.val_fraction:.0%} of each class, held out"
 
 
-def protocol_splits(dataset: Dataset, recipe: Recipe) -> Splits:
-    """The splits of one trial of the paper's fine-tuning protocol.
+def protocol_splits(dataset: Dataset, recipe: Recipe) -> tuple[Source, Source, str]:
+    """Training images, validation images and their description, in a trial of the paper's fine-tuning protocol.
 
     `dev` trains on all but the dev split, which is `val` or else held out, and never uses the test split. `test`
     trains on both and is evaluated on `test`, or on `val` if there is no `test`. With neither of them, the test split
@@ -188,9 +193,7 @@ def protocol_splits(dataset: Dataset, recipe: Recipe) -> Splits:
         validation = dev
     elif dev is not None:
         train = Concat([train, dev], name=f"{dataset.name} (train and val)")
-    return Splits(
-        name=dataset.name, train=train, validation=validation, validation_is=validation_is, notes=dataset.notes
-    )
+    return train, validation, validation_is
 
 
 def leakage_notes(data: str, recipe: Recipe, validation_is: str) -> list[str]:
@@ -315,6 +318,34 @@ def validation_loader(
         world=processes.world_size,
         max_unreadable=recipe.max_unreadable,
     )
+
+
+def subset(source: Source, indices: NDArray[np.int64], name: str) -> Source:
+    """Some images of a source; their indices are kept in a temporary file."""
+    path = scratch_folder() / "subset.i64"
+    indices.astype("i8").tofile(path)
+    return Subset(source, path, name=name)
+
+
+def thin(source: Source, most: int) -> Source:
+    """The source, or `most` of its images at equal distances."""
+    if len(source) <= most:
+        return source
+    indices = np.linspace(0, len(source) - 1, most).astype("i8")
+    return subset(source, indices, f"{source.name} ({most:,} of {len(source):,})")
+
+
+def shared_features(encoder: Encoder, source: Source, processes: Processes, *, label: str) -> FeatureSet:
+    """The features of all images. Each process computes a part and reads the others from the feature store.
+
+    Machines that do not share a cache folder compute all of them.
+    """
+    follow = partial(track, label=label) if processes.is_main else no_tracking
+    if processes.is_distributed:
+        part = subset(source, np.arange(processes.rank, len(source), processes.world_size), source.name)
+        compute_features(encoder, part, open_store(encoder), track=follow)
+        processes.barrier()
+    return compute_features(encoder, source, open_store(encoder), track=follow)
 
 
 @dataclass(frozen=True, slots=True)
