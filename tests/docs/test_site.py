@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import pkgutil
 import re
@@ -105,6 +106,16 @@ def test_files_targets_and_extras_that_a_page_names_exist(page):
 def test_python_names_in_the_text_exist(page):
     for name in re.findall(r"(?<![\w/.-])vitruvian(?:\.[A-Za-z_]\w*)+", " ".join(spans(page))):
         assert name.endswith(".json") or pkgutil.resolve_name(name) is not None
+
+
+def test_the_walks_in_contributing_name_functions_that_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    steps = re.findall(r"^\| \d+ \| `([\w.]+)` \| `([\w/]+\.py)` \|", text, re.MULTILINE)
+    assert len(steps) == 20
+    for function, file in steps:
+        tree = ast.parse((ROOT / "src" / "vitruvian" / file).read_text(encoding="utf-8"))
+        for name in function.split("."):
+            tree = next(node for node in tree.body if getattr(node, "name", "") == name)
 
 
 def test_costs_on_other_machines_are_those_of_the_command():
