@@ -147,8 +147,7 @@ def test_siglip_2_of_one_size_keeps_punctuation_as_its_tokenizer_does(kind, tmp_
 def test_token_numbers_give_the_similarity_of_open_clip(name):
     from vitruvian.weights import checkpoint_files
     from vitruvian.weights.families.registry import recognize
-    from vitruvian.weights.families.text_towers import TEXT_FAMILIES
-    from vitruvian.weights.zero_shot import text_tower
+    from vitruvian.weights.families.text_towers import TEXT_FAMILIES, text_tower
 
     checkpoint, expected = (
         checkpoint_files.read_checkpoint(PEERS / name),

@@ -19,7 +19,7 @@ from vitruvian.settings import Seed, Size, validate
 from vitruvian.text import plural
 from vitruvian.weights.checkpoint_files import digests
 from vitruvian.weights.families.registry import check_writer, writer
-from vitruvian.weights.families.text_towers import TextWeights, text_obstacles, tokenizer_files
+from vitruvian.weights.families.text_towers import TextWeights, read_text_tower, text_obstacles, tokenizer_files
 from vitruvian.weights.load import Changes, check_finite, load, locate, open_model, published_name, with_config
 from vitruvian.weights.parse import LoadHints
 from vitruvian.weights.save import check_destination, write
@@ -182,8 +182,6 @@ def text_to_write(model: Model, path: Path, family: str) -> tuple[TextWeights | 
     """The text tower of the source, or a note with the reason why it cannot be written."""
     if family != "huggingface" or model.head is not None or not model.meta.source:
         return None, []
-    from vitruvian.weights.zero_shot import read_text_tower
-
     text = read_text_tower(Path(model.meta.source))
     if text is None:
         return None, []
@@ -196,8 +194,6 @@ def text_to_write(model: Model, path: Path, family: str) -> tuple[TextWeights | 
 
 def compare_texts(text: TextWeights, path: Path, *, seed: int) -> float:
     """The largest difference of normalized embeddings of random tokens, by the tower and the one read back."""
-    from vitruvian.weights.zero_shot import read_text_tower
-
     reread = read_text_tower(path)
     config = text.tower.config
     if reread is None or (reread.scale, reread.bias) != (text.scale, text.bias):

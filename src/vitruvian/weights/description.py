@@ -25,7 +25,7 @@ ANCHORS = ("embed.patch.weight", "root.weight")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Description:
-    """Architecture and metadata of one model, as they are saved."""
+    """Saved architecture and metadata of a model."""
 
     config: ModelConfig
     meta: ModelMeta

@@ -231,22 +231,9 @@ def check_names(model: Model, state: Tensors, *, family: Family | None = None, r
             raise CheckpointError(f"{' + '.join(map(repr, names))} has dtype {tensor.dtype}, not floating point")
 
 
-HEADS = {
-    192: 3,
-    384: 6,
-    512: 8,
-    640: 10,
-    768: 12,
-    896: 14,
-    1024: 16,
-    1152: 16,
-    1280: 16,
-    1408: 16,
-    1536: 24,
-    1664: 16,
-    1792: 16,
-}
-"""Heads of the published models by width; not all have heads of 64 channels (So400m 72, H 80, g 88, G 104)."""
+HEADS = {width: width // 64 for width in (192, 384, 512, 640, 768, 896, 1024, 1536)}
+HEADS |= dict.fromkeys((1152, 1280, 1408, 1664, 1792), 16)
+"""Heads of the published models by width: of 64 channels, but for So400m, H, g and G."""
 
 DEFAULT_SIDE = 224
 """Image side of a model without any array that depends on it."""

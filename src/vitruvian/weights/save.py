@@ -16,7 +16,7 @@ from vitruvian.weights.description import Description, fingerprint
 from vitruvian.weights.families.family import Family
 from vitruvian.weights.families.registry import check_writer, suffixes_of, writer, writes_folders
 from vitruvian.weights.families.tables import Tensors
-from vitruvian.weights.families.text_towers import TextWeights, tokenizer_files, write_text
+from vitruvian.weights.families.text_towers import TextWeights, read_text_tower, tokenizer_files, write_text
 
 
 def save(model: Model, path: str | Path, family: str = "native", *, half: bool = False, text: bool = False) -> None:
@@ -45,8 +45,6 @@ def save(model: Model, path: str | Path, family: str = "native", *, half: bool =
 
 
 def load_text_tower(model: Model) -> TextWeights:
-    from vitruvian.weights.zero_shot import read_text_tower
-
     tower = read_text_tower(Path(model.meta.source)) if model.meta.source else None
     if tower is None:
         raise ConversionError(

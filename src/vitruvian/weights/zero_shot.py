@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,12 +20,7 @@ from vitruvian.errors import CheckpointError, ConfigError, UnknownNameError, arg
 from vitruvian.files import read_text
 from vitruvian.model.build import Model, empty
 from vitruvian.model.text_tower import TextTower
-from vitruvian.text import brief
-from vitruvian.weights.checkpoint_files import Checkpoint, read_checkpoint
-from vitruvian.weights.description import is_native
-from vitruvian.weights.families.registry import recognize
-from vitruvian.weights.families.tables import Tensors
-from vitruvian.weights.families.text_towers import TEXT_FAMILIES, TextFamily, TextWeights, scalar
+from vitruvian.weights.families.text_towers import read_text_tower
 from vitruvian.weights.load import is_inside, locate
 from vitruvian.weights.tokenizer import Tokenizer, TokenizerRules
 
@@ -91,44 +85,6 @@ def load_text(source: str | Path) -> TextEncoder:
         return TextEncoder(tower=tower, tokenizer=Tokenizer(text.folder, rules), scale=scale, bias=text.bias)
     except (CheckpointError, ConfigError) as error:
         raise error.replace(CheckpointError, where=None if is_inside(path, error.where) else path) from error
-
-
-def read_text_tower(path: Path) -> TextWeights | None:
-    """Read the text tower of a checkpoint, without its tokenizer; None if it has none."""
-    checkpoint = read_checkpoint(path)
-    family = TEXT_FAMILIES.get(type(recognize(checkpoint))) if not is_native(checkpoint) else None
-    tensors = family.tensors(checkpoint) if family else {}
-    if family is None or not tensors:
-        return None
-    tower, cleaning = text_tower(family, checkpoint, tensors)
-    scale = scalar(checkpoint.tensors.get(family.scale), family.scale)
-    if scale is None:
-        raise CheckpointError(f"{family.scale!r}, the scale of the logits, is missing")
-    bias = scalar(checkpoint.tensors.get(family.bias), family.bias)
-    folder = path if path.is_dir() else path.parent
-    return TextWeights(tower=tower, cleaning=cleaning, scale=scale, bias=bias, folder=folder)
-
-
-def text_tower(family: TextFamily, checkpoint: Checkpoint, tensors: Tensors) -> tuple[TextTower, dict[str, Any]]:
-    """Build the tower with every array accounted for; returns it with the settings of its tokenizer."""
-    reading = family.table.read(tensors)
-    config = family.config(checkpoint, tensors, reading.native)
-    with torch.device("meta"):
-        tower = TextTower(config)
-    expected = tower.state_dict()
-    missing = family.table.foreign_names((name for name in expected if name not in reading.native), config.blocks)
-    surplus = [*(name for name in reading.native if name not in expected), *reading.unused]
-    if missing or surplus:
-        raise CheckpointError(
-            f"names do not fit a text tower of this shape: {len(missing)} not found: {brief(missing)}; "
-            f"{len(surplus)} not used: {brief(surplus)}"
-        )
-    for name, tensor in reading.native.items():
-        if tensor.shape != expected[name].shape:
-            shapes = f"{tuple(tensor.shape)}, expected {tuple(expected[name].shape)}"
-            raise CheckpointError(f"the text tower's {name!r} has shape {shapes}")
-    tower.load_state_dict({name: tensor.contiguous() for name, tensor in reading.native.items()}, assign=True)
-    return tower.eval(), family.cleaning(checkpoint)
 
 
 _encoders: WeakKeyDictionary[Model, TextEncoder] = WeakKeyDictionary()

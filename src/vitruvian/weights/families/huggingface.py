@@ -230,7 +230,7 @@ RESAMPLING: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear
 
 
 def read_int(settings: dict[str, Any], key: str, default: int | None = None, *, minimum: int = 1) -> int | None:
-    """A positive integer of a JSON file; `default` if it is not stated, None if there is no file."""
+    """A positive integer of a JSON file; `default` if it is not stated, None without a file."""
     if not settings:
         return None
     value = settings.get(key, default)

@@ -14,12 +14,15 @@ from torch import Tensor
 from vitruvian.config import GOOGLE_NUMERICS, ModelConfig, Numerics, ViTConfig
 from vitruvian.errors import CheckpointError, ConversionError
 from vitruvian.model.text_tower import TextConfig, TextPool, TextTower
-from vitruvian.weights.checkpoint_files import Checkpoint
+from vitruvian.text import brief
+from vitruvian.weights.checkpoint_files import Checkpoint, read_checkpoint
+from vitruvian.weights.description import is_native
 from vitruvian.weights.families.family import Family
 from vitruvian.weights.families.google import BigVision, heads_in, layer, norm, unstack
 from vitruvian.weights.families.huggingface import WRITTEN_ACTIVATIONS, read_int
 from vitruvian.weights.families.huggingface_clip import HuggingFaceTower
 from vitruvian.weights.families.openclip import CONFIG, UNSUPPORTED, OpenClip, OpenClipTimm, config_section
+from vitruvian.weights.families.registry import recognize
 from vitruvian.weights.families.tables import DENSE, SAME, ArrayLayout, Row, Table, Tensors, pair
 from vitruvian.weights.parse import count_blocks, shape_of
 from vitruvian.weights.tokenizer import TOKENIZER_FILES
@@ -220,9 +223,6 @@ def scalar(tensor: Tensor | None, name: str) -> float | None:
     return float(tensor)
 
 
-CLASSES = {"clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model"}
-
-
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class TextWeights:
     """A text tower, and how its embeddings are compared with those of images."""
@@ -236,6 +236,47 @@ class TextWeights:
     """None for CLIP."""
     folder: Path
     """Directory of the tokenizer's files."""
+
+
+def read_text_tower(path: Path) -> TextWeights | None:
+    """Read the text tower of a checkpoint, without its tokenizer; None if it has none."""
+    checkpoint = read_checkpoint(path)
+    family = TEXT_FAMILIES.get(type(recognize(checkpoint))) if not is_native(checkpoint) else None
+    tensors = family.tensors(checkpoint) if family else {}
+    if family is None or not tensors:
+        return None
+    tower, cleaning = text_tower(family, checkpoint, tensors)
+    scale = scalar(checkpoint.tensors.get(family.scale), family.scale)
+    if scale is None:
+        raise CheckpointError(f"{family.scale!r}, the scale of the logits, is missing")
+    bias = scalar(checkpoint.tensors.get(family.bias), family.bias)
+    folder = path if path.is_dir() else path.parent
+    return TextWeights(tower=tower, cleaning=cleaning, scale=scale, bias=bias, folder=folder)
+
+
+def text_tower(family: TextFamily, checkpoint: Checkpoint, tensors: Tensors) -> tuple[TextTower, dict[str, Any]]:
+    """Build the tower with every array accounted for; returns it with the settings of its tokenizer."""
+    reading = family.table.read(tensors)
+    config = family.config(checkpoint, tensors, reading.native)
+    with torch.device("meta"):
+        tower = TextTower(config)
+    expected = tower.state_dict()
+    missing = family.table.foreign_names((name for name in expected if name not in reading.native), config.blocks)
+    surplus = [*(name for name in reading.native if name not in expected), *reading.unused]
+    if missing or surplus:
+        raise CheckpointError(
+            f"names do not fit a text tower of this shape: {len(missing)} not found: {brief(missing)}; "
+            f"{len(surplus)} not used: {brief(surplus)}"
+        )
+    for name, tensor in reading.native.items():
+        if tensor.shape != expected[name].shape:
+            shapes = f"{tuple(tensor.shape)}, expected {tuple(expected[name].shape)}"
+            raise CheckpointError(f"the text tower's {name!r} has shape {shapes}")
+    tower.load_state_dict({name: tensor.contiguous() for name, tensor in reading.native.items()}, assign=True)
+    return tower.eval(), family.cleaning(checkpoint)
+
+
+CLASSES = {"clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model"}
 
 
 def write_text(member: Family, config: ModelConfig, stated: dict[str, Any], text: TextWeights) -> Tensors:

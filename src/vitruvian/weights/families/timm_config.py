@@ -183,10 +183,7 @@ class TimmConfig:
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> TimmConfig:
-        """Parse the content of `config.json` ({} if there is no file).
-
-        Raises CheckpointError for arguments that we do not support.
-        """
+        """Parse the content of `config.json`, or {} without it; raises CheckpointError for unsupported arguments."""
         stated = data.get("architecture")
         name = stated.split(".")[0] if isinstance(stated, str) else ""
         architecture = find_architecture(name)
@@ -239,7 +236,7 @@ class TimmConfig:
         return read_preprocess(self.pretrained_cfg, size) if self.pretrained_cfg else None
 
     def shape_settings(self, width: int) -> dict[str, Any]:
-        """Settings that the arrays determine too, as far as they are stated; `width` is the model's."""
+        """The stated settings that the arrays determine too; `width` is the model's."""
         arguments = {"num_classes": self.num_classes} | self.model_args
         stated = {SHAPE_ARGUMENTS[name]: value for name, value in arguments.items() if name in SHAPE_ARGUMENTS}
         size, ratio = stated.get("patch_size"), stated.pop("mlp_dim", None)

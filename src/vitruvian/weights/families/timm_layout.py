@@ -22,7 +22,7 @@ from vitruvian.weights.families.timm_config import Architecture
 def join_parts(tensors: Tensors, settings: dict[str, Any]) -> Tensors:
     """Join query, key and value, gate and value, and parallel branches; move rotations into their blocks.
 
-    `settings` are those of the architecture, as far as it is stated; "num_heads" and "in_channels" are used.
+    `settings` has "in_channels", and "num_heads" if the architecture is stated.
     """
     state = {name: tensor for name, tensor in tensors.items() if not name.endswith(".num_batches_tracked")}
     try:

@@ -379,7 +379,7 @@ class TimmArchitecture(Timm):
 
 
 def projection_as_head(config: ViTConfig) -> ViTConfig:
-    """`config` with CLIP's projection as timm has it: the head, with a bias of zeros."""
+    """`config` with CLIP's projection as the head, with a bias of zeros, like in timm."""
     if not config.projection or config.num_classes or config.unit_features:
         return config
     return config.replace(num_classes=config.representation_size, representation_size=0, projection=False)
