@@ -44,7 +44,7 @@ KINDS = {
 REFUSED = {
     # kind and command: why it has no meaning
     ("BiT", "explain"): "ResNet",
-    ("differential", "explain"): "attention rollout has no meaning for differential attention",
+    ("differential", "explain"): "attention rollout is not defined for differential attention",
 }
 COMMANDS = {
     "probe": "probe {data} --model {model} --only neighbors,linear",

@@ -16,7 +16,7 @@ import vitruvian.bulk.job
 import vitruvian.data.doctor
 import vitruvian.data.pack
 import vitruvian.evaluation.report
-import vitruvian.explain.run
+import vitruvian.explain.explainer
 import vitruvian.training.finetune  # noqa: F401, so that no copy of this process imports them
 from forked import Forked, Ran
 from vitruvian import __main__

@@ -135,12 +135,12 @@ def test_what_the_model_does_not_have_is_named(choice, text):
 
 def test_a_layer_of_a_model_read_by_a_probe_needs_a_patch():
     model = random_model(pool="map", cls_token=False)
-    with pytest.raises(ConfigError, match=r"layer 1: this model is read by a probe .* choose a patch to look from"):
+    with pytest.raises(ConfigError, match=r"layer 1: the head reads a pooling probe .* choose a query patch"):
         attention_map(model, random_pixels(model), layer=1)
     assert attention_map(model, random_pixels(model), layer=1, patch=(0, 0)).shape == (2, 2, 3)
 
 
 def test_a_resnet_is_refused():
     model = build(ResNetConfig(image_size=32, stages=(1,), width=32, num_classes=2))
-    with pytest.raises(ConfigError, match="this model is a BiT ResNet, which has no attention to explain"):
+    with pytest.raises(ConfigError, match="a BiT ResNet has no attention to explain"):
         attention_rollout(model, torch.zeros(1, 3, 32, 32))

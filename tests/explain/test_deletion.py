@@ -9,17 +9,17 @@ from vitruvian.data.decode import decode
 from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.errors import ConfigError
 from vitruvian.explain import Curve, deletion_curves, gradient_attention
-from vitruvian.explain.deletion import by_rank, covered
+from vitruvian.explain.deletion import cover_patches, rank_patches
 from vitruvian.inference import Classifier
 
 
 def test_the_highest_patch_goes_first_and_equal_ones_in_reading_order():
-    assert by_rank(torch.tensor([[0.1, 0.9, 0.1], [0.5, 0.9, 0.0]])).tolist() == [1, 4, 3, 0, 2, 5]
+    assert rank_patches(torch.tensor([[0.1, 0.9, 0.1], [0.5, 0.9, 0.0]])).tolist() == [1, 4, 3, 0, 2, 5]
 
 
 def test_removed_patches_have_the_views_mean_color_and_others_stay():
     pixels = torch.rand(3, 16, 24, generator=torch.Generator().manual_seed(0))
-    found = covered(pixels, np.array([4]), (2, 3))
+    found = cover_patches(pixels, np.array([4]), (2, 3))
     mean = pixels.mean(dim=(1, 2))
     torch.testing.assert_close(found[:, 8:16, 8:16], mean[:, None, None].expand(3, 8, 8))
     kept = torch.ones(16, 24, dtype=torch.bool)
@@ -44,7 +44,7 @@ def test_curves_start_at_the_answer_and_end_where_nothing_is_left():
     for curve in curves.values():
         assert curve.removed.tolist() == pytest.approx([i / 6 for i in range(7)])  # a grid of six has six steps
         assert [curve.probability[0], curve.probability[-1]] == pytest.approx(ends, abs=1e-6)
-    half = classifier.logits(covered(pixels, np.array([5, 4]), (2, 3))[None]).softmax(dim=-1)[0, 3]
+    half = classifier.logits(cover_patches(pixels, np.array([5, 4]), (2, 3))[None]).softmax(dim=-1)[0, 3]
     assert curves["up"].probability[2] == pytest.approx(float(half), abs=1e-6)
 
 
@@ -58,7 +58,7 @@ def test_random_orders_depend_on_the_seed_alone():
 def test_maps_of_different_grids_are_refused():
     model = random_model()
     maps = {"a": torch.zeros(2, 3), "b": torch.zeros(3, 2)}
-    with pytest.raises(ConfigError, match="maps of one image have one shape"):
+    with pytest.raises(ConfigError, match="maps of one image must have one shape"):
         deletion_curves(Classifier(model), random_pixels(model)[0], maps, 0)
 
 

@@ -8,7 +8,7 @@ from reference import forward, random_model, random_pixels
 
 from vitruvian.errors import DataError
 from vitruvian.explain import attention_distance
-from vitruvian.explain.analysis import distances, patch_distances
+from vitruvian.explain.figures import distances, patch_distances
 
 
 def test_attention_to_oneself_has_no_distance():
@@ -57,5 +57,5 @@ def test_a_models_distances_are_means_over_all_images_however_they_are_batched()
 
 
 def test_no_images_are_an_error():
-    with pytest.raises(DataError, match="no image to measure the attention distance on"):
+    with pytest.raises(DataError, match="no images to measure the attention distance on"):
         attention_distance(random_model(), [])

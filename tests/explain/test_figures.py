@@ -8,7 +8,7 @@ from reference import random_model
 from vitruvian.config import StemConfig, ViTConfig
 from vitruvian.errors import ConfigError
 from vitruvian.explain import draw_figures, filter_components, position_similarity
-from vitruvian.explain.figures import filters_figure, positions_figure, tinted
+from vitruvian.explain.figures import filters_figure, positions_figure, tint
 from vitruvian.model.build import build
 from vitruvian.weights.load import load
 
@@ -44,9 +44,9 @@ def test_a_narrow_model_has_as_many_components_as_filters():
 def test_zero_is_gray_and_the_strongest_value_full():
     tile = np.zeros((1, 2, 2, 3), np.float32)
     tile[0, 0, 0] = [0.5, -0.5, 0.0]
-    assert tinted(tile)[0, 0, 0].tolist() == [255, 0, 128]
-    assert tinted(tile)[0, 1, 1].tolist() == [128, 128, 128]
-    assert tinted(np.ones((1, 2, 2, 1), np.float32)).shape == (1, 2, 2, 3)
+    assert tint(tile)[0, 0, 0].tolist() == [255, 0, 128]
+    assert tint(tile)[0, 1, 1].tolist() == [128, 128, 128]
+    assert tint(np.ones((1, 2, 2, 1), np.float32)).shape == (1, 2, 2, 3)
 
 
 def test_a_hybrid_shows_its_stems_filters_and_says_so():
@@ -56,13 +56,13 @@ def test_a_hybrid_shows_its_stems_filters_and_says_so():
     figure = filters_figure(build(config))
     assert figure.arrays["components"].shape == (28, 7, 7, 3)
     assert figure.title == "Filters of the stem"
-    assert "The patch embedding of a hybrid reads the stem's features, which have no color" in figure.note
+    assert "The patch embedding of a hybrid reads features without colors" in figure.note
 
 
 def test_filters_of_many_channels_have_no_image():
     figure = filters_figure(random_model(in_channels=5))
     assert (figure.image, figure.arrays) == (None, {})
-    assert figure.note == "The filters read 5 channels, which are no colors to draw."
+    assert figure.note == "The filters read 5 channels, which cannot be shown as colors."
     assert filters_figure(random_model(in_channels=1)).image is not None
 
 
@@ -87,8 +87,8 @@ def test_fixed_positions_are_as_similar_as_cosines_of_their_distance():
 @pytest.mark.parametrize(
     ("positions", "words"),
     [
-        ("none", "the model has no positions: it sees its patches as a set"),
-        ("relative", "the model's positions are offsets inside its attention"),
+        ("none", "the model has no position embeddings"),
+        ("relative", "the model's positions are relative offsets inside attention"),
     ],
 )
 def test_models_without_positions_of_patches_are_told_so(positions, words):

@@ -88,7 +88,7 @@ def test_it_leaves_no_gradients_behind_and_works_on_frozen_models_without_gradie
 
 @pytest.mark.parametrize(
     ("classes", "text"),
-    [([1], "2 images need 2 classes, one each"), ([0, 5], r"classes \[0, 5\]: the model has classes 0 to 4")],
+    [([1], r"expected one class per image \(2\)"), ([0, 5], r"classes \[0, 5\]: the model has classes 0 to 4")],
 )
 def test_classes_that_do_not_fit_are_named(classes, text):
     model = random_model()

@@ -6,8 +6,8 @@ from PIL import Image
 
 from vitruvian.config import Preprocess
 from vitruvian.explain import image_with_crop, overlay, seen_box
-from vitruvian.explain.figures import grid_of_grids, tiled
-from vitruvian.explain.overlay import stretched
+from vitruvian.explain.figures import grid_of_grids, tile_images
+from vitruvian.explain.overlay import stretch
 from vitruvian.report.color import apply_color_map, color_map
 
 CROP = Preprocess(image_size=224, fit="crop", scaled_size=256)
@@ -43,8 +43,8 @@ def test_lightness_rises_for_color_blind_eyes_too(matrix):
 
 
 def test_values_are_stretched_to_all_colors_and_a_flat_map_takes_the_lowest():
-    assert stretched(np.array([2.0, 3.0, 6.0])).tolist() == [0, 0.25, 1]
-    assert stretched(np.full((2, 2), 5.0)).tolist() == [[0, 0], [0, 0]]
+    assert stretch(np.array([2.0, 3.0, 6.0])).tolist() == [0, 0.25, 1]
+    assert stretch(np.full((2, 2), 5.0)).tolist() == [[0, 0], [0, 0]]
     ends = apply_color_map(np.array([-9.0, 0.0, 1.0, 9.0]))
     assert ends.tolist() == [color_map()[0].tolist()] * 2 + [color_map()[255].tolist()] * 2
 
@@ -100,7 +100,7 @@ def test_the_patch_a_map_looks_from_is_framed():
 
 
 def test_drawings_have_a_place_for_every_number():
-    assert tiled(np.zeros((28, 16, 16, 3), np.uint8), 7).size == (7 * 70 + 18, 4 * 70 + 18)
-    assert tiled(np.zeros((3, 16, 16, 3), np.uint8), 7).width == 3 * 70 + 18
+    assert tile_images(np.zeros((28, 16, 16, 3), np.uint8), 7).size == (7 * 70 + 18, 4 * 70 + 18)
+    assert tile_images(np.zeros((3, 16, 16, 3), np.uint8), 7).width == 3 * 70 + 18
     assert max(grid_of_grids(np.zeros((37, 37, 37, 37)), 0, 1).size) < 1600
     assert grid_of_grids(np.zeros((1, 1, 1, 1)), 0, 1).width > 200

@@ -6,8 +6,8 @@ import torch
 import vitruvian as vt
 from vitruvian.config import Numerics, RopeConfig, StemConfig, ViTConfig
 from vitruvian.errors import ConfigError
-from vitruvian.explain.analysis import attention_distance
 from vitruvian.explain.attention import attention_map, attention_rollout, gradient_attention
+from vitruvian.explain.figures import attention_distance
 from vitruvian.model.build import build
 
 TINY = ViTConfig(image_size=32, patch_size=8, depth=2, width=16, mlp_dim=24, num_heads=2, num_classes=3)
@@ -34,9 +34,9 @@ def test_a_kind_learns_in_every_parameter_and_is_explained(changes):
 def test_shares_of_differential_attention_are_refused():
     model = build(TINY.replace(attention="differential"))
     pixels = torch.zeros(1, 3, 32, 32)
-    with pytest.raises(ConfigError, match="attention rollout has no meaning for differential attention"):
+    with pytest.raises(ConfigError, match="attention rollout is not defined for differential attention"):
         attention_rollout(model, pixels)
-    with pytest.raises(ConfigError, match="attention distance has no meaning for differential attention"):
+    with pytest.raises(ConfigError, match="attention distance is not defined for differential attention"):
         attention_distance(model, [pixels])
 
 

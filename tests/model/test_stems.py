@@ -8,7 +8,7 @@ import vitruvian as vt
 from vitruvian.config import StemConfig, ViTConfig
 from vitruvian.cost import parameters
 from vitruvian.errors import ConfigError, ConversionError
-from vitruvian.explain.analysis import filter_components
+from vitruvian.explain.figures import filter_components
 from vitruvian.model.build import build
 from vitruvian.model.stems import BatchNorm, whitening_kernels
 from vitruvian.weights.convert import convert

@@ -123,8 +123,7 @@ def write_page(
     """Write a page about the training, the digits and the photos to the folder of the run."""
     from PIL import Image
 
-    from vitruvian.explain.explain_report import image_context
-    from vitruvian.explain.run import overlays
+    from vitruvian.explain.explainer import image_context, overlays
     from vitruvian.files import write_text
     from vitruvian.report.chart import Chart, Line
     from vitruvian.report.html import render, thumbnail

@@ -16,7 +16,7 @@ from vitruvian.cli.process import quick_imports
 from vitruvian.progress import print_status, track
 
 if TYPE_CHECKING:
-    from vitruvian.explain import Explainer, Written
+    from vitruvian.explain import Explainer, WrittenExplanation
     from vitruvian.model.build import Model
 
 
@@ -162,7 +162,7 @@ def reconstruct_paths(model: str | None, paths: list[str], out: Path, *, share: 
 
 def plot_figures(model: Model, images: list[str], out: Path, *, count: int, device: str, as_json: bool) -> None:
     """Plot the figures, and print their files, or why there is none."""
-    from vitruvian.explain.run import FIGURES_PAGE, draw_figures
+    from vitruvian.explain.figures import FIGURES_PAGE, draw_figures
 
     follow = partial(track, label="attention distance")
     unread: tuple[str, ...] = ()
@@ -171,7 +171,7 @@ def plot_figures(model: Model, images: list[str], out: Path, *, count: int, devi
             print(json.dumps({"figure": figure.name, "files": [str(path) for path in paths], "note": figure.note}))
         else:
             print(f"{figure.title}: {', '.join(map(str, paths)) or 'no figure'}\n  {figure.note}", flush=True)
-        unread += figure.unread
+        unread += figure.unreadable
     if not as_json:
         print(f"page: {out / FIGURES_PAGE}")
     for error in unread:
@@ -182,7 +182,7 @@ def plot_figures(model: Model, images: list[str], out: Path, *, count: int, devi
 
 def explain_paths(explainer: Explainer, images: list[str], out: Path, *, as_json: bool) -> None:
     """Explain the images, and print the prediction and the files of each."""
-    from vitruvian.explain.run import PAGE, explain_images
+    from vitruvian.explain.explainer import PAGE, explain_images
 
     failed = 0
     for written in track(explain_images(explainer, images, out), len(images), "images"):
@@ -196,7 +196,7 @@ def explain_paths(explainer: Explainer, images: list[str], out: Path, *, as_json
         raise typer.Exit(1)
 
 
-def print_explanation(written: Written, *, as_json: bool) -> None:
+def print_explanation(written: WrittenExplanation, *, as_json: bool) -> None:
     from vitruvian.text import printable
 
     explained = written.explained
@@ -215,7 +215,7 @@ def print_explanation(written: Written, *, as_json: bool) -> None:
             print(f"  {printable(map.title)}: {printable(str(written.images[map.name]))}{score}", flush=True)
 
 
-def as_object(written: Written) -> dict[str, object]:
+def as_object(written: WrittenExplanation) -> dict[str, object]:
     """What `--json` prints for an image."""
     explained = written.explained
     if explained.error:

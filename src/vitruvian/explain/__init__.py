@@ -1,12 +1,17 @@
-"""What a Vision Transformer looks at: attention, rollout and gradient-weighted maps, deletion curves, figures."""
+"""Explain Vision Transformers: attention, rollout and gradient-weighted maps, deletion curves, figures."""
 
-from vitruvian.explain.analysis import attention_distance, filter_components, position_similarity
 from vitruvian.explain.attention import attention_map, attention_rollout, gradient_attention
 from vitruvian.explain.deletion import Curve, deletion_curves
-from vitruvian.explain.explainer import Explained, Explainer, Map, MapSettings
-from vitruvian.explain.figures import Figure, figures
+from vitruvian.explain.explainer import Explained, Explainer, Map, MapSettings, WrittenExplanation, explain_images
+from vitruvian.explain.figures import (
+    Figure,
+    attention_distance,
+    draw_figures,
+    figures,
+    filter_components,
+    position_similarity,
+)
 from vitruvian.explain.overlay import image_with_crop, overlay, seen_box
-from vitruvian.explain.run import Written, draw_figures, explain_images
 
 __all__ = [
     "Curve",
@@ -15,7 +20,7 @@ __all__ = [
     "Figure",
     "Map",
     "MapSettings",
-    "Written",
+    "WrittenExplanation",
     "attention_distance",
     "attention_map",
     "attention_rollout",

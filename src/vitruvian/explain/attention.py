@@ -1,20 +1,20 @@
-"""Where a model looks: attention of any layer and head, attention rollout, gradient-weighted attention.
+"""Attention maps: raw attention of any layer and head, attention rollout, gradient-weighted attention.
 
-A map says how much each patch counts where the answer is read, and that place depends on the pooling:
+A map has one number per patch: how much the patch contributes to the tokens that the head reads, which depend on the
+pooling:
 
 - `token`: the class token; with distillation the mean of the class and the distillation token;
 - `mean`: the mean of all patches; `token_mean`: half the class token, half that mean;
-- `map`: what the probe of the attention pooling attends to.
+- `map`: the output of the attention pooling, weighted by what its probe attends to.
 
-Tokens before the patches (class, distillation, registers) have no place in the image: what a map leaves to them
-is missing from its sum.
+Tokens before the patches (class, distillation, registers) have no position in the image; their part is missing from the
+sum of a map. With token merging, a map still has the whole grid: a patch has its part of the token that contains it.
 
-Where tokens merge, a map has the whole grid: each patch has its share of the token that covers it.
-
-Gradient-weighted attention follows Chefer, Gur and Wolf (2021) for self-attention: of each layer the mean over heads of
-the positive part of attention times the gradient of one class's logit, A; through the layers R = R + A R; the row where
-the answer is read. That row is all that is kept here, multiplied from the last layer to the first, while the gradient
-walks the same way: each block is computed again with its attention weights in the open, so one layer is held at a time.
+Gradient-weighted attention follows Chefer, Gur and Wolf (2021) for self-attention. For each layer, A is the mean over
+heads of the positive part of attention times the gradient of one class's logit; through the layers, R = R + A R; the
+map is the row of R for the tokens that the head reads. Only this row is needed: it is multiplied from the last layer to
+the first, as the gradient is propagated. Each block is computed again with explicit attention weights, so that only one
+layer is in memory.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ from vitruvian.settings import Size
 
 
 def require_vit(model: Model) -> ViT:
-    """The model, if it has attention to show."""
+    """The model if it is a ViT. Raises ConfigError for models without attention."""
     if isinstance(model, ViT):
         return model
     if isinstance(model, ResNet):
-        raise ConfigError("this model is a BiT ResNet, which has no attention to explain; take a Vision Transformer")
-    raise ConfigError("an exported graph does not show its attention; take the weights that it was made of")
+        raise ConfigError("a BiT ResNet has no attention to explain; use a Vision Transformer")
+    raise ConfigError("an exported graph does not expose its attention; load the original weights instead")
 
 
 def require_shares(model: Model, what: str) -> ViT:
-    """The model, if each query divides its attention among the keys."""
+    """The model if its attention weights are not negative. Raises ConfigError for differential attention."""
     vit = require_vit(model)
     if vit.config.attention == "differential":
         raise ConfigError(
-            f"{what} has no meaning for differential attention, which may be negative; gradient attention works"
+            f"{what} is not defined for differential attention, which may be negative; use gradient attention"
         )
     return vit
 
 
 @contextmanager
 def inference(vit: ViT) -> Iterator[None]:
-    """Without dropout and without gradients; the model is left as it was."""
+    """Eval mode without gradients; the model's mode is restored."""
     training = vit.training
     vit.eval()
     try:
@@ -69,9 +69,17 @@ def inference(vit: ViT) -> Iterator[None]:
 
 
 def attention_rollout(model: Model, pixels: Tensor) -> Tensor:
-    """How much of each patch reaches the answer if attention were all that moves information, (B, R, C).
+    """Attention rollout (Abnar and Zuidema, 2020), as in Figure 6 of the paper.
 
-    Figure 6 of the paper, after Abnar and Zuidema (2020). Memory: one layer's attention and one (B, N, N).
+    Args:
+        model: A ViT.
+        pixels: Normalized pixels (B, channels, height, width).
+
+    Returns:
+        Maps (B, R, C): how much of each patch reaches the output if attention alone moves information.
+
+    Raises:
+        ConfigError: The model has no attention, or its weights may be negative.
     """
     vit = require_shares(model, "attention rollout")
     rolled: Tensor | None = None
@@ -89,9 +97,9 @@ def attention_rollout(model: Model, pixels: Tensor) -> Tensor:
 
 
 def roll(attention: Tensor, before: Tensor | None = None) -> Tensor:
-    """One step of rollout: (B, H, N, N) of a layer, and the product of the layers before it -> (B, N, N).
+    """One step of rollout: attention (B, H, N, N) of a layer, and the product of the layers before it -> (B, N, N).
 
-    The mean over heads plus identity for the residual connection, rows normalized.
+    The mean over heads plus the identity for the residual connection, with normalized rows.
     """
     mixed = attention.mean(dim=1)
     mixed = mixed + torch.eye(mixed.shape[-1], dtype=mixed.dtype, device=mixed.device)
@@ -107,10 +115,20 @@ def attention_map(
     head: int | None = None,
     patch: tuple[int, int] | None = None,
 ) -> Tensor:
-    """What one layer attends to, (B, R, C): from where the answer is read, or from the patch (row, column).
+    """Attention weights of one layer.
 
-    `layer` counts from 0, negative from the end; without it, the attention that is nearest to the answer:
-    the last layer's, or the pooling probe's. Without `head`, the mean over heads.
+    Args:
+        model: A ViT.
+        pixels: Normalized pixels (B, channels, height, width).
+        layer: Index from 0, negative from the end. By default the last layer, or the probe of the attention pooling.
+        head: Index of a head; by default the mean over heads.
+        patch: Row and column of the query patch; by default the tokens that the head reads.
+
+    Returns:
+        Maps (B, R, C).
+
+    Raises:
+        ConfigError: The model has no attention, or the layer, head or patch does not exist.
     """
     vit = require_vit(model)
     check_head(vit, head)
@@ -125,8 +143,8 @@ def attention_map(
 def probe_rows(vit: ViT, pixels: Tensor, layer: int | None) -> Tensor:  # (B, H, N)
     if layer is not None:
         raise ConfigError(
-            f"layer {layer}: this model is read by a probe after the last layer, so no token of a layer stands for "
-            "the answer; choose a patch to look from, or leave the layer out for the probe's attention"
+            f"layer {layer}: the head reads a pooling probe after the last layer, not a token of a layer",
+            hint="choose a query patch, or leave out the layer for the attention of the probe",
         )
     assert vit.attn_pool is not None
     tokens = next(value for name, value in vit.iter_intermediates(pixels) if name == "encoded")
@@ -136,8 +154,8 @@ def probe_rows(vit: ViT, pixels: Tensor, layer: int | None) -> Tensor:  # (B, H,
 def token_rows(vit: ViT, pixels: Tensor, layer: int, patch: tuple[int, int] | None) -> Tensor:  # (B, H, N)
     grid = grid_of(vit, pixels)
     if patch is not None and not (0 <= patch[0] < grid[0] and 0 <= patch[1] < grid[1]):
-        wanted = f"rows 0 to {grid[0] - 1} and columns 0 to {grid[1] - 1}"
-        raise ConfigError(f"patch {patch[0]},{patch[1]} does not exist: the grid has {wanted}")
+        sides = f"rows 0 to {grid[0] - 1} and columns 0 to {grid[1] - 1}"
+        raise ConfigError(f"patch {patch[0]},{patch[1]} does not exist: the grid has {sides}")
     _, weights = next(vit.attention_maps(pixels, [layer]))
     if patch is not None:
         return weights[:, :, vit.config.prefix_tokens + patch[0] * grid[1] + patch[1]]
@@ -150,14 +168,14 @@ def check_head(vit: ViT, head: int | None) -> None:
 
 
 def readout(vit: ViT, encoded: Tensor) -> Tensor:
-    """How much each token counts where the answer is read, (B, N); a row sums to one."""
+    """The weight of each token in what the head reads, (B, N); rows sum to one."""
     if vit.attn_pool is not None:
         return vit.attn_pool.weights(encoded).mean(dim=1)[:, 0]
     return token_shares(vit, encoded.shape[1]).to(encoded).expand(len(encoded), -1)
 
 
 def token_shares(vit: ViT, tokens: int) -> Tensor:
-    """The readout (N) of pooling that does not depend on the image."""
+    """The readout (N,) of pooling that does not depend on the image."""
     config, shares = vit.config, torch.zeros(tokens)
     if config.pool in ("token", "token_mean"):
         shares[: 2 if config.distillation else 1] = 1 / (2 if config.distillation else 1)
@@ -175,19 +193,30 @@ def on_grid(vit: ViT, row: Tensor, pixels: Tensor) -> Tensor:  # (B, N) -> (B, R
 
 
 def gradient_attention(model: Model, pixels: Tensor, classes: Sequence[int] | Tensor | None = None) -> Tensor:
-    """How much each patch speaks for a class, (B, R, C), not negative.
+    """Gradient-weighted attention (Chefer, Gur and Wolf, 2021).
 
-    `classes` has one index an image; without it, each image's own answer. Where the pooling reads more tokens than
-    one, their rows are averaged; the probe of `map` pooling takes part with the gradient of its own attention.
+    If the head reads several tokens, their rows are averaged; the probe of `map` pooling contributes the gradient of
+    its own attention.
+
+    Args:
+        model: A ViT with a head.
+        pixels: Normalized pixels (B, channels, height, width).
+        classes: One class index per image; by default the predicted class.
+
+    Returns:
+        Maps (B, R, C): how much each patch supports the class, not negative.
+
+    Raises:
+        ConfigError: The model has no attention or no head, or a class does not exist.
     """
     vit = require_vit(model)
     if vit.head is None:
-        raise ConfigError("this model has no head, so there is no class to explain; rollout and attention need none")
+        raise ConfigError("this model has no head, so there is no class to explain; use rollout or attention")
     with inference(vit):
         steps = takewhile(lambda step: step[0] != "encoded", vit.iter_intermediates(pixels))
-        inputs = [value for _, value in steps]  # what enters each block, and what leaves the last one: (B, N, D)
+        inputs = [value for _, value in steps]  # inputs of the blocks and output of the last one, (B, N, D)
         with torch.enable_grad():
-            row, gradient = answer_gradient(vit, inputs.pop(), classes)
+            row, gradient = head_gradient(vit, inputs.pop(), classes)
             groups = token_groups(vit.blocks, vit.config, inputs[0])
             for block, means in zip(reversed(vit.blocks), reversed(groups)):
                 assert isinstance(block, Block)
@@ -195,8 +224,8 @@ def gradient_attention(model: Model, pixels: Tensor, classes: Sequence[int] | Te
     return on_grid(vit, row, pixels)
 
 
-def answer_gradient(vit: ViT, tokens: Tensor, classes: Sequence[int] | Tensor | None) -> tuple[Tensor, Tensor]:
-    """Where the answer is read, (B, N), and the gradient of its logit at the tokens after the last block, (B, N, D)."""
+def head_gradient(vit: ViT, tokens: Tensor, classes: Sequence[int] | Tensor | None) -> tuple[Tensor, Tensor]:
+    """The readout (B, N), and the gradient of the class's logit at the tokens after the last block (B, N, D)."""
     tokens = tokens.detach().requires_grad_()
     encoded = tokens if vit.config.norm_after_pool else vit.norm(tokens)
     if vit.attn_pool is None:
@@ -208,20 +237,21 @@ def answer_gradient(vit: ViT, tokens: Tensor, classes: Sequence[int] | Tensor | 
     pooled = vit.norm(pooled) if vit.config.norm_after_pool else pooled
     chosen = chosen_logits(vit, vit.head(vit.pre_logits(pooled)), classes)
     gradient, slope = torch.autograd.grad(chosen.sum(), [tokens, weights])
-    return speaking(weights, slope)[:, 0], gradient
+    return positive_attention(weights, slope)[:, 0], gradient
 
 
 def chosen_logits(vit: ViT, logits: Tensor, classes: Sequence[int] | Tensor | None) -> Tensor:  # (B, K) -> (B)
-    """Of one class an image; where a threshold is on the energy, without what all logits of the image share.
+    """The logit of one class per image.
 
-    That term says how much of any class there is, not of which (evaluation/measuring/energy.py).
+    With a threshold on the energy, the mean of the logits is subtracted: the term that `shift_energy` adds to all of
+    them says whether there is any class, not which.
     """
     B, K = logits.shape
     if vit.meta.threshold_on == "energy":
         logits = logits - logits.mean(dim=1, keepdim=True)
     chosen = logits.argmax(dim=1) if classes is None else torch.as_tensor(classes, device=logits.device)
     if chosen.shape != (B,):
-        raise ConfigError(f"{B} images need {B} classes, one each, not {tuple(chosen.shape)}")
+        raise ConfigError(f"expected one class per image ({B}), got {tuple(chosen.shape)}")
     if chosen.min() < 0 or chosen.max() >= K:
         raise ConfigError(f"classes {chosen.tolist()}: the model has classes 0 to {K - 1}")
     return logits.gather(1, chosen[:, None].long())[:, 0]
@@ -230,15 +260,15 @@ def chosen_logits(vit: ViT, logits: Tensor, classes: Sequence[int] | Tensor | No
 def through_block(
     block: Block, x: Tensor, grid: Size, after: tuple[Tensor, Tensor], means: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The row, and the gradient, before a block from those after it; `means` (B, N, N) are of the tokens that merge."""
+    """Propagate the row and the gradient from behind a block to before it; `means` (B, N, N) averages merged tokens."""
     x = x.detach().requires_grad_()
     row, gradient = after
     y, weights = block.forward_with_weights(x, grid, None if means is None else means.matmul)
     row = row if means is None else (row[:, None] @ means)[:, 0]
     before, slope = torch.autograd.grad(y, [x, weights], gradient)
-    return row + (row[:, None] @ speaking(weights, slope))[:, 0], before
+    return row + (row[:, None] @ positive_attention(weights, slope))[:, 0], before
 
 
-def speaking(weights: Tensor, slope: Tensor) -> Tensor:  # (B, H, N, N) -> (B, N, N)
-    """The mean over heads of the attention that raises the logit."""
+def positive_attention(weights: Tensor, slope: Tensor) -> Tensor:  # (B, H, N, N) -> (B, N, N)
+    """The mean over heads of attention times gradient, where it is positive."""
     return (weights.detach() * slope).clamp(min=0).mean(dim=1)

@@ -1,8 +1,8 @@
-"""Is a map right? How fast the probability falls when the patches it ranks highest are taken away.
+"""Deletion curves, which score a map: how fast the probability falls when the highest-ranked patches are removed.
 
-Patches are removed in the order of the map, step by step, by painting them in the view's mean color. The area under
-the probability's curve is the score: the smaller, the better the map has found what the answer rests on. Patches
-removed in random orders give the score that any map must beat.
+Patches are removed step by step in the order of the map, by filling them with the mean color of the image. The area
+under the curve of the probability is the score: the smaller, the better the map has found what the prediction depends
+on. Random orders give the score that a map has to beat.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RANDOM = "random"
 """The name of the curve of random orders."""
 
 Order = NDArray[np.int64]
-"""Patches by number (row * C + column), the first to be removed first."""
+"""Patch indices (row * C + column) in the order of removal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,34 +35,46 @@ class Curve:
     """The probability of one class while patches are removed."""
 
     removed: NDArray[np.float64]
-    """Share of the patches, from 0 to 1."""
+    """Fraction of the patches, from 0 to 1."""
     probability: NDArray[np.float64]
 
     @property
     def area(self) -> float:
-        """Under the curve, between 0 and 1."""
+        """The area under the curve, between 0 and 1."""
         return float(np.trapezoid(self.probability, self.removed))
 
 
 def deletion_curves(
     classifier: Classifier, pixels: Tensor, maps: Mapping[str, Tensor], index: int, *, steps: int = STEPS, seed: int = 0
 ) -> dict[str, Curve]:
-    """The curve of each map (R, C) for the class `index` on one view (channels, rows, columns), and of `random`."""
+    """Compute the deletion curves of maps of one image.
+
+    Args:
+        classifier: The model.
+        pixels: Normalized pixels (channels, height, width).
+        maps: Maps (R, C) by name.
+        index: The class whose probability is measured.
+        steps: Number of steps from no patch to all.
+        seed: Random seed of the random orders.
+
+    Returns:
+        The curve of each map by name, and `random`.
+    """
     shapes = {tuple(values.shape) for values in maps.values()}
     if len(shapes) != 1:
-        raise ConfigError(f"maps of one image have one shape, not {sorted(shapes)}")
+        raise ConfigError(f"the maps of one image must have one shape, got {sorted(shapes)}")
     grid: Size = shapes.pop()  # type: ignore[assignment]
-    orders = {name: [by_rank(values)] for name, values in maps.items()}
+    orders = {name: [rank_patches(values)] for name, values in maps.items()}
     rng = np.random.default_rng(seed)
     orders[RANDOM] = [rng.permutation(grid[0] * grid[1]) for _ in range(RANDOM_ORDERS)]
     return {
-        name: mean_curve(classifier, pixels, orders=several, grid=grid, index=index, steps=steps)
-        for name, several in orders.items()
+        name: mean_curve(classifier, pixels, orders=tried, grid=grid, index=index, steps=steps)
+        for name, tried in orders.items()
     }
 
 
-def by_rank(values: Tensor) -> Order:
-    """Patches from the highest value to the lowest, equal ones in reading order."""
+def rank_patches(values: Tensor) -> Order:
+    """Patch indices from the highest value to the lowest, ties in reading order."""
     return np.argsort(-values.flatten().double().cpu().numpy(), kind="stable")
 
 
@@ -74,13 +86,13 @@ def mean_curve(
     counts = np.unique(np.rint(np.linspace(0, patches, steps + 1)).astype(np.int64))  # a small grid has fewer steps
     curves = []
     for order in orders:
-        logits = classifier.logits(torch.stack([covered(pixels, order[:count], grid) for count in counts]))
+        logits = classifier.logits(torch.stack([cover_patches(pixels, order[:count], grid) for count in counts]))
         curves.append(probabilities_of(classifier.model, logits.double())[:, index])
     return Curve(counts / patches, torch.stack(curves).mean(dim=0).numpy())
 
 
-def covered(pixels: Tensor, patches: Order, grid: Size) -> Tensor:
-    """The view with these patches in its mean color."""
+def cover_patches(pixels: Tensor, patches: Order, grid: Size) -> Tensor:
+    """The image with these patches in its mean color."""
     _, rows, columns = pixels.shape
     keep = torch.ones(grid[0] * grid[1], dtype=torch.bool)
     keep[torch.from_numpy(patches)] = False

@@ -1,10 +1,11 @@
-"""From an image to its maps: what the model answers, what that rests on, and how well each map tells it."""
+"""`vit explain`: predictions of images with maps of what they depend on, as objects, files and a page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -12,22 +13,32 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from vitruvian.config import Preprocess
 from vitruvian.data.decode import ImageInput, decode
 from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.engines.runtimes import EngineName
 from vitruvian.errors import ConfigError, ImageError, UnknownNameError, nearest
 from vitruvian.explain.attention import attention_map, attention_rollout, check_head, gradient_attention, require_vit
 from vitruvian.explain.deletion import Curve, deletion_curves
+from vitruvian.explain.overlay import file_name, image_with_crop, overlay, seen_box, write_arrays
+from vitruvian.files import write_text
 from vitruvian.inference import NOT_FINITE, Classifier, Encoder, Loaded, Prediction, batched, image_name, load_batches
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
+from vitruvian.report.chart import Chart, Line
+from vitruvian.report.color import color_bar
+from vitruvian.report.html import embed_image, percent_bar, render, thumbnail, write_image
 from vitruvian.settings import check_choice, check_range
-from vitruvian.text import brief, printable
+from vitruvian.text import brief, plural, printable
 
 Method = Literal["gradient", "rollout", "attention"]
 METHODS: tuple[Method, ...] = get_args(Method)
-ANSWERS = 5
-"""Answers that are told of each image."""
+SHOWN_PREDICTIONS = 5
+MAX_IMAGES = 60
+"""Images on the page; files are written for all."""
+PAGE_SIDE = 420
+"""Longest side in pixels of an image on the page."""
+PAGE = "explain.html"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +64,7 @@ class MapSettings:
             check_choice("method", method, get_args(Method))
         check_range("top", self.top, 1)
         if self.target and self.top > 1:
-            raise ConfigError(f"class {self.target!r} is asked for, so the best {self.top} answers have no meaning")
+            raise ConfigError(f"top={self.top} cannot be combined with class {self.target!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,29 +72,29 @@ class Map:
     """One map of one image."""
 
     name: str
-    """Short, different from the image's other maps."""
+    """Unique among the maps of the image."""
     title: str
     values: NDArray[np.float32]
-    """(R, C), a number for each patch."""
+    """(R, C), one number per patch."""
     index: int | None = None
-    """The class it is about, if it is about one."""
+    """The class that it explains, if any."""
     patch: tuple[int, int] | None = None
-    """Row and column of the patch it looks from, if it looks from one."""
+    """Row and column of the query patch, if any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explained:
-    """An image with its maps, or the error that stood in the way."""
+    """An image with its maps, or the error that prevented them."""
 
     path: str
     image: Image.Image | None = None
-    """Upright, at its own size."""
+    """The upright image at its original size."""
     predictions: tuple[Prediction, ...] = ()
     rejected: bool = False
-    """The image shows none of the model's classes; the maps are of the nearest one."""
+    """The image is rejected: it shows none of the classes. The maps are for the nearest one."""
     maps: tuple[Map, ...] = ()
     curves: dict[str, Curve] = field(default_factory=dict)
-    """The deletion curves by name of map, and of random orders; empty if not asked for."""
+    """Deletion curves by the name of the map, and of random orders, if requested."""
     error: str = ""
 
 
@@ -114,7 +125,7 @@ class Explainer:
         if self.classifier is None:
             if self.settings.deletion or self.settings.target or self.settings.methods == ("gradient",):
                 raise ConfigError("this model has no head, so no class to explain; choose rollout or attention")
-            Encoder(model, device=device)  # checks channels and device, and moves the model there
+            Encoder(model, device=device)  # checks the channels, and moves the model to the device
         self.device = device
         check_head(self.vit, self.settings.head)
         if self.settings.layer is not None:
@@ -154,10 +165,10 @@ class Explainer:
             if isinstance(pixels, ImageError):
                 yield Explained(path=path, error=str(pixels))
             else:
-                explained = self.explain_view(pixels, path)
+                explained = self.explain_pixels(pixels, path)
                 yield explained if explained.error else replace(explained, image=image)
 
-    def explain_view(self, pixels: Tensor, path: str = "image") -> Explained:
+    def explain_pixels(self, pixels: Tensor, path: str = "image") -> Explained:
         """Compute the maps of a preprocessed image, normalized pixels (channels, rows, columns)."""
         predictions: tuple[Prediction, ...] = ()
         targets: list[Prediction] = []
@@ -167,38 +178,37 @@ class Explainer:
             ranked = self.classifier.rank(logits, len(self.classifier.labels))[0]
             if not ranked:
                 return Explained(path=path, error=f"{printable(path)}: {NOT_FINITE}")
-            predictions, rejected = ranked[:ANSWERS], self.classifier.rejects(logits)[0]
-            targets = [a for a in ranked if a.index == self.target] if self.target is not None else []
-            targets = targets or list(ranked[: self.settings.top])
+            predictions, rejected = ranked[:SHOWN_PREDICTIONS], self.classifier.rejects(logits)[0]
+            targets = list(ranked[: self.settings.top])
+            if self.target is not None:
+                targets = [prediction for prediction in ranked if prediction.index == self.target]
         maps = self.maps(pixels, targets)
         curves = self.curves(pixels, maps, targets[0].index) if self.settings.deletion and maps else {}
         return Explained(path=path, predictions=predictions, rejected=rejected, maps=maps, curves=curves)
 
     def maps(self, pixels: Tensor, targets: list[Prediction]) -> tuple[Map, ...]:
-        """The maps that the settings ask for, of one image's normalized pixels; gradients are for `targets`."""
+        """The maps of one image's normalized pixels, with gradients for `targets`."""
         batch = pixels[None].to(self.device)
-        found = []
+        maps = []
         for method in self.settings.methods:
             if method == "gradient":
-                found += [self.gradient_attention(batch, answer, number) for number, answer in enumerate(targets, 1)]
+                maps += [self._gradient_map(batch, target, rank) for rank, target in enumerate(targets, 1)]
             elif method == "rollout":
                 values = attention_rollout(self.vit, batch)[0].numpy()
-                found.append(Map(name="rollout", title="attention rollout, all layers", values=values))
+                maps.append(Map(name="rollout", title="attention rollout, all layers", values=values))
             else:
-                found.append(self.attention(batch))
-        return tuple(found)
+                maps.append(self._attention_map(batch))
+        return tuple(maps)
 
-    def gradient_attention(self, batch: Tensor, answer: Prediction, number: int) -> Map:
-        """The gradient-weighted map of one answer, for a batch of one image."""
+    def _gradient_map(self, batch: Tensor, target: Prediction, rank: int) -> Map:
         return Map(
-            name="gradient" if number == 1 else f"gradient-{number}",
-            title=f"gradient-weighted attention: {answer.label} ({answer.probability:.1%})",
-            values=gradient_attention(self.vit, batch, [answer.index])[0].numpy(),
-            index=answer.index,
+            name="gradient" if rank == 1 else f"gradient-{rank}",
+            title=f"gradient-weighted attention: {target.label} ({target.probability:.1%})",
+            values=gradient_attention(self.vit, batch, [target.index])[0].numpy(),
+            index=target.index,
         )
 
-    def attention(self, batch: Tensor) -> Map:
-        """The raw attention map of the layer, head and patch in the settings."""
+    def _attention_map(self, batch: Tensor) -> Map:
         settings = self.settings
         values = attention_map(self.vit, batch, layer=settings.layer, head=settings.head, patch=settings.patch)
         layer = f"layer {self.vit.layer(-1 if settings.layer is None else settings.layer)}"
@@ -210,7 +220,104 @@ class Explainer:
         return Map(name="attention", title=title, values=values[0].numpy(), patch=settings.patch)
 
     def curves(self, pixels: Tensor, maps: tuple[Map, ...], index: int) -> dict[str, Curve]:
-        """The deletion curves of the maps that are about this class, or about none."""
+        """The deletion curves of the maps that explain this class, or no class."""
         assert self.classifier is not None
         values = {m.name: torch.from_numpy(m.values) for m in maps if m.index in (None, index)}
         return deletion_curves(self.classifier, pixels, values, index)
+
+
+def describe_model(vit: ViT) -> str:
+    """The model in one line."""
+    size = " x ".join(map(str, vit.config.image_size))
+    shape = (
+        f"{vit.config.depth} layers of {vit.config.num_heads} heads, patches of {vit.config.stride} pixels at {size}"
+    )
+    return f"{vit.meta.origin}: {shape}" if vit.meta.origin else shape
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenExplanation:
+    """An explained image and its files; none if it could not be read."""
+
+    explained: Explained
+    images: dict[str, Path]
+    """The overlay of each map by name, and `image`."""
+    arrays: Path | None = None
+
+
+def explain_images(explainer: Explainer, images: Sequence[ImageInput], out: Path) -> Iterator[WrittenExplanation]:
+    """Explain images and write their files into `out`, and after the last one the page `explain.html`.
+
+    If no image can be read, nothing is written.
+    """
+    contexts: list[dict[str, Any]] = []
+    unreadable, digits = 0, len(str(len(images)))
+    for position, explained in enumerate(explainer.stream(images), 1):
+        unreadable += bool(explained.error)
+        shown = overlays(explainer, explained)
+        start = out / f"{position:0{digits}d}-{file_name(Path(explained.path).stem)}"
+        written = write_explained(explained, shown, start=start, preprocess=explainer.vit.meta.preprocess)
+        if len(contexts) < MAX_IMAGES:
+            contexts.append(image_context(explained, shown))
+        yield written
+    if unreadable < len(images):
+        page = render(
+            "explain.html",
+            title="Model explanations",
+            subtitle=f"{describe_model(explainer.vit)}; {plural(len(images), 'image')}",
+            images=contexts,
+            count=len(images),
+            unreadable=unreadable,
+            color_bar=embed_image(color_bar(240, 12), "colors from violet (low) to yellow (high)"),
+        )
+        write_text(out / PAGE, page)
+
+
+def overlays(explainer: Explainer, explained: Explained) -> dict[str, Image.Image]:
+    """The image with the model's crop, and each map drawn over it, by name."""
+    if explained.image is None:
+        return {}
+    image, preprocess = explained.image, explainer.vit.meta.preprocess
+    maps = {each.name: overlay(image, each.values, preprocess, patch=each.patch) for each in explained.maps}
+    return {"image": image_with_crop(image, preprocess)} | maps
+
+
+def write_explained(
+    explained: Explained, shown: dict[str, Image.Image], *, start: Path, preprocess: Preprocess
+) -> WrittenExplanation:
+    """Write the overlays and the arrays of an image to files whose paths begin with `start`."""
+    if explained.image is None:
+        return WrittenExplanation(explained=explained, images={})
+    images = {name: write_image(Path(f"{start}-{name}.png"), image) for name, image in shown.items()}
+    size = explained.image.height, explained.image.width
+    arrays: dict[str, NDArray[Any]] = {each.name: each.values for each in explained.maps}
+    arrays |= {"size": np.array(size), "seen_box": np.array(seen_box(size, preprocess))}
+    arrays |= {f"{each.name}_index": np.array(each.index) for each in explained.maps if each.index is not None}
+    for name, curve in explained.curves.items():
+        arrays |= {"deletion_removed": curve.removed, f"deletion_{name}": curve.probability}
+    return WrittenExplanation(explained=explained, images=images, arrays=write_arrays(Path(f"{start}.npz"), arrays))
+
+
+def image_context(explained: Explained, overlays: Mapping[str, Image.Image]) -> dict[str, Any]:
+    """Values for the template of one image, with its overlays by the name of their map."""
+    captions = {"image": "the image"} | {map.name: map.title for map in explained.maps}
+    return {
+        "path": explained.path,
+        "error": explained.error,
+        "rejected": explained.rejected,
+        "overlays": [
+            {"image": thumbnail(image, captions[name], side=PAGE_SIDE, kind="whole"), "caption": captions[name]}
+            for name, image in overlays.items()
+        ],
+        "predictions": [(each.label, percent_bar(100 * each.probability)) for each in explained.predictions],
+        "deletion": deletion_chart(explained.curves) if explained.curves else None,
+    }
+
+
+def deletion_chart(curves: Mapping[str, Curve]) -> Chart:
+    """Probability over the removed patches; the legend has the area under each curve."""
+    lines = [
+        Line(f"{name} ({curve.area:.3f})", [(100 * x, y) for x, y in zip(curve.removed, curve.probability)])
+        for name, curve in curves.items()
+    ]
+    return Chart(title="Deletion curve: probability", lines=lines, x_label="patches removed, in %", y_from=0.0)

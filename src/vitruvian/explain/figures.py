@@ -1,59 +1,168 @@
-"""The paper's Figure 7 for any model: filters, positions and attention distance, as images and as arrays."""
+"""The paper's Figure 7 for any model: filters, similarity of positions and attention distance."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from vitruvian.explain.analysis import (
-    NO_POSITIONS,
-    attention_distance,
-    filter_components,
-    position_kind,
-    position_similarity,
-)
-from vitruvian.explain.attention import require_vit
+from vitruvian.config import ViTConfig
+from vitruvian.data.decode import ImageInput
+from vitruvian.data.pixels import DigitsSource
+from vitruvian.errors import ConfigError, DataError, ImageError
+from vitruvian.explain.attention import grid_of, inference, require_shares, require_vit
+from vitruvian.explain.explainer import describe_model
+from vitruvian.explain.overlay import write_arrays
+from vitruvian.files import write_text
+from vitruvian.inference import Encoder, batched
 from vitruvian.model.build import Model
 from vitruvian.model.vit import ViT
+from vitruvian.progress import Track, no_tracking
 from vitruvian.report.chart import Chart, Line
 from vitruvian.report.color import INK, PAPER, SOFT, Rgb, apply_color_map, color_bar
+from vitruvian.report.html import embed_image, render, write_image
+from vitruvian.settings import Size
 
-TILES_IN_A_ROW = 7
+# B images, R rows and C columns of patches, P = R * C, T tokens before them, N = T + P, H heads, L layers
+# D filters of S x S pixels
+
+FIGURES_PAGE = "figures.html"
+DISTANCE_IMAGES = 128
+"""Number of images over which the paper averages the attention distance."""
+DISTANCE_BATCH = 4
+COMPONENTS = 28
+"""Number of components in the paper's figure."""
+
+NO_POSITIONS = {
+    "rope": "the model's positions rotate queries and keys: patches have no position embedding",
+    "none": "the model has no position embeddings",
+    "relative": "the model's positions are relative offsets inside attention: patches have no position embedding",
+    "relative_bias": "the model's positions are biases inside attention: patches have no position embedding",
+}
+
+
+def filter_components(model: Model, count: int = COMPONENTS) -> tuple[Tensor, Tensor]:
+    """Principal components of the filters that read pixels.
+
+    The filters are those of the patch embedding, or of a hybrid's first convolution. Components have unit length and
+    the sign with which their largest value is positive.
+
+    Returns:
+        Components (count, S, S, channels), and the fraction of variance that each explains.
+    """
+    embed = require_vit(model).embed
+    filters = embed.patch.weight if embed.stem is None else embed.stem.pixel_filters()
+    kernels = filters.detach().double().cpu()  # (D, channels, S, S)
+    flat = kernels.permute(0, 2, 3, 1).flatten(1)
+    _, strengths, components = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False)
+    variance = strengths.square()
+    components = components[:count]
+    strongest = components.gather(1, components.abs().argmax(dim=1, keepdim=True))
+    components = components * strongest.sign()
+    side, channels = kernels.shape[-1], kernels.shape[1]
+    return components.view(-1, side, side, channels).float(), (variance / variance.sum())[:count].float()
+
+
+def position_kind(config: ViTConfig) -> str:
+    """The kind of position embedding; `rope` if there are only rotations."""
+    return "rope" if config.rope is not None and config.pos_embed == "none" else config.pos_embed
+
+
+def position_similarity(model: Model, grid: Size | None = None) -> Tensor:
+    """Cosine similarity of all pairs of position embeddings, (R, C, R, C).
+
+    Args:
+        model: A ViT with learned, factorized or fixed (sin-cos) position embeddings.
+        grid: Rows and columns to resize them to; by default the model's own.
+    """
+    vit = require_vit(model)
+    config = vit.config
+    if (kind := position_kind(config)) in NO_POSITIONS:
+        raise ConfigError(NO_POSITIONS[kind])
+    positions = vit.embed.grid_positions(grid or config.grid)
+    assert positions is not None
+    directions = torch.nn.functional.normalize(positions.detach().double().cpu(), dim=-1)
+    return torch.einsum("rcd,xyd->rcxy", directions, directions).float()
+
+
+def attention_distance(model: Model, batches: Iterable[Tensor]) -> Tensor:
+    """Mean distance in pixels between query patches and the patches they attend to.
+
+    Args:
+        model: A ViT.
+        batches: Normalized pixels (B, channels, height, width).
+
+    Returns:
+        (L, H) Averages over queries and images. One layer of one batch is in memory at a time.
+    """
+    vit = require_shares(model, "attention distance")
+    sums = torch.zeros(vit.config.depth, vit.config.num_heads, dtype=torch.float64)
+    images = 0
+    with inference(vit):
+        for pixels in batches:
+            grid = grid_of(vit, pixels)
+            for layer, weights in vit.attention_maps(pixels):
+                sums[layer] += distances(weights, grid, vit.config.stride).sum(dim=0).double().cpu()
+            images += len(pixels)
+    if not images:
+        raise DataError("there are no images to measure the attention distance on")
+    return sums / images
+
+
+def distances(weights: Tensor, grid: Size, stride: int) -> Tensor:
+    """Mean attention distance in pixels (B, H) of attention weights (B, H, N, N).
+
+    Tokens before the patches have no position. They are left out as queries and as keys, and the weights of the patches
+    are normalized again.
+    """
+    apart = patch_distances(grid).to(weights) * stride
+    among = weights[:, :, -len(apart) :, -len(apart) :]  # (B, H, P, P)
+    on_patches = among.sum(dim=-1).clamp(min=torch.finfo(weights.dtype).tiny)
+    return ((among * apart).sum(dim=-1) / on_patches).mean(dim=-1)
+
+
+def patch_distances(grid: Size) -> Tensor:
+    """Euclidean distances between the centers of patches, in patches, (P, P)."""
+    rows, columns = torch.meshgrid(*(torch.arange(side, dtype=torch.float32) for side in grid), indexing="ij")
+    centers = torch.stack([rows.flatten(), columns.flatten()], dim=1)
+    return (centers[:, None] - centers[None]).square().sum(dim=-1).sqrt()
+
+
+TILES_PER_ROW = 7
 TEXT_PIXELS = 15
 MARGIN = 12
 TILE_PIXELS = 64
-"""Side of a tile, at least; its own pixels stay square."""
+"""Minimum side of a tile."""
 GRID_PIXELS = 720
-"""Side of the grid of grids, about."""
+"""Approximate side of the grid of grids."""
 MOST_GRIDS = 40
-"""Rows or columns of grids; beyond that, every second (third ...) patch is drawn."""
-
-Places = NDArray[np.floating]
+"""Maximum number of rows or columns of grids; of more, every second (third ...) patch is drawn."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """A figure with the numbers behind it; without an image, the note says why it has no meaning here."""
+    """A figure and its data. If it is not defined for the model, it has no image and the note says why."""
 
     name: str
-    """Of its files."""
+    """The beginning of its file names."""
     title: str
     note: str
-    """How to read it, or why there is nothing to see."""
+    """How to read it, or why there is no image."""
     image: Image.Image | None = None
     arrays: dict[str, NDArray[Any]]
-    unread: tuple[str, ...] = ()
-    """Errors of the images that it had to be made without."""
+    unreadable: tuple[str, ...] = ()
+    """Errors of images that could not be read."""
 
 
 def figures(model: Model, batches: Callable[[], Iterable[Tensor]], images: str) -> Iterator[Figure]:
-    """The three figures, one after the other; `batches` gives normalized pixels of these `images`."""
+    """Yield the three figures; `batches` returns normalized pixels, and `images` says of what."""
     vit = require_vit(model)
     yield filters_figure(vit)
     yield positions_figure(vit)
@@ -64,7 +173,7 @@ def filters_figure(vit: ViT) -> Figure:
     name, title = "filters", "Filters of the patch embedding"
     channels, hybrid = vit.config.in_channels, vit.embed.stem is not None
     if channels not in (1, 3):
-        note = f"The filters read {channels} channels, which are no colors to draw."
+        note = f"The filters read {channels} channels, which cannot be shown as colors."
         return Figure(name=name, title=title, note=note, arrays={})
     components, shares = filter_components(vit)
     note = (
@@ -74,21 +183,21 @@ def filters_figure(vit: ViT) -> Figure:
     if hybrid:
         title = "Filters of the stem"
         note += (
-            " The patch embedding of a hybrid reads the stem's features, which have no color; "
-            "these are the filters of the stem's first convolution, as it uses them."
+            " The patch embedding of a hybrid reads features without colors; these are the filters of the stem's first "
+            "convolution."
         )
     values = components.numpy()
     return Figure(
         name=name,
         title=title,
         note=note,
-        image=tiled(tinted(values), TILES_IN_A_ROW),
+        image=tile_images(tint(values), TILES_PER_ROW),
         arrays={"components": values, "variance_shares": shares.numpy()},
     )
 
 
-def tinted(components: NDArray[np.floating]) -> NDArray[np.uint8]:
-    """Components (count, rows, columns, 1 or 3) as colors: zero is gray, the strongest value of each full."""
+def tint(components: NDArray[np.floating]) -> NDArray[np.uint8]:
+    """Components (count, rows, columns, 1 or 3) as colors: zero is gray, and the largest value is saturated."""
     strongest = np.abs(components).max(axis=(1, 2, 3), keepdims=True)
     levels = 127.5 + 127.5 * components / np.maximum(strongest, 1e-12)
     return np.broadcast_to(np.rint(levels), (*levels.shape[:3], 3)).astype(np.uint8)
@@ -136,7 +245,7 @@ def distance_figure(vit: ViT, batches: Iterable[Tensor], images: str) -> Figure:
 
 
 def distance_chart(distance: NDArray[np.floating]) -> Chart:
-    """Distances (L, H): a dot for each head over its layer, and a line through the means."""
+    """A chart of distances (L, H): one dot per head, and a line through the means of the layers."""
     heads = [(float(layer), float(value)) for layer, values in enumerate(distance) for value in values]
     means = [(float(layer), float(values.mean())) for layer, values in enumerate(distance)]
     lines = [Line("head", heads, scatter=True), Line("mean of the layer", means)]
@@ -144,26 +253,28 @@ def distance_chart(distance: NDArray[np.floating]) -> Chart:
     return Chart(title=title, lines=lines, x_label="layer", y_from=0.0, size=(620, 360))
 
 
-def write(pen: ImageDraw.ImageDraw, place: tuple[float, float], text: str, *, anchor: str, color: str = INK) -> None:
-    pen.text(place, text, fill=color, anchor=anchor, font=ImageFont.load_default(TEXT_PIXELS))
+def draw_text(
+    pen: ImageDraw.ImageDraw, position: tuple[float, float], text: str, *, anchor: str, color: str = INK
+) -> None:
+    pen.text(position, text, fill=color, anchor=anchor, font=ImageFont.load_default(TEXT_PIXELS))
 
 
-def tiled(tiles: Rgb, columns: int) -> Image.Image:
-    """Tiles (count, rows, columns, 3) in reading order, enlarged."""
+def tile_images(tiles: Rgb, columns: int) -> Image.Image:
+    """Enlarged tiles (count, rows, columns, 3) in reading order."""
     count, rows, width, _ = tiles.shape
     scale = max(1, -(-TILE_PIXELS // max(rows, width)))
     down, across = rows * scale + MARGIN // 2, width * scale + MARGIN // 2
     lines = -(-count // columns)
     size = min(columns, count) * across + 2 * MARGIN - MARGIN // 2, lines * down + 2 * MARGIN - MARGIN // 2
     canvas = Image.new("RGB", size, PAPER)
-    for number, tile in enumerate(tiles):
+    for index, tile in enumerate(tiles):
         enlarged = Image.fromarray(tile).resize((width * scale, rows * scale), Image.Resampling.NEAREST)
-        canvas.paste(enlarged, (MARGIN + number % columns * across, MARGIN + number // columns * down))
+        canvas.paste(enlarged, (MARGIN + index % columns * across, MARGIN + index // columns * down))
     return canvas
 
 
-def grid_of_grids(values: Places, low: float, high: float) -> Image.Image:
-    """Values (R, C, R, C): at the place of each patch a small grid of its values with all others, and a scale."""
+def grid_of_grids(values: NDArray[np.floating], low: float, high: float) -> Image.Image:
+    """Draw values (R, C, R, C) as a grid with a small grid at each patch, and a color scale."""
     every = -(-max(values.shape[:2]) // MOST_GRIDS)
     shown = values[::every, ::every]
     rows, columns, inner_rows, inner_columns = shown.shape
@@ -182,19 +293,94 @@ def grid_of_grids(values: Places, low: float, high: float) -> Image.Image:
     bottom = top + rows * down + 52
     bar = color_bar(min(240, canvas.width - 180), 14)
     canvas.paste(bar, (left + 46, bottom))
-    write(pen, (left + 40, bottom + 7), f"{low:.2f}", anchor="rm")
-    write(pen, (left + 52 + bar.width, bottom + 7), f"{high:.2f}  cosine", anchor="lm")
+    draw_text(pen, (left + 40, bottom + 7), f"{low:.2f}", anchor="rm")
+    draw_text(pen, (left + 52 + bar.width, bottom + 7), f"{high:.2f}  cosine", anchor="lm")
     return canvas
 
 
 def number_patches(
     pen: ImageDraw.ImageDraw, corner: tuple[int, int], *, grid: tuple[int, int], step: tuple[int, int], every: int
 ) -> None:
-    """The numbers of rows and columns of patches, as many as have room."""
+    """Draw the indices of rows and columns, as many as there is room for."""
     (left, top), (rows, columns), (down, across) = corner, grid, step
     for row in range(0, rows, max(1, -(-20 // down))):
-        write(pen, (left - 6, top + (row + 0.5) * down), str(row * every), anchor="rm", color=SOFT)
+        draw_text(pen, (left - 6, top + (row + 0.5) * down), str(row * every), anchor="rm", color=SOFT)
     for column in range(0, columns, max(1, -(-28 // across))):
-        place = left + (column + 0.5) * across, top + rows * down + 2
-        write(pen, place, str(column * every), anchor="mt", color=SOFT)
-    write(pen, (left, top + rows * down + 22), "column of the patch; rows at the left", anchor="lt", color=SOFT)
+        position = left + (column + 0.5) * across, top + rows * down + 2
+        draw_text(pen, position, str(column * every), anchor="mt", color=SOFT)
+    draw_text(pen, (left, top + rows * down + 22), "column of the patch; rows at the left", anchor="lt", color=SOFT)
+
+
+def draw_figures(
+    model: Model,
+    images: Sequence[ImageInput],
+    out: Path,
+    *,
+    count: int = DISTANCE_IMAGES,
+    device: str = "cpu",
+    follow: Track = no_tracking,
+) -> Iterator[tuple[Figure, list[Path]]]:
+    """Draw the paper's Figure 7 for a model, and after the last figure write the page `figures.html`.
+
+    Args:
+        model: A ViT.
+        images: Images for the attention distance; without any, the built-in digits.
+        out: The output directory.
+        count: Number of images to average over, chosen at equal steps.
+        device: A PyTorch device.
+        follow: Wraps the iterator over images to show progress.
+
+    Yields:
+        Each figure with the files it was written to.
+    """
+    vit = require_vit(model)
+    encoder = Encoder(vit, device=device)
+    source = "images" if images else "built-in digits"
+    digits = DigitsSource()
+    chosen = spread(images, count) if images else [digits.read(n) for n in range(min(count, len(digits)))]
+    done: list[Figure] = []
+    unreadable: list[str] = []
+    for drawn in figures(vit, lambda: pixel_batches(encoder, chosen, unreadable=unreadable, follow=follow), source):
+        figure = replace(drawn, unreadable=tuple(unreadable))
+        paths = []
+        if figure.image is not None:
+            paths = [write_image(out / f"{figure.name}.png", figure.image)]
+            paths.append(write_arrays(out / f"{figure.name}.npz", figure.arrays))
+        done.append(figure)
+        yield figure, paths
+    contexts = [
+        {
+            "name": figure.name,
+            "title": figure.title,
+            "note": figure.note,
+            "image": embed_image(figure.image, figure.title, kind="whole", exact=True) if figure.image else None,
+            "unreadable": figure.unreadable,
+        }
+        for figure in done
+    ]
+    page = render(
+        "figures.html", title="Learned parameters and attention", subtitle=describe_model(vit), figures=contexts
+    )
+    write_text(out / FIGURES_PAGE, page)
+
+
+def spread(images: Sequence[ImageInput], count: int) -> list[ImageInput]:
+    """At most `count` of the images, at equal steps."""
+    if len(images) <= count:
+        return list(images)
+    return [images[index * len(images) // count] for index in range(count)]
+
+
+def pixel_batches(
+    encoder: Encoder, images: Sequence[ImageInput], *, unreadable: list[str], follow: Track
+) -> Iterator[Tensor]:
+    """Batches of images of one shape, on the model's device; errors are added to `unreadable`."""
+    items = ((None, image) for image in follow(images, len(images)))
+    for batch in encoder.load(batched(items, DISTANCE_BATCH), ahead=2 * DISTANCE_BATCH):
+        unreadable += [str(image) for _, image in batch if isinstance(image, ImageError)]
+        by_shape: dict[torch.Size, list[Tensor]] = {}
+        for _, image in batch:
+            if isinstance(image, Tensor):
+                by_shape.setdefault(image.shape, []).append(image)
+        for same in by_shape.values():
+            yield torch.stack(same).to(encoder.device)

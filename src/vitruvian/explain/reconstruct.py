@@ -1,4 +1,4 @@
-"""What MAE makes of patches that it does not see: the image without them, filled in, and whole."""
+"""Reconstructions of a masked autoencoder: the masked image, the reconstruction and the original."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from vitruvian.config import Preprocess
 from vitruvian.data.decode import ImageInput
 from vitruvian.data.preprocess import preprocess_image
 from vitruvian.errors import ImageError
-from vitruvian.explain.run import file_name
+from vitruvian.explain.overlay import file_name
 from vitruvian.model.mae import MaskedAutoencoder
 from vitruvian.report.html import write_image
 
 GRAY = 0.5
-"""Light in place of a hidden patch."""
+"""Brightness of a masked patch."""
 GAP = 8
 """Pixels between the three images."""
 
@@ -27,28 +27,39 @@ GAP = 8
 def reconstruct(
     model: MaskedAutoencoder, image: ImageInput, *, share: float = 0.75, seed: int = 0
 ) -> tuple[Image.Image, Image.Image, Image.Image]:
-    """The image without its hidden patches, with those that the model fills in, and whole; as the model sees it.
+    """Mask an image and reconstruct it.
 
-    `share` of the patches are hidden, drawn from `seed`.
+    Args:
+        model: A masked autoencoder.
+        image: Any image that `vitruvian.preprocess_image` accepts.
+        share: Fraction of patches to mask.
+        seed: Random seed of the mask.
+
+    Returns:
+        The masked image, the reconstruction and the original, as the model sees it.
+
+    Raises:
+        ImageError: The image cannot be read.
     """
-    config, view = model.encoder.config, model.encoder.meta.preprocess
-    pixels = preprocess_image(image, view)[None]
+    config, preprocess = model.encoder.config, model.encoder.meta.preprocess
+    pixels = preprocess_image(image, preprocess)[None]
     noise = torch.rand(1, config.grid[0] * config.grid[1], generator=torch.Generator().manual_seed(seed))
     with torch.inference_mode():
         filled, hidden = model.fill_in(pixels, noise, share)
     P = config.patch_size
-    covered = hidden[0].repeat_interleave(P, 0).repeat_interleave(P, 1)
-    whole = light(pixels[0], view)
-    return tuple(map(as_image, (torch.where(covered, GRAY, whole), light(filled[0], view), whole)))  # type: ignore[return-value]
+    mask = hidden[0].repeat_interleave(P, 0).repeat_interleave(P, 1)
+    original = unnormalize(pixels[0], preprocess)
+    images = torch.where(mask, GRAY, original), unnormalize(filled[0], preprocess), original
+    return tuple(map(to_image, images))  # type: ignore[return-value]
 
 
-def light(pixels: Tensor, view: Preprocess) -> Tensor:
-    """Normalized pixels (C, rows, columns) as light from 0 to 1."""
-    mean, std = (torch.tensor(values)[:, None, None] for values in (view.mean, view.std))
+def unnormalize(pixels: Tensor, preprocess: Preprocess) -> Tensor:
+    """Pixels (channels, rows, columns) in the range 0 to 1."""
+    mean, std = (torch.tensor(values)[:, None, None] for values in (preprocess.mean, preprocess.std))
     return pixels * std + mean
 
 
-def as_image(values: Tensor) -> Image.Image:
+def to_image(values: Tensor) -> Image.Image:
     levels = (values.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
     return Image.fromarray(np.ascontiguousarray(levels if levels.shape[2] == 3 else levels[:, :, 0]))
 
@@ -56,9 +67,10 @@ def as_image(values: Tensor) -> Image.Image:
 def reconstruct_images(
     model: MaskedAutoencoder, images: Sequence[ImageInput], out: Path, *, share: float = 0.75
 ) -> Iterator[tuple[str, Path | str]]:
-    """For each image its name, and the file of the three side by side or what was wrong with it."""
-    for number, image in enumerate(images, 1):
-        name = str(image) if isinstance(image, str | Path) else f"image {number}"
+    """Write masked image, reconstruction and original side by side; yields names with the file or the error."""
+    digits = len(str(len(images)))
+    for position, image in enumerate(images, 1):
+        name = str(image) if isinstance(image, str | Path) else f"image {position}"
         try:
             parts = reconstruct(model, image, share=share)
         except ImageError as error:
@@ -66,7 +78,6 @@ def reconstruct_images(
             continue
         width, height = parts[0].size
         canvas = Image.new(parts[0].mode, (3 * width + 2 * GAP, height), "white")
-        for place, part in enumerate(parts):
-            canvas.paste(part, (place * (width + GAP), 0))
-        digits = len(str(len(images)))
-        yield name, write_image(out / f"{number:0{digits}d}-{file_name(Path(name).stem)}-reconstructed.png", canvas)
+        for column, part in enumerate(parts):
+            canvas.paste(part, (column * (width + GAP), 0))
+        yield name, write_image(out / f"{position:0{digits}d}-{file_name(Path(name).stem)}-reconstructed.png", canvas)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from vitruvian.errors import ConfigError
 from vitruvian.explain.attention import attention_rollout, gradient_attention, inference, require_vit
-from vitruvian.explain.deletion import covered
-from vitruvian.explain.reconstruct import as_image, light
+from vitruvian.explain.deletion import cover_patches
+from vitruvian.explain.reconstruct import to_image, unnormalize
 from vitruvian.inference import Classifier, Encoder, probabilities_of
 from vitruvian.model.vit import ViT
 
@@ -52,7 +52,7 @@ def inspect_image(
     layer = vit.layer(layer)
     result: Json = {"grid": list(vit.config.grid_of((pixels.shape[1], pixels.shape[2])))}
     if "input" in parts:
-        result["input"] = png_base64(as_image(light(pixels, vit.meta.preprocess)))
+        result["input"] = png_base64(to_image(unnormalize(pixels, vit.meta.preprocess)))
     if "layers" in parts:
         assert isinstance(encoder, Classifier)
         result["layers"] = layer_predictions(encoder, vit, batch)
@@ -75,7 +75,7 @@ def erase_patches(pixels: Tensor, patches: Sequence[int], encoder: Encoder) -> T
     count = grid[0] * grid[1]
     if not 0 <= min(patches) <= max(patches) < count:
         raise ConfigError(f"erased: patches are numbered from 0 to {count - 1}")
-    return covered(pixels, np.asarray(patches, dtype=np.int64), grid)
+    return cover_patches(pixels, np.asarray(patches, dtype=np.int64), grid)
 
 
 def attention_weights(vit: ViT, batch: Tensor, layer: int) -> Tensor:  # (H, N, N)

@@ -20,7 +20,7 @@ from vitruvian.engines.graph import Graph
 from vitruvian.engines.runtimes import EngineName
 from vitruvian.errors import ConfigError, ImageError, UnknownNameError, VitruvianError
 from vitruvian.explain.explainer import Explainer, MapSettings
-from vitruvian.explain.overlay import FloatBox, displayed, overlay, seen_box
+from vitruvian.explain.overlay import FloatBox, overlay, resize_for_display, seen_box
 from vitruvian.inference import DECODERS, NOT_FINITE, Classifier, Encoder
 from vitruvian.machine import trim_memory
 from vitruvian.model.build import Model
@@ -66,7 +66,9 @@ def decode_upload(data: bytes, model: Model, max_pixels: int, *, preview: bool =
     """Decode and preprocess an image; raises ImageError."""
     image = decode(data, max_pixels=max_pixels)
     crop = seen_box((image.height, image.width), model.meta.preprocess)
-    upload = Upload(apply_preprocess(image, model.meta.preprocess), displayed(image) if preview else None, crop)
+    upload = Upload(
+        apply_preprocess(image, model.meta.preprocess), resize_for_display(image) if preview else None, crop
+    )
     is_large = image.width * image.height > LARGE_PIXELS
     del image
     if is_large:
@@ -326,7 +328,7 @@ class Service:
 
 def explain_upload(model: Model, upload: Upload, settings: MapSettings) -> Json:
     """The maps of an image as nested lists, each with its overlay as a PNG file in base64."""
-    explained = Explainer(model, settings).explain_view(upload.pixels)
+    explained = Explainer(model, settings).explain_pixels(upload.pixels)
     if explained.error:
         raise ImageError(explained.error)
     assert upload.preview is not None

@@ -19,8 +19,8 @@ from vitruvian.explain import (
     explain_images,
     gradient_attention,
 )
-from vitruvian.explain.figures import filters_figure, positions_figure
-from vitruvian.explain.run import evenly, file_name
+from vitruvian.explain.figures import filters_figure, positions_figure, spread
+from vitruvian.explain.overlay import file_name
 from vitruvian.model.build import build
 from vitruvian.weights.load import load
 
@@ -99,7 +99,7 @@ def test_a_model_without_head_still_shows_its_attention():
 
 
 def test_what_cannot_be_explained_is_said_before_any_image_is_read():
-    with pytest.raises(ConfigError, match="this model is a BiT ResNet"):
+    with pytest.raises(ConfigError, match="a BiT ResNet has no attention"):
         Explainer(build(ResNetConfig(image_size=32, stages=(1,), width=32, num_classes=2)))
     with pytest.raises(UnknownNameError, match="unknown class 'doge'; did you mean Dog"):
         Explainer(named(), MapSettings(target="doge"))
@@ -107,7 +107,7 @@ def test_what_cannot_be_explained_is_said_before_any_image_is_read():
         Explainer(named(), MapSettings(target="5"))
     with pytest.raises(ConfigError, match="layer 7 does not exist"):
         Explainer(named(), MapSettings(layer=7))
-    with pytest.raises(ConfigError, match="class 'bee' is asked for, so the best 2 answers have no meaning"):
+    with pytest.raises(ConfigError, match="top=2 cannot be combined with class 'bee'"):
         MapSettings(target="bee", top=2)
     with pytest.raises(ConfigError, match="method='gradcam' is not one of gradient, rollout, attention"):
         MapSettings(methods=("gradcam",))
@@ -166,7 +166,7 @@ def test_a_run_writes_overlays_arrays_and_a_page(tmp_path):
 
 @pytest.mark.slow
 def test_the_page_shows_the_first_images_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("vitruvian.explain.run.MAX_IMAGES", 2)
+    monkeypatch.setattr("vitruvian.explain.explainer.MAX_IMAGES", 2)
     explainer = Explainer(named(), MapSettings(methods=("rollout",)))
     assert len(list(explain_images(explainer, [make_image(seed=i) for i in range(3)], tmp_path))) == 3
     page = (tmp_path / "explain.html").read_text(encoding="utf-8")
@@ -181,8 +181,8 @@ def test_file_names_are_plain():
 
 
 def test_images_for_a_mean_are_chosen_evenly():
-    assert evenly(list(range(10)), 4) == [0, 2, 5, 7]
-    assert evenly([1, 2], 4) == [1, 2]
+    assert spread(list(range(10)), 4) == [0, 2, 5, 7]
+    assert spread([1, 2], 4) == [1, 2]
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in WEIGHTS), ids=str)
