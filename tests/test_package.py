@@ -123,7 +123,7 @@ def test_an_empty_environment_predicts_with_the_model_in_the_package(installed, 
     done = run(vit, "predict", photo, "--top", 1, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "cat" in done.stdout
-    assert "no model is named and none could be downloaded" in done.stderr
+    assert "no model given, and the default could not be downloaded" in done.stderr
     assert "paper-imagenet" in run(vit, "train", "--recipes", cwd=tmp_path).stdout
 
 

@@ -291,7 +291,7 @@ def test_the_default_is_downloaded_once_and_then_predicts_offline(hugging_face, 
         again = process("predict", tmp_path / "photo.png", home=tmp_path, **offline)
         assert (again.out, again.err) == (first.out, f"no model given, using {hub.DEFAULT}\n")
     assert process("predict", tmp_path / "photo.png", home=tmp_path / "other").err.startswith(
-        "no model is named and none could be downloaded: the small one in the package knows airplane"
+        "no model given, and the default could not be downloaded: using the bundled model, which knows airplane"
     )
 
 
@@ -322,9 +322,9 @@ def test_the_hub_says_what_is_missing_in_one_line(hugging_face, tmp_path):
     *_, line = elsewhere("google/vit-base-patch16-22", home=tmp_path, server=hugging_face)
     assert re.search(r"HubError: .*no such model on Hugging Face; did you mean google/vit-base-patch16-224", line)
     *_, line = elsewhere("org/empty", home=tmp_path, server=hugging_face)
-    assert "HubError: org/empty: has none of model.safetensors, " in line
+    assert "HubError: org/empty: contains none of model.safetensors, " in line
     *_, line = elsewhere("org/name", home=tmp_path)
-    assert re.search(r"HubError: org/name: .*refused\); where there is a network, run `hf download org/name`", line)
+    assert re.search(r"HubError: org/name: .*refused\); on a machine with a network, run `hf download org/name`", line)
 
 
 def test_a_cached_repository_is_used_as_it_is(tmp_path):
