@@ -181,10 +181,7 @@ def open_entries(
 ) -> Dataset:
     """The dataset of these entries, whose keys are paths below `root`; `classes` as in `write_index`."""
     stored = build_index(lambda _: entries, classes=classes)
-    splits = {
-        split: source(f"{name} ({split})", stored.classes, index, root=root) for split, index in stored.splits.items()
-    }
-    return make_dataset(name, splits)
+    return make_dataset(name, stored.sources(name, source, root=root))
 
 
 def class_folders(folder: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ from vitruvian.data.names import class_name, natural_key
 from vitruvian.data.sources import SkippedFiles, Source
 from vitruvian.errors import DataError, FileError
 from vitruvian.files import atomic_path, read_json, short_hash
+
+Opened = TypeVar("Opened", bound="IndexedSource")
 
 FORMAT = 2
 """Version of the layout on disk; increment it to invalidate stored indexes."""
@@ -111,6 +113,12 @@ class StoredIndex(NamedTuple):
     splits: dict[str, Path]
     """The folder of each split's index."""
     notes: list[str]
+
+    def sources(self, name: str, make: Callable[..., Opened], **options: Any) -> dict[str, Opened]:
+        """One source per split: `make(name, classes, folder, **options)`."""
+        return {
+            split: make(f"{name} ({split})", self.classes, folder, **options) for split, folder in self.splits.items()
+        }
 
 
 def build_index(

@@ -52,7 +52,9 @@ def open_task(task: Task, root: Path | None = None, *, folders: Callable[[Path],
 
 def open_release(task: Task, folder: Path, root: Path, folders: Callable[[Path], Dataset]) -> Dataset:
     openers: dict[str, Callable[[], Dataset]] = {
-        "cifar": lambda: open_cifar([find_cifar_release(folder)], str(folder)),
+        "cifar": lambda: open_cifar(
+            find_cifar(folder) or sorted(folder.glob("cifar-10*.tar.gz")) or [folder], str(folder)
+        ),
         "flowers": lambda: open_flowers(folder),
         "folders": lambda: folders(folder),
         "imagenet": lambda: open_imagenet(folder),
@@ -69,11 +71,6 @@ def open_release(task: Task, folder: Path, root: Path, folders: Callable[[Path],
         "wordnet": lambda: open_wordnet(unpacked_folder(folder, "n[0-9]*")),
     }
     return openers[task.layout]()
-
-
-def find_cifar_release(folder: Path) -> Path:
-    """The folder of CIFAR's files, or the original archive."""
-    return next(iter([*find_cifar(folder), *sorted(folder.glob("cifar-10*.tar.gz"))]), folder)
 
 
 def unpacked_folder(folder: Path, pattern: str) -> Path:

@@ -209,11 +209,7 @@ def open_shards(shards: Sequence[Path], name: str, *, classes: tuple[str, ...] |
     if not stored.splits:
         reason = f"no labeled images ({'; '.join(stored.notes) or 'no members'})"
         raise DataError(reason, where=name, hint="expected pairs such as 0001.jpg and 0001.cls")
-    sources = {
-        split: TarSource(f"{name} ({split})", stored.classes, index, shards=shards)
-        for split, index in stored.splits.items()
-    }
-    return make_dataset(name, sources, stored.notes)
+    return make_dataset(name, stored.sources(name, TarSource, shards=shards), stored.notes)
 
 
 def list_samples(shards: Sequence[Path], skipped: SkippedFiles) -> Iterator[Entry]:

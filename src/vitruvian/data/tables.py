@@ -50,10 +50,7 @@ def open_manifest(files: list[Path], name: str) -> Dataset:
     )
     if not stored.splits:
         raise DataError(f"a manifest without rows; expected {', '.join(REQUIRED)} for each image", where=path)
-    sources = {
-        split: FolderSource(f"{name} ({split})", stored.classes, index, root=path.parent)
-        for split, index in stored.splits.items()
-    }
+    sources = stored.sources(name, FolderSource, root=path.parent)
     for source in sources.values():
         keys = [source.key(index) for index in range(min(len(source), CHECKED_ROWS))]
         if not any((source.root / key).exists() for key in keys):

@@ -35,20 +35,10 @@ MAX_REASONS = 1000
 DRAFT_SIDE = 256
 """JPEG images are decoded at the smallest of their scales whose sides are at least this, in pixels."""
 
-RECORD = np.dtype(
-    [
-        ("split", np.uint8),
-        ("problem", np.uint8),
-        ("traits", np.uint16),
-        ("label", np.int32),
-        ("index", np.int64),
-        ("rows", np.int32),
-        ("columns", np.int32),
-        ("bytes", np.int64),
-        ("pixels", np.uint64),
-    ]
-)
-"""The record of one image in memory; the names are those of ImageRecord."""
+_LABELS = [("split", "u1"), ("label", "i4"), ("index", "i8")]
+_MEASURED = [("problem", "u1"), ("traits", "u2"), ("rows", "i4"), ("columns", "i4"), ("bytes", "i8"), ("pixels", "u8")]
+RECORD = np.dtype(_LABELS + _MEASURED)
+"""The record of one image in memory: where it is, and the properties in ImageRecord."""
 
 
 class Trait(IntFlag):
@@ -110,7 +100,7 @@ def scan(splits: Mapping[str, Source], *, workers: int, track: Track) -> Scan:
     positions = ((split, index) for split, source in enumerate(sources) for index in range(len(source)))
     examined = in_order(partial(examine, sources), positions, workers=workers, chunk=WORKER_CHUNK)
     for row, record in enumerate(track(examined, total)):
-        for name in ("problem", "traits", "rows", "columns", "bytes", "pixels"):
+        for name, _ in _MEASURED:
             records[name][row] = getattr(record, name)
         sketches[row] = record.sketch
         if record.reason and len(reasons) < MAX_REASONS:
