@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from importlib.metadata import distribution
+from importlib.metadata import Distribution, PathDistribution, distribution
 from pathlib import Path
 from shutil import copytree, ignore_patterns
 
@@ -47,14 +47,13 @@ IN_THE_SDIST = (
 )
 
 
-def required(name: str, found: set[str]) -> set[str]:
-    """A package and all that it requires here, without extras."""
-    if (name := canonicalize_name(name)) not in found:
-        found.add(name)
-        for each in map(Requirement, distribution(name).requires or ()):
-            if each.marker is None or each.marker.evaluate({"extra": ""}):
-                required(each.name, found)
-    return found
+def add_required(package: Distribution, names: set[str]) -> None:
+    """Add the names of all packages that a package requires, without extras, to `names`."""
+    for requirement in map(Requirement, package.requires or ()):
+        name = canonicalize_name(requirement.name)
+        if name not in names and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+            names.add(name)
+            add_required(distribution(name), names)
 
 
 def link(name: str, folder: Path) -> None:
@@ -89,7 +88,10 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = run(*pip, "install", "--no-index", "--no-deps", wheel, cwd=home)
     assert done.returncode == 0, done.stderr
     (packages,) = (home / "env").glob("lib/python*/site-packages")
-    for name in required("vitruvian", set()) - {"vitruvian"}:
+    (metadata,) = packages.glob("vitruvian-*.dist-info")
+    names: set[str] = {"vitruvian"}
+    add_required(PathDistribution(metadata), names)
+    for name in names - {"vitruvian"}:
         link(name, packages)
     return bin
 
