@@ -1,11 +1,14 @@
 """Tiny runs for tests: a model of a few thousand parameters on the built-in digits."""
 
 import json
+import signal
 import sys
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+
+from vitruvian.training import Listener
 
 TINY = (
     "architecture.depth=1",
@@ -20,6 +23,31 @@ TINY = (
     "log_every=3",
 )
 """44 steps an epoch, an evaluation every 9."""
+
+
+STEM = (
+    "architecture.patch_size=1",
+    "architecture.stem.style=conv",
+    "architecture.stem.stages=[1, 1]",
+    "architecture.stem.width=8",
+    "stem_init=whitening",
+    'freeze=["embed.stem.root.weight"]',
+    "optimizer=muon",
+    "average=ema",
+    "augment.alternate_flip=true",
+)
+"""A convolutional stem with BatchNorm, and an optimizer with state of its own."""
+
+
+class StopAt(Listener):
+    """Sends this process a signal in the middle of a step."""
+
+    def __init__(self, step, number=signal.SIGTERM):
+        self.step, self.number = step, number
+
+    def stepped(self, step):
+        if step == self.step:
+            signal.raise_signal(self.number)
 
 
 def command(*arguments, processes=1):

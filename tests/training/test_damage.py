@@ -4,8 +4,7 @@ import json
 import shutil
 
 import pytest
-from runs import TINY, identical, lines, same_model, weights
-from test_resume import StopAt
+from runs import TINY, StopAt, identical, lines, same_model, weights
 
 from vitruvian.errors import VitruvianError
 from vitruvian.training import Interrupted, Listener, Run, resume, train

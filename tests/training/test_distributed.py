@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import TINY, changes, command, lines, same_model, weights
-from test_resume import STEM, StopAt
+from runs import STEM, TINY, StopAt, changes, command, lines, same_model, weights
 
 from forked import Forked, ranks
 from vitruvian.evaluation.features import compute_features

@@ -1,12 +1,26 @@
-"""Which parameters learn, how fast, and which decay."""
+"""Parameter groups, optimizers, schedules and averaged weights."""
+
+import math
 
 import pytest
 import torch
+from torch import nn
 
 from vitruvian.config import ResNetConfig, ViTConfig
 from vitruvian.errors import ConfigError, UnknownNameError
 from vitruvian.model.build import build
-from vitruvian.training.optimizer import Muon, build_optimizer, freeze, layers_above, set_lr, trainable
+from vitruvian.training.optimizer import (
+    Average,
+    Muon,
+    Schedule,
+    build_optimizer,
+    build_schedule,
+    freeze,
+    layers_above,
+    set_lr,
+    to_steps,
+    trainable,
+)
 from vitruvian.training.recipe import Recipe
 
 
@@ -144,3 +158,89 @@ def test_muon_agrees_with_that_of_pytorch(monkeypatch):
         theirs.step()
     # PyTorch's own computes in bfloat16
     torch.testing.assert_close(weights[0], weights[1], atol=5e-3, rtol=0)
+
+
+def schedule(kind, **changes):
+    return Schedule(**{"kind": kind, "peak": 0.8, "steps": 100, "warmup": 20} | changes)
+
+
+@pytest.mark.parametrize("kind", ["constant", "linear", "cosine", "rsqrt"])
+def test_warm_up_rises_in_a_straight_line_from_zero(kind):
+    lrs = [schedule(kind).lr_at(step) for step in range(21)]
+    assert lrs == pytest.approx([0.8 * step / 20 for step in range(21)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        ("constant", lambda done: 0.8),
+        ("linear", lambda done: 0.1 + 0.7 * (1 - done)),
+        ("cosine", lambda done: 0.1 + 0.7 * (1 + math.cos(math.pi * done)) / 2),
+        ("rsqrt", lambda done: 0.8 / math.sqrt(1 + 80 * done / 25)),
+    ],
+)
+def test_the_rate_after_warm_up_is_the_closed_form(kind, form):
+    made = schedule(kind, end=0.1, timescale=25.0)
+    for step in range(20, 100):
+        assert made.lr_at(step) == pytest.approx(form((step - 20) / 80))
+
+
+def test_cool_down_ends_at_the_end_rate():
+    made = schedule("rsqrt", cooldown=10, end=0.01)
+    assert made.lr_at(90) == schedule("rsqrt").lr_at(90)
+    assert made.lr_at(95) == pytest.approx(0.01 + (schedule("rsqrt").lr_at(95) - 0.01) / 2)
+    assert made.lr_at(100) == pytest.approx(0.01)
+
+
+def test_a_length_below_one_is_a_share_of_the_run():
+    assert [to_steps(0.1, 50), to_steps(1, 50), to_steps(7, 50)] == [5, 1, 7]
+    assert build_schedule(Recipe(epochs=1, warmup=0.2), 40).warmup == 8
+
+
+def test_a_warm_up_longer_than_the_run_is_refused():
+    with pytest.raises(ConfigError, match="warmup and cooldown of 200 and 0 steps do not fit into the 100 steps"):
+        schedule("cosine", warmup=200)
+
+
+def one_number(kind, **changes):
+    model = nn.Linear(1, 1, bias=False)
+    return model, Average(model, kind, **{"decay": 0.9, "start": 0} | changes)
+
+
+def feed(model, average, values):
+    for step, value in enumerate(values):
+        nn.init.constant_(model.weight, value)
+        average.update(step)
+
+
+def test_polyak_is_the_plain_mean_from_its_start():
+    model, average = one_number("polyak", start=2)
+    feed(model, average, [100.0, 100.0, 1.0, 2.0, 6.0])
+    assert average.means["weight"].item() == pytest.approx(3.0)
+
+
+def test_ema_follows_its_formula_with_less_memory_in_the_first_steps():
+    model, average = one_number("ema", decay=0.5)
+    start = model.weight.item()
+    feed(model, average, [1.0, 2.0, 3.0])
+    expected = start
+    for step, value in enumerate([1.0, 2.0, 3.0]):
+        decay = min(0.5, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * value
+    assert average.means["weight"].item() == pytest.approx(expected)
+
+
+def test_the_model_has_the_mean_only_inside_the_context():
+    model, average = one_number("polyak")
+    feed(model, average, [1.0, 4.0])
+    with average.in_place():
+        assert model.weight.item() == 2.5
+    assert model.weight.item() == 4.0
+    assert average.means["weight"].item() == 2.5
+
+
+def test_frozen_weights_have_no_mean():
+    model = nn.Linear(2, 2)
+    model.bias.requires_grad_(False)
+    assert list(Average(model, "ema", decay=0.9, start=0).means) == ["weight"]
+    assert torch.equal(Average(model, "ema", decay=0.9, start=0).means["weight"], model.weight)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from runs import TINY, changes, identical, lines, same_model, weights
+from runs import STEM, TINY, StopAt, changes, identical, lines, same_model, weights
 from safetensors.torch import load_file
 
 from forked import Forked
@@ -39,17 +39,6 @@ DEMANDING = (
 """Everything that uses chance or memory."""
 
 
-class StopAt(Listener):
-    """Sends this process a signal in the middle of a step."""
-
-    def __init__(self, step, number=signal.SIGTERM):
-        self.step, self.number = step, number
-
-    def stepped(self, step):
-        if step == self.step:
-            signal.raise_signal(self.number)
-
-
 def whole(tmp_path, *settings):
     return train("digits", out=tmp_path / "whole", settings=[*TINY, *settings])
 
@@ -73,19 +62,6 @@ def test_every_optimizer_average_and_the_scaler_continue_exactly(tmp_path, choic
     with pytest.raises(Interrupted):
         train("digits", out=tmp_path / "run", settings=[*TINY, choice], listeners=[StopAt(7)])
     assert same_model(resume(tmp_path / "run").folder, expected.folder)
-
-
-STEM = (
-    "architecture.patch_size=1",
-    "architecture.stem.style=conv",
-    "architecture.stem.stages=[1, 1]",
-    "architecture.stem.width=8",
-    "stem_init=whitening",
-    'freeze=["embed.stem.root.weight"]',
-    "optimizer=muon",
-    "average=ema",
-    "augment.alternate_flip=true",
-)
 
 
 @pytest.mark.slow

@@ -156,7 +156,7 @@ def run_cell(
 
 
 def folder_name(model: str) -> str:
-    """A folder name for a model's name or path; the hash tells models with the same name apart."""
+    """A folder name for a model's name or path; the hash distinguishes models with the same name."""
     path = Path(model).expanduser()
     identity = str(path.resolve()) if path.exists() else model
     words = re.sub(r"[^A-Za-z0-9.]+", "-", Path(model).name).strip("-") or "model"

@@ -46,7 +46,7 @@ from vitruvian.weights.parse import LoadHints
 # N images, D features, K classes
 
 MMAP_THRESHOLD = -3
-"""glibc's M_MMAP_THRESHOLD: larger blocks are returned to the system as soon as they are freed."""
+"""glibc's M_MMAP_THRESHOLD: larger blocks are returned to the system when they are freed."""
 LARGE_BYTES = 1 << 20
 STEM_IMAGES = 2_000
 """Images whose patches are counted for whitening; a patch has few values, and an image many patches."""

@@ -60,7 +60,8 @@ class MaskedViT(ViT):
         """A copy of a ViT for masked-patch pre-training; ConfigError if its architecture cannot be trained that way."""
         check_fit(model)
         assert isinstance(model, ViT)
-        masked = cls(model.config)
+        with torch.random.fork_rng([]):  # PyTorch initializes the layers first, with the global generator
+            masked = cls(model.config)
         missing, unexpected = masked.load_state_dict(model.state_dict(), strict=False)
         assert set(missing) == set(cls.own_names)
         assert not unexpected
@@ -138,7 +139,7 @@ class ColorTally:
             sums, examples = from_all_ranks(sums, examples, processes.device)
         images, patches, loss, correct = sums.tolist()
         if not patches:
-            raise DataError("there is no image to evaluate the model on")
+            raise DataError("no validation image to evaluate the model on")
         return ColorMeasures(
             count=int(images),
             patches=int(patches),

@@ -1,4 +1,4 @@
-"""What a run would cost: measured on a few of its own steps, or counted for a cluster that is not here."""
+"""The cost of a run: measured on a few of its steps here, or counted for a cluster."""
 
 from __future__ import annotations
 
