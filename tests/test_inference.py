@@ -14,10 +14,10 @@ from PIL import Image
 from torch import nn
 
 from vitruvian.config import CascadeConfig, Preprocess, ResNetConfig, ViTConfig
-from vitruvian.data.decode import decode
+from vitruvian.data.decode import Unreadable, decode
 from vitruvian.data.preprocess import apply_preprocess
-from vitruvian.errors import CheckpointError, ConfigError, ImageError
-from vitruvian.inference import Classifier, ImageResult, features
+from vitruvian.errors import CheckpointError, ConfigError, DataError, ImageError
+from vitruvian.inference import Classifier, ImageResult, LoadPacked, check_readable, features, load_batches, unpack
 from vitruvian.model.build import build
 from vitruvian.model.vit import ViT
 from vitruvian.weights.save import save
@@ -118,6 +118,49 @@ def test_a_long_stream_is_read_only_a_little_ahead_and_can_be_left():
     assert taken <= 3 * 4 + 3 * 4 + 2 * 4  # three batches answered, three with the model, two decoded ahead
     stream.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("decode")]
+
+
+def load_number(position, item):
+    """Load a number as an image of that side, an odd one as an error."""
+    return (position, item), ImageError(f"{item} is odd") if item % 2 else torch.full((3, item, item), float(item))
+
+
+@pytest.mark.parametrize("ahead", [1, 4, 100])
+def test_loaded_batches_keep_their_items_and_order_and_empty_ones_are_left_out(ahead):
+    batches = [[2, 3, 4], [], [5], [6, 8]]
+    loaded = list(load_batches(load_number, batches, ahead=ahead, threads=3))
+    assert [[details for details, _ in batch] for batch in loaded] == [
+        [(0, 2), (1, 3), (2, 4)],
+        [(3, 5)],
+        [(4, 6), (5, 8)],
+    ]
+    assert [str(image) for batch in loaded for _, image in batch if isinstance(image, ImageError)] == [
+        "3 is odd",
+        "5 is odd",
+    ]
+
+
+def test_images_of_several_shapes_are_the_same_after_the_way_from_a_worker():
+    items = list(enumerate([2, 3, 2, 4, 4, 5, 2]))
+    images, stacks = LoadPacked(load_number)(items)
+    assert [stack.shape[0] for stack in stacks] == [2, 2, 1]  # one tensor per run of equal shapes
+    for (details, image), (position, item) in zip(unpack(images, stacks), items, strict=True):
+        wanted_details, wanted = load_number(position, item)
+        assert details == wanted_details
+        assert str(image) == str(wanted) if isinstance(wanted, ImageError) else torch.equal(image, wanted)
+
+
+def test_too_many_unreadable_images_are_an_error_that_names_the_first():
+    some = [Unreadable("a.jpg", "the file is empty"), Unreadable("b.jpg", "not an image")]
+    check_readable("photos", some, 8)
+    with pytest.raises(
+        DataError, match=r"^photos: 2 of 7 images cannot be read, more than 25%, such as a.jpg: the file is"
+    ):
+        check_readable("photos", some, 7)
+    with pytest.raises(DataError, match=r"more than 0.5%"):
+        check_readable("photos", some, 100, max_unreadable=0.005)
+    with pytest.raises(DataError, match=r"^photos: no image can be read, such as a.jpg"):
+        check_readable("photos", some, 2)
 
 
 def test_cores_that_take_whole_images_get_the_next_batch_meanwhile(two_threads):

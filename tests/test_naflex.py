@@ -195,5 +195,5 @@ def test_commands_follow_it_or_say_what_they_do(command, theirs, photos, tmp_pat
     result = CliRunner().invoke(app, [*words, *source])
     assert result.exit_code == 0, result.output
     if command == "train":
-        assert "keeps each image's shape (NaFlex); here all images are squashed to" in result.stderr
+        assert "keeps the aspect ratio (NaFlex); here all images are squashed to" in result.stderr
         assert vt.load(tmp_path / "run").meta.preprocess.fit == "squash"

@@ -206,7 +206,7 @@ def check_readable(
     """Raise DataError if more than `max_unreadable` of `total` images cannot be read."""
     count = len(unreadable)
     if count > max_unreadable * total:
-        some = f"{count:,} of {total:,} images cannot be read, more than {max_unreadable:.0%}"
+        some = f"{count:,} of {total:,} images cannot be read, more than {100 * max_unreadable:g}%"
         which = "no image can be read" if count == total else some
         raise DataError(f"{which}, such as {unreadable[0].key}: {unreadable[0].reason}", where=name)
 
@@ -224,22 +224,10 @@ class Encoder:
         engine: EngineName = "torch",
         tome_r: int | Sequence[int] | None = None,
     ) -> None:
-        """Load or wrap a model.
-
-        Args:
-            model: A model, or a file, directory or published name to load.
-            num_heads: Number of attention heads, if the file does not store it.
-            image_size: Input size to load the weights for.
-            device: A PyTorch device.
-            engine: What computes the logits: "torch", "onnxruntime", "openvino", or "auto" for the fastest installed.
-            tome_r: Tokens to merge per layer (ToMe). 0 turns merging off; None keeps the model's own setting.
-
-        Raises:
-            CheckpointError: The weights cannot be loaded.
-            ConfigError: The device or the engine cannot be used, or the preprocessing does not fit the model.
-        """
+        """Load or wrap a model; for the arguments see `Classifier`."""
         self.engine = check_engine(engine, device)
         self._run: Engine | None = None
+        self._preprocess: Preprocess | Transform | None = None
         self.name = str(model) if isinstance(model, str | Path) else title_of(model.config)
         if isinstance(model, str | Path):
             graph = find_graph(model)
@@ -271,8 +259,6 @@ class Encoder:
         except (RuntimeError, AssertionError) as error:
             raise ConfigError(f"{argument('device', device)} cannot be used: {str(error).splitlines()[0]}") from None
         self.device = device
-
-    _preprocess: Preprocess | Transform | None = None
 
     @property
     def preprocess(self) -> Preprocess | Transform:
@@ -308,7 +294,7 @@ class Encoder:
         def load(position: int, item: tuple[Details, ImageInput | ImageError]) -> Loaded[Details]:
             details, image = item
             if isinstance(image, ImageError):
-                return item[0], image
+                return details, image
             try:
                 if isinstance(preprocess, Preprocess):
                     return details, preprocess_image(image, preprocess)

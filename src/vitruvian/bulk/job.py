@@ -48,7 +48,7 @@ from vitruvian.weights.checkpoint_files import tensors_digest
 FORMAT = 1
 JOB_FILE = "job.json"
 PIECE = 4096
-"""Images per part; at most so many are computed again after a kill."""
+"""Images per part, which is what a killed process computes again at most."""
 MAX_PIECE = 2**20
 SAMPLED_KEYS = 256
 """Number of keys that identify local data."""
@@ -216,7 +216,7 @@ class Job:
         return identity_of(description)
 
     def work(self, parts: Iterable[int], identity: str) -> Iterator[int]:
-        """Make the parts that do not exist yet; yields numbers of images as they are done."""
+        """Make the parts that do not exist yet; yields the number of images of each finished batch."""
         existing = set(self.out.names())
         missing = []
         for part in parts:
@@ -292,7 +292,7 @@ def identity_of(description: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest:
-    """A job before its data and model are opened, as it is sent to the workers of a cluster."""
+    """The arguments of a job, which are sent to the workers of a cluster."""
 
     task: Task
     data: object
@@ -459,7 +459,7 @@ def run_on_ray(request: JobRequest) -> tuple[Iterator[int], int]:
     """Make the missing parts on the cluster that Ray is connected to, or on a local one.
 
     Returns:
-        An iterator over numbers of images as they are done, and their total.
+        An iterator over the numbers of images of finished parts, and their total.
     """
     if not isinstance(request.model, str | Path) or not isinstance(request.data, str | Path):
         raise ConfigError(

@@ -233,7 +233,7 @@ def default_split(names: Iterable[str]) -> str:
 
 
 def training_notes(model: str, data: str, split: str) -> tuple[str, ...]:
-    """A warning if the model was trained on the evaluated images, as far as the directory of its run tells."""
+    """A warning if the directory of the model's run shows that it was trained on the evaluated images."""
     facts = run_facts(locate(model), data) if split == "train" and Path(model).expanduser().is_dir() else None
     if facts is None:
         return ()

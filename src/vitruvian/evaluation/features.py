@@ -33,7 +33,7 @@ from vitruvian.weights.checkpoint_files import tensors_digest
 FORMAT = 3
 """Version of the features; increment it to invalidate stored ones."""
 ROWS_PER_FILE = 512
-"""Features per file, and at most so many are lost by an interruption."""
+"""Features per file; at most this many are lost by an interruption."""
 KEY_BYTES = 16
 HEADS = ("head.", "head_dist.")
 """Prefixes of the weights of heads, which features do not depend on."""

@@ -49,7 +49,7 @@ class Mistake:
     label: int
     prediction: int
     probability: float
-    """Of the prediction."""
+    """Probability of the prediction."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -79,7 +79,7 @@ class Measures:
 
     @property
     def top5_tells(self) -> bool:
-        """Whether a label among the five best answers says anything: there are more classes than that."""
+        """Whether top-5 accuracy is meaningful: there are more than five classes."""
         return len(self.class_counts) > 5
 
     @property

@@ -108,7 +108,7 @@ def possible_shots(labels: Labels, classes: Sequence[str], requested: Sequence[i
 L2_GRID = tuple(10.0 ** (-step / 2) for step in range(13))
 """Regularizations of the linear probe, from 1 to 1e-6; each fit starts from the previous solution."""
 PATIENCE = 3
-"""The search stops after so many regularizations in a row without improvement."""
+"""Number of regularizations without improvement that end the search."""
 LINEAR_PIECE = 2**13
 """Images converted to float64 at a time."""
 MOST_STEPS = 1000

@@ -224,13 +224,13 @@ def positions_figure(vit: ViT) -> Figure:
 def distance_figure(vit: ViT, batches: Iterable[Tensor], images: str) -> Figure:
     count = 0
 
-    def counted() -> Iterator[Tensor]:
+    def count_images() -> Iterator[Tensor]:
         nonlocal count
         for pixels in batches:
             count += len(pixels)
             yield pixels
 
-    distance = attention_distance(vit, counted()).numpy()
+    distance = attention_distance(vit, count_images()).numpy()
     note = (
         f"A dot for each head: the distance from a query patch to the patches it attends to, weighted by attention, "
         f"averaged over {count:,} {images}. The line joins the means of the layers."
