@@ -67,7 +67,7 @@ class TrainingPlan:
     learning: int
     """Parameters that are not frozen."""
     timing: StepTiming
-    """Of a step at the resolution of the first stage."""
+    """A step at the resolution of the first stage."""
     image_seconds: float
     """Evaluation time per validation image."""
 
