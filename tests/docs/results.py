@@ -128,5 +128,5 @@ def wrong_numbers(block: Block) -> list[str]:
         if label not in rows:
             wrong += [f"row {label!r} ({', '.join(found)}) is not in {keys}"] if found else []
         elif len(found) != len(rows[label]) or not all(map(equal, found, map(value, rows[label]))):
-            wrong.append(f"row {label!r}: {', '.join(found)} is measured as {rows[label]}")
+            wrong.append(f"row {label!r}: {', '.join(found)} was measured as {[value(item) for item in rows[label]]}")
     return wrong
