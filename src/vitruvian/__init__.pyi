@@ -7,6 +7,7 @@ from .bulk.similar import similar as similar
 from .compress.optimize import optimize as optimize
 from .compress.quantize import quantize as quantize
 from .config import ModelConfig as ModelConfig
+from .config import ModelMeta as ModelMeta
 from .config import Numerics as Numerics
 from .config import Preprocess as Preprocess
 from .config import ResNetConfig as ResNetConfig
@@ -38,11 +39,11 @@ from .training.finetune import finetune as finetune
 from .training.finetune import protocol_for as protocol_for
 from .training.train import resume as resume
 from .training.train import train as train
-from .weights import Certificate as Certificate
-from .weights import convert as convert
-from .weights import load as load
-from .weights import save as save
+from .weights.convert import Certificate as Certificate
+from .weights.convert import convert as convert
+from .weights.load import load as load
 from .weights.load import with_merging as with_merging
+from .weights.save import save as save
 from .weights.zero_shot import embed_texts as embed_texts
 from .weights.zero_shot import with_words as with_words
 
