@@ -127,10 +127,11 @@ def test_the_floor_loads_no_torch():
 
 
 NAMES = (
-    "Certificate Classifier Explainer ImageResult Interrupted Listener MapSettings ModelConfig Numerics Prediction "
-    "Preprocess Recipe ResNet ResNetConfig Run StemConfig ViT ViTConfig VitruvianError build convert create_model "
-    "embed embed_images embed_texts evaluate export features finetune load merge optimize preprocess_image probe "
-    "protocol_for quantize ray read_recipe resume save similar train transform with_merging with_words"
+    "Certificate Classifier Explainer ImageResult Interrupted Listener MapSettings ModelConfig ModelMeta Numerics "
+    "Prediction Preprocess Recipe ResNet ResNetConfig Run StemConfig ViT ViTConfig VitruvianError build convert "
+    "create_model embed embed_images embed_texts evaluate export features finetune load merge optimize "
+    "preprocess_image probe protocol_for quantize ray read_recipe resume save similar train transform "
+    "with_merging with_words"
 )
 
 

@@ -33,7 +33,7 @@ UNAVAILABLE = {
 
 STAND_INS = (
     ("s3://bucket/", "bucket/"),
-    ("src/vitruvian/bundled", str(resources.files("vitruvian") / "box")),
+    ("src/vitruvian/bundled", str(resources.files("vitruvian") / "bundled")),
     (" /data/", " data/"),
     (" /shared/", " "),
     ("seq 64", "seq 2"),
@@ -45,7 +45,7 @@ STAND_INS = (
 """Places of other machines, and how many of them."""
 
 SMALLER_CODE = (
-    ("src/vitruvian/bundled", str(resources.files("vitruvian") / "box")),
+    ("src/vitruvian/bundled", str(resources.files("vitruvian") / "bundled")),
     ("workers=4", "workers=0"),
     ("batch_size=256", "batch_size=4"),
     ("seeds=3", "seeds=1"),
