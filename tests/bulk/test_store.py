@@ -11,7 +11,7 @@ from vitruvian.bulk import embed, predict
 from vitruvian.bulk.result import open_vectors, probe_vectors
 from vitruvian.cli.app import main
 from vitruvian.data.doctor import diagnose
-from vitruvian.data.doctor.copies import SIMILAR
+from vitruvian.data.doctor.checks import SIMILAR
 from vitruvian.errors import DataError
 from vitruvian.evaluation.probe import probe
 from vitruvian.inference import Encoder

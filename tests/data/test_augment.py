@@ -12,8 +12,7 @@ import torch
 from PIL import Image
 
 from vitruvian.config import Preprocess
-from vitruvian.data.augment import Augment, normalize, train_transform
-from vitruvian.data.augment_ops import inception_box, random_resized_box
+from vitruvian.data.augment import Augment, inception_box, normalize, random_resized_box, train_transform
 from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.errors import ConfigError, ImageError, MissingExtraError, UnknownNameError
 

@@ -17,9 +17,9 @@ from vitruvian.data.columns import OpenFile
 from vitruvian.data.decode import decode
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.jpeg import Box, decode_box, read_header
-from vitruvian.data.matlab import read_matlab
 from vitruvian.data.names import parse_classes
 from vitruvian.data.pixels import plain_pickle, read_idx_labels
+from vitruvian.data.releases import read_matlab
 from vitruvian.data.shards import read_member, read_samples
 from vitruvian.data.tables import csv_rows, parse_row
 from vitruvian.errors import DataError, ImageError

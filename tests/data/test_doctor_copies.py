@@ -9,7 +9,7 @@ from PIL import Image, ImageEnhance
 
 from vitruvian.data.decode import Problem, decode
 from vitruvian.data.doctor import diagnose
-from vitruvian.data.doctor.copies import candidate_pairs, same_groups
+from vitruvian.data.doctor.checks import candidate_pairs, same_groups
 from vitruvian.data.doctor.scan import examine, is_same_image, perceptual_hashes, sketch
 from vitruvian.errors import ImageError
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from making import make_folder
 
-from vitruvian.data import augment_ops, folder, formats, sources
+from vitruvian.data import augment, folder, formats, sources
 from vitruvian.data.augment import Augment, train_transform
 from vitruvian.data.formats import open_dataset
 from vitruvian.errors import DataError
@@ -24,7 +24,7 @@ def run(name, table, monkeypatch, *modules):
 
 
 def test_an_augmentation_is_a_function_and_a_row(monkeypatch):
-    run("vignette", augment_ops.OPS, monkeypatch, augment_ops)
+    run("vignette", augment.OPS, monkeypatch, augment)
     white = np.full((8, 8, 3), 255, np.uint8)
     view = train_transform(Augment(image_size=(8, 8), crop="none", ops=(("vignette", 1.0, 1.0),)))
     seen = view(white, np.random.default_rng(0))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.io
 
-from vitruvian.data.matlab import read_matlab
+from vitruvian.data.releases import read_matlab
 from vitruvian.errors import DataError
 
 

@@ -30,15 +30,27 @@ from vitruvian.engines.runtimes import EngineName
 from vitruvian.errors import UnknownNameError, VitruvianError
 from vitruvian.model.build import Model
 from vitruvian.report.html import render
-from vitruvian.serve import requests
 from vitruvian.serve.batching import QueueFull, ShuttingDown
 from vitruvian.serve.inspection import Json
 from vitruvian.serve.limits import ServiceLimits
 from vitruvian.serve.middleware import AccessPolicy, Metrics, Refused, RequestMiddleware
+from vitruvian.serve.requests import (
+    ERRORS,
+    EmbedResponse,
+    ExplainOptions,
+    ExplainResponse,
+    ImageRequest,
+    InspectOptions,
+    Options,
+    PredictOptions,
+    PredictResponse,
+    body_schema,
+    read_request,
+)
 from vitruvian.serve.service import ServedModel, Service, TimedOut
 
 log = logging.getLogger("vitruvian.serve")
-O = TypeVar("O", bound=requests.Options)  # noqa: E741
+O = TypeVar("O", bound=Options)  # noqa: E741
 
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "jpg": "image/jpeg", "svg": "image/svg+xml"}
 """Content types of the page's files by extension. The system's table may be wrong, and browsers must not guess."""
@@ -101,13 +113,13 @@ def add_image_routes(app: FastAPI, service: Service) -> None:
     limits = service.limits
     arriving: set[Request] = set()
 
-    async def read(request: Request, options: type[O], max_images: int) -> tuple[requests.ImageRequest[O], ServedModel]:
+    async def read(request: Request, options: type[O], max_images: int) -> tuple[ImageRequest[O], ServedModel]:
         """Parse a request and find its model; refuses it before the body is read if there is no room."""
         if service.is_full or len(arriving) >= limits.queue:  # bounds the memory of bodies, too
             raise QueueFull(service.retry_seconds())
         arriving.add(request)
         try:
-            parsed = await requests.read_request(request, options, limits, max_images)
+            parsed = await read_request(request, options, limits, max_images)
         finally:
             arriving.discard(request)
         served = service.find_model(parsed.options.model)
@@ -139,15 +151,15 @@ def add_image_routes(app: FastAPI, service: Service) -> None:
             name=path[1:],
             summary=summary,
             response_model=response,
-            responses=requests.ERRORS,
-            openapi_extra={"requestBody": requests.body_schema(options, max_images=max_images)},
+            responses=ERRORS,
+            openapi_extra={"requestBody": body_schema(options, max_images=max_images)},
         )(endpoint)
 
     explain, inspect = "Maps of one image, as arrays and overlays.", "Intermediate results for one image, for the page."
-    add_route("/predict", "Classify images.", service.predict, requests.PredictOptions, requests.PredictResponse)
-    add_route("/embed", "Feature vectors of images.", service.embed, requests.Options, requests.EmbedResponse)
-    add_route("/explain", explain, service.explain, requests.ExplainOptions, requests.ExplainResponse, single=True)
-    add_route("/inspect", inspect, service.inspect, requests.InspectOptions, None, single=True)
+    add_route("/predict", "Classify images.", service.predict, PredictOptions, PredictResponse)
+    add_route("/embed", "Feature vectors of images.", service.embed, Options, EmbedResponse)
+    add_route("/explain", explain, service.explain, ExplainOptions, ExplainResponse, single=True)
+    add_route("/inspect", inspect, service.inspect, InspectOptions, None, single=True)
 
 
 async def until_disconnect(request: Request, result: Awaitable[Any]) -> Any:

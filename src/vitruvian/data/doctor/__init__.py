@@ -9,13 +9,15 @@ import numpy as np
 
 from vitruvian.data.doctor.checks import (
     check_classes,
+    check_copies,
     check_files,
     check_kinds,
     check_labels,
     check_notes,
+    check_similar,
     check_sizes,
+    same_groups,
 )
-from vitruvian.data.doctor.copies import check_copies, check_similar, same_groups
 from vitruvian.data.doctor.findings import Diagnosis
 from vitruvian.data.doctor.scan import Floats, scan
 from vitruvian.data.formats import open_dataset

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from vitruvian.data import augment_ops as ops
-from vitruvian.data.augment_ops import OPS, RAND_AUGMENT, rand_augment
+from vitruvian.data import augment as ops
+from vitruvian.data.augment import OPS, RAND_AUGMENT, rand_augment
 
 
 def sample(mode="RGB"):
