@@ -27,6 +27,10 @@ TASK_PAGES = [
     *("predict", "explain", "zero_shot", "serving", "speed", "bulk", "doctor", "pack"),
     *("training", "finetune", "masked", "machines", "evaluate", "probe", "study"),
 ]
+COMMANDS = {"serving": "serve", "training": "train"} | {
+    name: name for name in ("predict", "explain", "doctor", "pack", "finetune", "evaluate", "probe", "study")
+}
+"""Task pages about one command."""
 HEADINGS = ("Commands", "Options", "Python", "How it works", "Measured", "Limits")
 """Second-level headings of every task page, in this order; "Measured" may be missing."""
 LANGUAGES = {"", "python", "sh", "text", "json", "toml", "yaml", "nginx"}
@@ -87,6 +91,15 @@ def test_commands_in_the_text_exist_with_their_options(page):
             for word in words:
                 if word.startswith("--"):
                     assert word.split("=")[0] in known[name], f"`vit {command}`: no option {word}"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_task_page_lists_options_of_its_command(name):
+    text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    section = text.partition("\n## Options\n")[2].partition("\n## ")[0]
+    listed = set(re.findall(r"`(--[\w-]+)", section))
+    assert listed
+    assert listed <= options()[COMMANDS[name]]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
