@@ -121,6 +121,15 @@ def test_python_names_in_the_text_exist(page):
         assert name.endswith(".json") or pkgutil.resolve_name(name) is not None
 
 
+def test_the_map_in_contributing_names_modules_that_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## The map")[2].partition("\n## ")[0]
+    named = {
+        name.rstrip("/") for row in re.findall(r"^\|.*$", text, re.MULTILINE) for name in re.findall(r"`([\w/]+)`", row)
+    }
+    paths = (ROOT / "src" / "vitruvian").rglob("*")
+    assert named - {path.stem for path in paths} == {"open_dataset"}
+
+
 def test_the_walks_in_contributing_name_functions_that_exist():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     steps = re.findall(r"^\| \d+ \| `([\w.]+)` \| `([\w/]+\.py)` \|", text, re.MULTILINE)

@@ -60,7 +60,7 @@ class Augment(Settings):
     rand_augment: Annotated[int, Range(0, 16)] = 0
     """Number of random operations of RandAugment per image."""
     rand_augment_magnitude: Annotated[float, Range(0.0, 10.0)] = 10.0
-    """Magnitude from 0 to 10, in the ranges of big_vision (see augment_ops.py), not those of torchvision and timm."""
+    """Magnitude from 0 to 10, in the ranges of big_vision, not those of torchvision and timm."""
     color_jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     """Brightness, contrast, saturation: a factor between 1 - x and 1 + x; hue: a shift by up to x of the circle."""
     ops: tuple[tuple[str, Share, Share], ...] = ()
