@@ -55,7 +55,7 @@ def test_the_code_of_the_page_runs_and_its_results_are_as_it_says(tiny, capsys):
         if "torch.compile" in block:
             torch.testing.assert_close(names["logits"], names["model"](names["pixels"][None]).detach())
         if "state.pth" in block:
-            assert names["answers"][0][0].label in ("cat", "dog")
+            assert names["predictions"][0][0].label in ("cat", "dog")
             for saved, own in zip(names["again"].parameters(), names["model"].parameters()):
                 assert torch.equal(saved, own)
         if "confusion" in block:

@@ -85,7 +85,7 @@ def test_a_quick_sweep_ends_with_a_number_and_a_model(vit, images, weights, tmp_
     assert json.loads((model / "model" / "config.json").read_text())["preprocess"]["image_size"] == [32, 32]
     code, out, err = vit("predict", images / "test" / "dark" / "0.png", "--model", tmp_path / "sweep")
     assert code == 0
-    assert "has 1 finished trial; this is test-lr-0.0003-seed-0" in err
+    assert "has 1 finished trial; using test-lr-0.0003-seed-0" in err
     assert out == vit("predict", images / "test" / "dark" / "0.png", "--model", model).out
 
 
