@@ -15,26 +15,26 @@ from copy import copy
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Generic, Self, TypeVar, cast
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitruvian.catalog import title_of
-from vitruvian.config import DEFAULT_BATCH_SIZE, CascadeConfig, Preprocess
+from vitruvian.config import DEFAULT_BATCH_SIZE, CascadeConfig, GraphConfig, Preprocess
 from vitruvian.data.decode import ImageInput, RawImage, Unreadable, name_of, reason
 from vitruvian.data.preprocess import preprocess_image
 from vitruvian.data.sources import Source
 from vitruvian.data.transform import EvalTransform, SeededTransform, Transform
 from vitruvian.data.workers import in_order, in_threads
 from vitruvian.engines.choose import Engine
-from vitruvian.engines.graph import Graph, find_graph, open_graph
+from vitruvian.engines.graph import LOGITS_ONLY, Graph, find_graph, open_graph
 from vitruvian.engines.runtimes import EngineName, check_engine
 from vitruvian.errors import ConfigError, DataError, ImageError, argument
-from vitruvian.model.build import Model
+from vitruvian.model.build import ImageModel, Model
 from vitruvian.model.cores import map_over_cores, map_over_shapes
 from vitruvian.model.resnet import ResNet
 from vitruvian.progress import Track, no_tracking
@@ -216,7 +216,7 @@ class Encoder:
 
     def __init__(
         self,
-        model: Model | str | Path,
+        model: Model | Graph | str | Path,
         *,
         num_heads: int | None = None,
         image_size: int | Size | None = None,
@@ -228,7 +228,7 @@ class Encoder:
         self.engine = check_engine(engine, device)
         self._run: Engine | None = None
         self._preprocess: Preprocess | Transform | None = None
-        self.name = str(model) if isinstance(model, str | Path) else title_of(model.config)
+        self.name = str(model) if isinstance(model, str | Path) else model_title(model)
         if isinstance(model, str | Path):
             graph = find_graph(model)
             if graph is None:
@@ -239,12 +239,12 @@ class Encoder:
                         f"{argument('num_heads')} and {argument('device')} are for weights; "
                         "an exported graph has a fixed architecture and runs on the CPU"
                     )
-                model = cast(Model, open_graph(graph, engine=engine, image_size=image_size))
+                model = open_graph(graph, engine=engine, image_size=image_size)
                 self.engine = "torch"
         elif num_heads is not None or image_size is not None:
             raise ConfigError("num_heads and image_size apply when weights are loaded; this model is already built")
         if tome_r is not None:
-            model = with_merging(model, tome_r)
+            model = with_merging(require_weights(model), tome_r)
         if len(model.meta.preprocess.mean) != model.config.in_channels:
             raise ConfigError(
                 f"the model takes {model.config.in_channels} channels, "
@@ -255,10 +255,15 @@ class Encoder:
         try:
             if torch.device(device).type == "meta":
                 raise RuntimeError("it does not compute")
-            self.model: Model = model.to(device)
+            self.model: Model | Graph = model.to(device)
         except (RuntimeError, AssertionError) as error:
             raise ConfigError(f"{argument('device', device)} cannot be used: {str(error).splitlines()[0]}") from None
         self.device = device
+
+    @property
+    def torch_model(self) -> Model:
+        """The model with its weights. Raises ConfigError for an exported graph, which has none."""
+        return require_weights(self.model)
 
     @property
     def preprocess(self) -> Preprocess | Transform:
@@ -375,7 +380,7 @@ class Encoder:
             for _, error in batch.unreadable:
                 raise error
             parts.append(batch.values)
-        return torch.cat(parts) if parts else torch.zeros(0, self.model.config.feature_width)
+        return torch.cat(parts) if parts else torch.zeros(0, self.torch_model.config.feature_width)
 
     def features(self, pixels: Tensor) -> Tensor:
         """The inputs of the head (B, F) for normalized pixels (B, channels, rows, columns), without dropout."""
@@ -400,7 +405,7 @@ class Classifier(Encoder):
 
     def __init__(
         self,
-        model: Model | str | Path,
+        model: Model | Graph | str | Path,
         *,
         num_heads: int | None = None,
         image_size: int | Size | None = None,
@@ -434,7 +439,7 @@ class Classifier(Encoder):
         if labels is not None:
             from vitruvian.weights.zero_shot import with_words  # most models have their own labels
 
-            self.model = with_words(self.model, labels, template).to(device)
+            self.model = with_words(self.torch_model, labels, template).to(device)
         elif template is not None:
             raise ConfigError(f"{argument('template')} needs {argument('labels')}")
         self.labels = labels_of(self.model)
@@ -517,10 +522,9 @@ class Classifier(Encoder):
         """The cheaper model that a cascade runs first, with the same weights."""
         if self._first is None:
             assert self.model.meta.cascade is not None
-            model: nn.Module = self.model
-            cascade = self.model.meta.cascade
-            first = model.first_pass() if isinstance(model, Graph) else with_merging(self.model, cascade.tome_r)
-            self._first = Classifier(cast(Model, first), device=self.device, engine=self.engine)
+            model, cascade = self.model, self.model.meta.cascade
+            first = model.first_pass() if isinstance(model, Graph) else with_merging(model, cascade.tome_r)
+            self._first = Classifier(first, device=self.device, engine=self.engine)
         return self._first
 
     def _maps_whole_images(self) -> bool:
@@ -528,11 +532,11 @@ class Classifier(Encoder):
             return super()._maps_whole_images()
         return self._run.whole_images
 
-    def _engine(self) -> Model | Engine:
+    def _engine(self) -> Model | Graph | Engine:
         if self.engine == "torch":
             return self.model
         if self._run is None:
-            self._run = Engine(self.model, self.engine)
+            self._run = Engine(self.torch_model, self.engine)
         return self._run
 
     def rejects(self, logits: Tensor) -> list[bool]:
@@ -553,7 +557,18 @@ class Classifier(Encoder):
         ]
 
 
-def probabilities_of(model: Model, logits: Tensor) -> Tensor:
+def require_weights(model: Model | Graph) -> Model:
+    """The model, unless it is an exported graph: those raise ConfigError."""
+    if isinstance(model, Graph):
+        raise ConfigError(LOGITS_ONLY)
+    return model
+
+
+def model_title(model: Model | Graph) -> str:
+    return model.meta.origin if isinstance(model.config, GraphConfig) else title_of(model.config)
+
+
+def probabilities_of(model: ImageModel, logits: Tensor) -> Tensor:
     """Probabilities of logits (..., K): softmax over the classes, or a sigmoid per class."""
     scaled = logits / model.meta.temperature
     return scaled.sigmoid() if model.meta.score_function == "sigmoid" else scaled.softmax(dim=-1)
@@ -566,7 +581,7 @@ def first_pass_pixels(pixels: Tensor, cascade: CascadeConfig) -> Tensor:
     return torch.nn.functional.interpolate(pixels, cascade.image_size, mode="bicubic", antialias=True)
 
 
-def labels_of(model: Model) -> tuple[str, ...]:
+def labels_of(model: ImageModel) -> tuple[str, ...]:
     """The model's labels, or class indices as text if it has none. Raises ConfigError for a model without a head."""
     classes = model.config.num_classes
     if classes == 0:

@@ -163,7 +163,7 @@ class Job:
         if self.task == "embed":
             return model_key(self.encoder)
         assert isinstance(self.encoder, Classifier)
-        model = self.encoder.model
+        model = self.encoder.torch_model
         head = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(HEADS)}
         scores = [tensors_digest(head), model.meta.temperature, model.meta.score_function, list(self.encoder.labels)]
         return short_hash([model_key(self.encoder), *scores])
@@ -324,7 +324,7 @@ class JobRequest:
                 f"note: {encoder.name} rejects images below a threshold of {meta.threshold:g} on the "
                 f"{meta.threshold_on}; the written predictions do not apply it"
             )
-        width = {"width": encoder.model.config.feature_width} if self.task == "embed" else {}
+        width = {"width": encoder.torch_model.config.feature_width} if self.task == "embed" else {}
         return Job(
             task=self.task,
             data=str(self.data),

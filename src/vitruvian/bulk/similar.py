@@ -166,12 +166,12 @@ def text_vectors(texts: Sequence[str], encoder: Encoder, where: object) -> Vecto
     if not all(text.strip() for text in texts):
         raise ConfigError(f"{argument('text')} is empty; expected words such as 'a red car'")
     try:
-        vectors = embed_texts(encoder.model, texts).numpy()
+        vectors = embed_texts(encoder.torch_model, texts).numpy()
     except CheckpointError as error:
         raise DataError(f"cannot be searched by text: {error}", where=where) from error
-    if vectors.shape[1] != encoder.model.config.feature_width:
+    if vectors.shape[1] != encoder.torch_model.config.feature_width:
         raise DataError(
-            f"cannot be searched by text: images have {encoder.model.config.feature_width} features, texts "
+            f"cannot be searched by text: images have {encoder.torch_model.config.feature_width} features, texts "
             f"{vectors.shape[1]}",
             where=where,
         )

@@ -79,14 +79,15 @@ def serve(
 
     require("uvicorn", "serve")
     limits = ServiceLimits(batch_size=batch_size, queue=queue, max_bytes=int(max_mb * 1e6), max_seconds=max_seconds)
-    loaded: dict[str, Model] = {}
+    loaded: dict[str, Model | Graph] = {}
     if models:
         for name, weights in map(name_and_weights, models):
             if name in loaded:
                 raise ConfigError(f"--model: two models are called {name!r}; name them with NAME=MODEL")
-            loaded[name] = Encoder(weights, image_size=image_size, engine=engine.value).model
-            if not isinstance(loaded[name], Graph):
-                check_finite(loaded[name], weights)
+            model = Encoder(weights, image_size=image_size, engine=engine.value).model
+            if not isinstance(model, Graph):
+                check_finite(model, weights)
+            loaded[name] = model
     else:
         source = default_source()
         name = "in-package" if source == str(BUNDLED) else name_and_weights(source)[0]

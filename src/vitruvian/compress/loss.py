@@ -27,7 +27,7 @@ from vitruvian.errors import DataError
 from vitruvian.evaluation.evaluate import chosen_split, space_for
 from vitruvian.evaluation.label_spaces import LabelSpace
 from vitruvian.inference import Classifier, probabilities_of
-from vitruvian.model.build import Model
+from vitruvian.model.build import ImageModel, Model
 from vitruvian.progress import Track, print_status, track
 from vitruvian.text import plural
 
@@ -157,7 +157,7 @@ def read_sample(classifier: Classifier, data: object, *, images: int, training: 
     return PixelSample(name=source.name, pixels=stored[: len(read)], labels=labels, space=space)
 
 
-def open_labeled(data: object, model: Model, *, training: bool) -> tuple[Source, LabelSpace | None]:
+def open_labeled(data: object, model: ImageModel, *, training: bool) -> tuple[Source, LabelSpace | None]:
     """The images, and the label space of their classes if the model has them."""
     try:
         dataset = open_dataset(data)

@@ -174,12 +174,18 @@ def optimize(
     check_engine("onnxruntime")  # writes int8
     check_writable(out)
     classifier = Classifier(model, num_heads=num_heads)
-    check_model(classifier.model, "onnx", dynamic_size=False)
+    check_model(classifier.torch_model, "onnx", dynamic_size=False)
     everything = read_sample(classifier, calibrate, images=quantize.CALIBRATION_IMAGES + images, training=True)
     calibration, sample = split_sample(everything)
     with TemporaryDirectory(dir=scratch_folder()) as name:
         search = CompressionSearch(
-            classifier.model, calibration, sample, Path(name), max_loss=max_loss, seconds=60 * minutes, timer=timer
+            classifier.torch_model,
+            calibration,
+            sample,
+            Path(name),
+            max_loss=max_loss,
+            seconds=60 * minutes,
+            timer=timer,
         )
         candidates = search.run(sample.tensor(slice(batch_size)))
         by_speed = sorted(candidates, key=lambda candidate: candidate.seconds)

@@ -124,15 +124,15 @@ def quantize(
     """
     out = check_request(path, max_loss, engine, batch_size, weight_bits)
     classifier = Classifier(model, num_heads=num_heads)
-    dense_layers(classifier.model)  # raises if it is not a ViT, before images are read
-    check_model(classifier.model, "onnx", dynamic_size=False)
+    dense_layers(classifier.torch_model)  # raises if it is not a ViT, before images are read
+    check_model(classifier.torch_model, "onnx", dynamic_size=False)
     calibration = read_sample(classifier, calibrate, images=CALIBRATION_IMAGES, training=True)
     sample = read_sample(classifier, evaluate, images=EVALUATION_IMAGES, training=False)
-    before = sample.logits(Classifier(without_cascade(classifier.model)).logits, "float")
+    before = sample.logits(Classifier(without_cascade(classifier.torch_model)).logits, "float")
     with TemporaryDirectory(dir=scratch_folder()) as name:
         folder = Path(name)
         print_status("finding ranges and moving scales into the weights ...")
-        smoothed, inputs = int8.prepare(classifier.model.eval(), calibration.batches(), weight_bits)
+        smoothed, inputs = int8.prepare(classifier.torch_model.eval(), calibration.batches(), weight_bits)
         float_graph = folder / "float.onnx"
         export(smoothed, float_graph)
         plan = plan_int8(smoothed, inputs, calibration, bits=weight_bits)
@@ -145,7 +145,7 @@ def quantize(
             if not losses:
                 check_runs(graph, engine)
             logits = sample.logits(open_session(graph, engine), f"int8, {count} layers float")
-            losses[count] = accuracy_loss(classifier.model, before, logits, sample)
+            losses[count] = accuracy_loss(classifier.torch_model, before, logits, sample)
             return losses[count].points <= max_loss
 
         first = bisect_left(range(len(steps)), True, key=is_within)  # the loss falls with the number of float layers

@@ -42,7 +42,7 @@ from vitruvian.evaluation.metrics import (
     ranks,
 )
 from vitruvian.inference import Classifier, Encoder
-from vitruvian.model.build import Model
+from vitruvian.model.build import ImageModel, Model
 from vitruvian.progress import Track, no_tracking
 from vitruvian.settings import Seed, validate
 from vitruvian.tasks import extra_file
@@ -205,7 +205,9 @@ def classifier_of(
     return classifier.with_preprocess(encoder.preprocess)
 
 
-def space_for(classes: tuple[str, ...], model: Model, *, ids: str | Path | None, mappings: Path | None) -> LabelSpace:
+def space_for(
+    classes: tuple[str, ...], model: ImageModel, *, ids: str | Path | None, mappings: Path | None
+) -> LabelSpace:
     total = model.config.num_classes
     return label_space(
         classes,
@@ -297,7 +299,7 @@ def save_calibrated(evaluation: Evaluation, folder: Path) -> None:
     Raises:
         DataError: No temperature was fitted, or it cannot be used.
     """
-    fitted, model = evaluation.calibration, evaluation.classifier.model
+    fitted, model = evaluation.calibration, evaluation.classifier.torch_model
     if fitted.temperature is None or fitted.before is None or fitted.after is None:
         raise DataError(f"not written, no temperature fitted: {fitted.obstacle}", where=folder)
     if fitted.after.loss >= fitted.before.loss:

@@ -130,10 +130,10 @@ def features_folder() -> Path:
 def open_store(encoder: Encoder) -> FeatureStore:
     """The store of this model's features; with a callable as preprocessing, nothing is stored."""
     if not isinstance(encoder.preprocess, Preprocess):
-        return FeatureStore(None, encoder.model.config.feature_width)
+        return FeatureStore(None, encoder.torch_model.config.feature_width)
     folder = features_folder() / model_key(encoder)
     make_room(folder)
-    return FeatureStore(folder, encoder.model.config.feature_width)
+    return FeatureStore(folder, encoder.torch_model.config.feature_width)
 
 
 def model_key(encoder: Encoder) -> str:
@@ -141,7 +141,7 @@ def model_key(encoder: Encoder) -> str:
 
     Settings with their default values are left out, so that a new setting does not change the key.
     """
-    model, preprocess = encoder.model, encoder.preprocess
+    model, preprocess = encoder.torch_model, encoder.preprocess
     assert isinstance(preprocess, Preprocess)
     below_head = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(HEADS)}
     config = {name: value for name, value in changed_settings(model.config).items() if name not in WITHOUT_EFFECT}
@@ -245,7 +245,7 @@ def compute_features(
     last bits of the features, do not depend on where an earlier call was interrupted.
     """
     validate("batch_size", BatchSize, batch_size)
-    values = np.zeros((len(source), encoder.model.config.feature_width), np.float32)
+    values = np.zeros((len(source), encoder.torch_model.config.feature_width), np.float32)
     unreadable: dict[int, str] = {}
     keys: dict[int, bytes] = {}
 

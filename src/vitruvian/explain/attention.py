@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from vitruvian.errors import ConfigError
-from vitruvian.model.build import Model
+from vitruvian.model.build import ImageModel, Model
 from vitruvian.model.encoder import Block
 from vitruvian.model.resnet import ResNet
 from vitruvian.model.token_merging import token_groups
@@ -37,7 +37,7 @@ from vitruvian.settings import Size
 # B images, R rows and C columns of patches, T tokens before them, N = T + R * C, D width, H heads, K classes
 
 
-def require_vit(model: Model) -> ViT:
+def require_vit(model: ImageModel) -> ViT:
     """The model if it is a ViT. Raises ConfigError for models without attention."""
     if isinstance(model, ViT):
         return model

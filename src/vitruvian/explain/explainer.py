@@ -23,7 +23,7 @@ from vitruvian.explain.deletion import Curve, deletion_curves
 from vitruvian.explain.overlay import file_name, image_with_crop, overlay, seen_box, write_arrays
 from vitruvian.files import write_text
 from vitruvian.inference import NOT_FINITE, Classifier, Encoder, Loaded, Prediction, batched, image_name, load_batches
-from vitruvian.model.build import Model
+from vitruvian.model.build import ImageModel
 from vitruvian.model.vit import ViT
 from vitruvian.report.chart import Chart, Line
 from vitruvian.report.color import color_bar
@@ -113,7 +113,7 @@ class Explainer:
 
     def __init__(
         self,
-        model: Model,
+        model: ImageModel,
         settings: MapSettings | None = None,
         *,
         device: str = "cpu",
@@ -121,11 +121,11 @@ class Explainer:
     ) -> None:
         self.vit: ViT = require_vit(model)
         self.settings = settings or MapSettings()
-        self.classifier = Classifier(model, device=device, engine=engine) if self.vit.config.num_classes else None
+        self.classifier = Classifier(self.vit, device=device, engine=engine) if self.vit.config.num_classes else None
         if self.classifier is None:
             if self.settings.deletion or self.settings.target or self.settings.methods == ("gradient",):
                 raise ConfigError("this model has no head, so no class to explain; choose rollout or attention")
-            Encoder(model, device=device)  # checks the channels, and moves the model to the device
+            Encoder(self.vit, device=device)  # checks the channels, and moves the model to the device
         self.device = device
         check_head(self.vit, self.settings.head)
         if self.settings.layer is not None:

@@ -26,6 +26,7 @@ from starlette.types import ASGIApp
 
 from vitruvian import __version__
 from vitruvian.data.formats import open_dataset
+from vitruvian.engines.graph import Graph
 from vitruvian.engines.runtimes import EngineName
 from vitruvian.errors import UnknownNameError, VitruvianError
 from vitruvian.model.build import Model
@@ -58,7 +59,7 @@ REVALIDATE = {"cache-control": "no-cache"}
 
 
 def create_app(
-    models: Mapping[str, Model],
+    models: Mapping[str, Model | Graph],
     *,
     limits: ServiceLimits | None = None,
     access: AccessPolicy | None = None,

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from vitruvian.engines.graph import Graph
 from vitruvian.engines.runtimes import EngineName, check_engine
 from vitruvian.errors import ConfigError, argument, require
 from vitruvian.model.build import Model
@@ -28,7 +29,7 @@ MAX_HEADER_BYTES = 65_536
 
 
 def serve(
-    models: Mapping[str, Model],
+    models: Mapping[str, Model | Graph],
     *,
     host: str = "127.0.0.1",
     port: int = 8000,

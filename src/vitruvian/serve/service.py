@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitruvian.config import GraphConfig
 from vitruvian.data.decode import decode
 from vitruvian.data.preprocess import apply_preprocess
 from vitruvian.engines.graph import Graph
@@ -23,7 +24,7 @@ from vitruvian.explain.explainer import Explainer, MapSettings
 from vitruvian.explain.overlay import FloatBox, overlay, resize_for_display, seen_box
 from vitruvian.inference import DECODERS, NOT_FINITE, Classifier, Encoder
 from vitruvian.machine import trim_memory
-from vitruvian.model.build import Model
+from vitruvian.model.build import ImageModel, Model
 from vitruvian.model.cores import map_over_shapes
 from vitruvian.model.vit import ViT
 from vitruvian.serve.batching import Batcher, BatchFunction, Reservation
@@ -62,7 +63,7 @@ class Upload:
     """The model's input, in pixels of the full-size image."""
 
 
-def decode_upload(data: bytes, model: Model, max_pixels: int, *, preview: bool = False) -> Upload:
+def decode_upload(data: bytes, model: ImageModel, max_pixels: int, *, preview: bool = False) -> Upload:
     """Decode and preprocess an image; raises ImageError."""
     image = decode(data, max_pixels=max_pixels)
     crop = seen_box((image.height, image.width), model.meta.preprocess)
@@ -79,7 +80,9 @@ def decode_upload(data: bytes, model: Model, max_pixels: int, *, preview: bool =
 class ServedModel:
     """One model, its queue and the functions that it computes."""
 
-    def __init__(self, name: str, model: Model, limits: ServiceLimits, on_batch: OnBatch, engine: EngineName) -> None:
+    def __init__(
+        self, name: str, model: Model | Graph, limits: ServiceLimits, on_batch: OnBatch, engine: EngineName
+    ) -> None:
         self.name = name
         self.model = model.eval()
         loaded: object = model
@@ -117,7 +120,7 @@ class ServedModel:
             run([blank] * size)
         if not self.model.config.num_classes:
             try:
-                text_encoder(self.model)
+                text_encoder(self.encoder.torch_model)
                 self.accepts_labels = True
             except VitruvianError as error:
                 log.info("%s does not accept labels: %s", self.name, error)
@@ -143,7 +146,7 @@ class ServedModel:
             "name": self.name,
             "ready": self.warm.done(),
             "num_classes": config.num_classes,
-            "feature_dim": config.feature_width if self.graph is None else 0,
+            "feature_dim": 0 if isinstance(config, GraphConfig) or self.graph is not None else config.feature_width,
             "image_size": list(preprocess.image_size),
             "in_channels": len(preprocess.mean),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
@@ -172,7 +175,7 @@ class Service:
 
     def __init__(
         self,
-        models: Mapping[str, Model],
+        models: Mapping[str, Model | Graph],
         limits: ServiceLimits,
         on_batch: OnBatch = lambda name, images, seconds: None,
         engine: EngineName = "torch",
@@ -224,7 +227,7 @@ class Service:
             make = partial(served.zero_shot, tuple(options.labels), options.template)
             classifier = await self._call(reservation, served, make)
 
-        head = classifier.model.head
+        head = classifier.torch_model.head
         assert head is not None
 
         def zero_shot_predictions(vector: Tensor) -> Json:
@@ -326,7 +329,7 @@ class Service:
             raise TimedOut(f"no result within {self.limits.max_seconds:g} s") from None
 
 
-def explain_upload(model: Model, upload: Upload, settings: MapSettings) -> Json:
+def explain_upload(model: ImageModel, upload: Upload, settings: MapSettings) -> Json:
     """The maps of an image as nested lists, each with its overlay as a PNG file in base64."""
     explained = Explainer(model, settings).explain_pixels(upload.pixels)
     if explained.error:
