@@ -51,7 +51,7 @@ def test_the_code_of_the_page_runs_and_its_results_are_as_it_says(tiny, capsys):
         if "model.forward_features" in block:
             assert names["features"].shape == (1, 16)
             assert names["tokens"].shape == (1, 5, 16)
-            torch.testing.assert_close(names["found"]["features"], names["features"])
+            torch.testing.assert_close(names["intermediates"]["features"], names["features"])
         if "torch.compile" in block:
             torch.testing.assert_close(names["logits"], names["model"](names["pixels"][None]).detach())
         if "state.pth" in block:
@@ -59,7 +59,7 @@ def test_the_code_of_the_page_runs_and_its_results_are_as_it_says(tiny, capsys):
             for saved, own in zip(names["again"].parameters(), names["model"].parameters()):
                 assert torch.equal(saved, own)
         if "confusion" in block:
-            assert names["found"].measures.count == 8
+            assert names["result"].measures.count == 8
     assert names["run"].finished
     assert re.search(r"^step \d+: val loss \d\.\d{3}$", capsys.readouterr().out, re.MULTILINE)
 
