@@ -64,8 +64,8 @@ def test_impossible_models_are_refused(changes, text):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"std": (0.5, 0.0, 0.5)}, "do not fit together"),
-        ({"mean": (0.5,)}, "do not fit together"),
+        ({"std": (0.5, 0.0, 0.5)}, "must have equal lengths, and std must be positive"),
+        ({"mean": (0.5,)}, "must have equal lengths, and std must be positive"),
         ({"scaled_size": 200, "fit": "crop"}, "does not cover image_size"),
         ({"interpolation": "cubic"}, "interpolation='cubic' is not one of"),
         ({"fit": "naflex"}, "needs patch_size= and max_num_patches="),

@@ -249,7 +249,7 @@ def test_wrong_arguments_are_refused():
 
 
 def test_a_device_without_values_is_refused():
-    with pytest.raises(ConfigError, match="device='meta' cannot be used: it does not compute"):
+    with pytest.raises(ConfigError, match="device='meta' cannot be used: it cannot run a model"):
         Classifier(tiny_model(), device="meta")
 
 

@@ -278,7 +278,7 @@ class Published:
     classes: int
     """Outputs of the head; 0 for features only."""
     note: str
-    """The training data, and what to know before using it."""
+    """The training data, and remarks for users."""
     aliases: tuple[str, ...] = ()
 
     @property

@@ -86,12 +86,12 @@ class StemConfig(Settings):
         if self.width % 32 and not self.has_batch_norm:
             raise ConfigError(f"stem width={self.width} is not a multiple of GroupNorm's 32 groups")
         if self.width % 2 and self.style == "resnet_d":
-            raise ConfigError(f"stem width={self.width} is not even, as style='resnet_d' needs it")
+            raise ConfigError(f"stem width={self.width} is odd; style='resnet_d' needs an even width")
         if bool(self.stages) == (self.style == "mobile_clip") and self.has_batch_norm:
             wanted = "no stages" if self.stages else "at least one stage"
             raise ConfigError(f"a stem of style={self.style!r} needs {wanted}")
         if len(self.stages) > 8:
-            raise ConfigError(f"stages={self.stages} are more than 8")
+            raise ConfigError(f"stages={self.stages} has more than 8 stages")
         if self.widths and (len(self.widths) != len(self.stages) or not self.is_plain):
             raise ConfigError(f"widths={self.widths} need style='conv' and one width for each of stages={self.stages}")
 
@@ -375,7 +375,7 @@ class ResNetConfig(Settings):
         if self.width % 32:
             raise ConfigError(f"width={self.width} is not a multiple of GroupNorm's 32 groups")
         if not 1 <= len(self.stages) <= 8:
-            raise ConfigError(f"stages={self.stages} are not 1 to 8")
+            raise ConfigError(f"stages={self.stages} must have 1 to 8 stages")
 
     @property
     def feature_width(self) -> int:
@@ -435,7 +435,7 @@ class Preprocess(Settings):
                 f"scaled_size={self.scaled_size} does not cover {argument('image_size', self.image_size)}"
             )
         if len(self.mean) != len(self.std) or not self.std or not all(0 < x < 1e9 for x in self.std):
-            raise ConfigError(f"mean={self.mean} and std={self.std} do not fit together")
+            raise ConfigError(f"mean={self.mean} and std={self.std} must have equal lengths, and std must be positive")
 
     def summary(self) -> str:
         """A one-line summary."""
@@ -485,7 +485,7 @@ THRESHOLD_RANGES = {"probability": Range(0.0, 1.0), "energy": Range(-1e6, 1e6)}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelMeta(Settings):
-    """Everything that a model has beside its architecture and its parameters.
+    """A model's metadata: everything besides its architecture and its parameters.
 
     It is saved, loaded, replaced and reset as a whole: `model.meta = model.meta.replace(labels=("cat", "dog"))`.
     """

@@ -52,7 +52,7 @@ CHUNK = 16
 LOOK_AHEAD = 256
 """Images that a remote source is asked to fetch in advance."""
 MAX_UNREADABLE = 0.25
-"""Default limit for the fraction of images that cannot be read."""
+"""Default limit for the fraction of unreadable images."""
 NOT_FINITE = "the model produced NaN or infinite outputs"
 
 Item = TypeVar("Item")
@@ -60,7 +60,7 @@ Details = TypeVar("Details")
 Result = TypeVar("Result")
 
 Loaded = tuple[Details, Tensor | ImageError]
-"""What the caller wants to know of an image, and its normalized pixels (channels, rows, columns) or the error."""
+"""The caller's details of an image, and its normalized pixels (channels, rows, columns) or the error."""
 Load = Callable[[int, Item], Loaded[Details]]
 """Loads an item, given its position in the stream."""
 
@@ -70,7 +70,7 @@ class Outputs(Generic[Details]):
     """The outputs of one batch."""
 
     images: list[tuple[Details, ImageError | None]]
-    """Every image of the batch in order, with the error of those that cannot be read."""
+    """Every image of the batch in order; unreadable images have an error."""
     values: Tensor
     """(n, F) One row per readable image."""
 
@@ -185,7 +185,7 @@ def unpack(images: list[tuple[Details, ImageError | None]], stacks: list[Tensor]
 
 
 def read_images(source: Source, indices: NDArray[np.int64]) -> Iterator[tuple[int, RawImage | ImageError]]:
-    """Indices and encoded images of a source, with the error of those that cannot be read; items for `Encoder.load`."""
+    """Indices and encoded images of a source, or the error of an unreadable one; items for `Encoder.load`."""
     for position, index in enumerate(indices.tolist()):
         if source.blocks is not None and position % LOOK_AHEAD == 0:
             source.announce(indices[position : position + 2 * LOOK_AHEAD])
@@ -254,7 +254,7 @@ class Encoder:
             model.meta.preprocess.require_one_size(argument("engine", engine))
         try:
             if torch.device(device).type == "meta":
-                raise RuntimeError("it does not compute")
+                raise RuntimeError("it cannot run a model")
             self.model: Model | Graph = model.to(device)
         except (RuntimeError, AssertionError) as error:
             raise ConfigError(f"{argument('device', device)} cannot be used: {str(error).splitlines()[0]}") from None

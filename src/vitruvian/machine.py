@@ -23,7 +23,7 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def processor_name() -> str:
-    """Model name of the processor, or as much as the system knows of it."""
+    """Model name of the processor, as precise as the system reports it."""
     return _cpuinfo().get("model name") or platform.processor() or platform.machine()
 
 
@@ -51,7 +51,7 @@ def _memory_entry(entry: str) -> float | None:
 
 
 def trim_memory() -> None:
-    """Return freed memory to the system; glibc alone keeps it and has a call for this."""
+    """Return freed memory to the system; only glibc keeps it, and offers a call for this."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

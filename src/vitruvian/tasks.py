@@ -20,7 +20,7 @@ Layout = Literal[
     "cifar", "flowers", "folders", "imagenet", "lists", "mafw", "numbered", "objectnet", "omni", "pets", "vizwiz",
     "watermark", "wordnet",
 ]  # fmt: skip
-"""How the files of a task are arranged; `data.sources.releases` has an opener for each layout."""
+"""How the files of a task are arranged; `data.releases` has an opener for each layout."""
 
 Metric = Literal["top1", "mean_per_class", "real"]
 
@@ -34,13 +34,13 @@ class Task:
     folder: str
     layout: Layout
     classes: int
-    """0 if only the lists in the release say it."""
+    """0 if only the lists in the release state it."""
     splits: Mapping[str, int]
     """Number of images per split in the release; 0 if unknown."""
     files: tuple[str, ...]
     """Patterns of files in the folder, each of which must match; `|` separates alternatives."""
     download: str
-    """What to download, from where, and how to put it into the folder."""
+    """Instructions: files to download, from where, and how to arrange them in the folder."""
     aliases: tuple[str, ...] = ()
     metric: Metric = "top1"
     """The main metric in papers; `real`: the prediction is among the labels of ImageNet-ReaL."""
@@ -53,7 +53,7 @@ class Task:
     extra_files: Mapping[str, str] = field(default_factory=dict)
     """Patterns of other files that an evaluation needs, by kind (`real`, `mappings`)."""
     note: str = ""
-    """What else to know."""
+    """Remarks for users."""
 
     def path(self, root: Path) -> Path:
         return root / self.folder
@@ -311,7 +311,7 @@ def get_task(name: str) -> Task:
 
 
 def download_hint(task: Task, root: Path) -> str:
-    """What is missing of a task, and how to get it, in one line."""
+    """The missing files of a task and how to get them, in one line."""
     missing = " and ".join(map(describe_pattern, task.missing(root)))
     return (
         f"the task {task.name} has no {missing} in {task.path(root)}; download {task.download} (set the directory of "

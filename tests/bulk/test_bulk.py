@@ -208,7 +208,7 @@ def test_a_result_behind_a_url_is_that_of_a_folder(images, model, whole, tmp_pat
         ({"images": 10**18}, "1000000000000000000 is not between"),
         (
             {"images": 10**8, "piece": 1},
-            r"job.json describes 100,000,000 parts, and part-000000-of-000005.parquet is none of them; if it",
+            r"job.json describes 100,000,000 parts, which do not include part-000000-of-000005.parquet; if it",
         ),
         ({"images": "24"}, "images='24' is not an integer"),
         ({"width": None}, "width=None is not"),
@@ -251,9 +251,9 @@ def test_a_part_with_other_columns_is_refused_and_not_made_again(images, model, 
     table = pq.read_table(part)
     pq.write_table(change(table).replace_schema_metadata(table.schema.metadata), part)
     before = part.read_bytes()
-    with pytest.raises(DataError, match="its columns are not those of the job"):
+    with pytest.raises(DataError, match="its columns do not match the job"):
         merge(folder, tmp_path / "all.parquet")
-    with pytest.raises(DataError, match="its columns are not those of the job"):
+    with pytest.raises(DataError, match="its columns do not match the job"):
         embed(images, model, folder, piece=5, batch_size=2)
     assert part.read_bytes() == before
     assert not (tmp_path / "all.parquet").exists()

@@ -85,7 +85,7 @@ def test_vectors_that_are_not_finite_and_none_at_all_are_said(vectors, model, tm
     (tmp_path / "bad" / "a.png").write_text("no image")
     embed(tmp_path / "bad", model, tmp_path / "none", max_unreadable=1.0)
     for exact in (True, False):
-        with pytest.raises(DataError, match="not one of the 1 images has a vector"):
+        with pytest.raises(DataError, match="none of the 1 images has a vector"):
             VectorSearch(tmp_path / "none", exact=exact)
 
 

@@ -221,7 +221,7 @@ def test_where_no_part_fits_the_whole_or_the_middle_is_taken():
         ({"rand_augment_magnitude": 15.0}, "rand_augment_magnitude=15.0 is not between 0.0 and 10.0"),
         ({"color_jitter": (0.1, 0.1)}, "color_jitter=[0.1, 0.1] does not have 4 values"),
         ({"color_jitter": (0.1, 0.1, 0.1, 0.9)}, "color_jitter hue=0.9 is not between 0.0 and 0.5"),
-        ({"mean": (0.5, 0.5)}, "mean=(0.5, 0.5) and std=(0.5, 0.5, 0.5) are not one number each for 1 or 3 channels"),
+        ({"mean": (0.5, 0.5)}, "mean=(0.5, 0.5) and std=(0.5, 0.5, 0.5) need one value for each of 1 or 3 channels"),
         ({"output": "float16"}, "output='float16' is not one of float32, uint8"),
         ({"mixup_alpha": -1.0}, "mixup_alpha=-1.0 is not between 0.0 and 1000000.0"),
         ({"image_size": 0}, "image_size=0 is not a positive number or (rows, columns)"),

@@ -266,7 +266,7 @@ def test_settings_that_cannot_be_say_so(settings, text):
 
 
 def test_a_batch_outside_the_epoch_is_an_error():
-    with pytest.raises(VitruvianError, match="batch 4 of an epoch of 3"):
+    with pytest.raises(VitruvianError, match="start=4 is beyond the 3 batches of an epoch"):
         next(loader().batches(0, start=4))
 
 

@@ -79,7 +79,7 @@ def test_another_seed_chooses_others():
 
 
 def test_more_than_there_are_is_refused():
-    with pytest.raises(ConfigError, match="max_train_samples=62: labeled has 61 images to train on"):
+    with pytest.raises(ConfigError, match="max_train_samples=62: labeled has 61 training images"):
         first_samples(Labeled([0] * 2 + [1] * 50 + [2] * 9, 3), 62, 0)
 
 

@@ -266,7 +266,7 @@ def test_nothing_is_written_where_weights_or_data_are_missing(protocol, tmp_path
 def test_what_cannot_be_asked_for_is_said(weights):
     with pytest.raises(TrainingError, match="seeds=0 is not at least 1"):
         protocol_for("digits", weights, seeds=0)
-    with pytest.raises(TrainingError, match=r"lrs \[-1\.0\] are not one or more positive numbers"):
+    with pytest.raises(TrainingError, match=r"lrs=\[-1\.0\] must be one or more positive numbers"):
         protocol_for("digits", weights, lrs=(-1.0,))
     with pytest.raises(ConfigError, match="final='best' would select on the test split"):
         protocol_for("digits", weights, settings=["final=best"])

@@ -134,7 +134,7 @@ def test_a_change_is_read_in_the_type_of_its_setting():
         ("augment.crop=big", "augment.crop='big' is not one of inception, resized"),
         ("optimizer=lion", "optimizer='lion' is not one of adam, adamw, muon, sgd"),
         ("augment=3", "augment=3 is not a table of settings; write augment.KEY=VALUE"),
-        ("augment.mean=[1]", "augment.mean follows from preprocess.mean: set that"),
+        ("augment.mean=[1]", "augment.mean is derived from preprocess.mean; set that instead"),
         ("betas=[0.9]", r"betas=\[0.9\] does not have 2 values"),
         ("epochs", "'epochs' is not KEY=VALUE"),
         ("lr=0", r"lr=0.0 is not between 1e-12 and 1000000.0"),

@@ -246,7 +246,7 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path):
         train("digits", out=tmp_path / "run", settings=TINY, listeners=[StopAt(2)])
     other = open_dataset("digits")
     fewer = replace(other, splits={"train": other.splits["test"], "test": other.splits["test"]})
-    with pytest.raises(TrainingError, match="the training images were 1438 and are 359; restore them"):
+    with pytest.raises(TrainingError, match="the training images were 1438 and are now 359; restore it"):
         resume(tmp_path / "run", data=fewer)
 
 

@@ -143,7 +143,7 @@ def transformers_folder(tmp_path_factory):
     [
         ("ViT", {}, {"qkv_bias": False}, "qkv_bias=False, the arrays have True"),
         ("ViT", {}, {"hidden_size": 64}, "width=64, the arrays have 32"),
-        ("ViT", {}, {"patch_size": [8, 4]}, "patch_size=.8, 4. is not a positive whole number"),
+        ("ViT", {}, {"patch_size": [8, 4]}, "patch_size=.8, 4. is not a positive integer"),
         ("Dinov2", {}, {"use_swiglu_ffn": True}, "mlp_dim=88, the arrays have 128"),
         ("Dinov2", {}, {"mlp_ratio": 3}, "mlp_dim=96, the arrays have 128"),
         ("Dinov2WithRegisters", {}, {"num_register_tokens": 2}, "reg_tokens=2, the arrays have 4"),

@@ -317,7 +317,7 @@ def test_a_cache_that_cannot_be_written_names_its_setting(server, tmp_path):
     ],
 )
 def test_no_address_leaves_the_cache(url, tmp_path):
-    with pytest.raises(HubError, match="not an address of weights"):
+    with pytest.raises(HubError, match="not a URL of weights"):
         cached_path(url, tmp_path)
 
 

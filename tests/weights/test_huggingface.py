@@ -44,7 +44,7 @@ class TestConfig:
             ({"hidden_act": ["gelu"]}, "hidden_act"),
             ({"hidden_act": "relu"}, "hidden_act 'relu' is not one of gelu,"),
             ({"layer_norm_eps": "tiny"}, "layer_norm_eps='tiny' is not a number"),
-            ({"num_attention_heads": -1}, "num_attention_heads=-1 is not a positive whole number"),
+            ({"num_attention_heads": -1}, "num_attention_heads=-1 is not a positive integer"),
             ({"num_hidden_layers": 10**9}, "2 of 1000000000 blocks"),
             ({"image_size": [1, 2, 3]}, r"image_size=\[1, 2, 3\] is not a size"),
             ({"image_size": 64}, "a grid of 8x8 does not fit the 16 positions"),

@@ -234,7 +234,7 @@ class TestNames:
             load(folder)
 
     def test_a_wrong_shape_names_the_array(self, tmp_path):
-        with pytest.raises(CheckpointError, match=r"'norm.bias' has shape \(31,\) .* the model wants \(32,\)"):
+        with pytest.raises(CheckpointError, match=r"'norm.bias' has shape \(31,\) .* the model expects \(32,\)"):
             load(changed(tmp_path, norm__bias=torch.zeros(31)), num_heads=4)
 
     def test_whole_numbers_are_not_weights(self, tmp_path):

@@ -169,7 +169,7 @@ class Job:
         return short_hash([model_key(self.encoder), *scores])
 
     def _some_keys(self) -> list[str]:
-        """Enough keys to distinguish datasets of one size; none of remote data, where reading a key costs a fetch."""
+        """Enough keys to distinguish datasets of one size; none for remote data, where each key costs a request."""
         if self.images.remote:
             return []
         return [self.images.key(index) for index in np.linspace(0, len(self) - 1, SAMPLED_KEYS, dtype=int).tolist()]

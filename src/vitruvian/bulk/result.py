@@ -87,7 +87,7 @@ class BulkResult:
         foreign = sorted(existing - parts)
         if foreign and not parts:
             raise DataError(
-                f"{JOB_FILE} describes {self.parts:,} parts, and {foreign[0]} is none of them",
+                f"{JOB_FILE} describes {self.parts:,} parts, which do not include {foreign[0]}",
                 where=self.folder,
                 hint="if it was edited, remove it and run the job again, which keeps the parts",
             )
@@ -98,7 +98,7 @@ class BulkResult:
             raise DataError(
                 f"{count:,} of {self.parts:,} parts are missing (number {some})",
                 where=self.folder,
-                hint="run the job again, it makes only these",
+                hint="run the job again; it computes only these",
             )
         if foreign:
             raise DataError(
@@ -188,7 +188,9 @@ def check_merged_path(out: str | Path, folder: OutputFolder) -> None:
         raise FileError("the merged file cannot be written to a URL", where=out)
     beside = path.expanduser().resolve().parent == Path(str(folder)).expanduser().resolve()
     if beside and (path.name == JOB_FILE or path.name.startswith("part-")):
-        raise FileError("a file of the job itself", where=out, hint="choose another name, such as all.parquet")
+        raise FileError(
+            "this file belongs to the job itself", where=out, hint="choose another name, such as all.parquet"
+        )
 
 
 def write_tables(tables: Iterable[Any], out: Path) -> Iterator[Any]:
@@ -240,10 +242,10 @@ class VectorStore:
     splits: list[str]
     labels: list[str | None]
     errors: dict[str, str]
-    """Reasons of images without a vector, by key."""
+    """Why images have no vector, by key."""
 
     def check_data(self, data: str | Path, split: str | None = None) -> None:
-        """Raise DataError if the vectors are not of these images, as far as their number and some names tell."""
+        """Raise DataError if the number of images or some of their names differ from those of the vectors."""
         images = JobImages(open_images(data, split=split))
         vectors = f"vectors of {self.result.job['data']}"
         fields: dict[str, Any] = {"where": self.result.folder, "hint": "compute the vectors again"}

@@ -74,7 +74,7 @@ class VectorSearch:
         self._all = list(blocks(tables)) if self.exact else []
         self._names = lru_cache(PARTS_KEPT)(lambda part: self.result.table(part, only=NAMES))
         if not (self._all if self._index is None else len(self._index)):
-            raise DataError(f"{where}: not one of the {self.result.images:,} images has a vector")
+            raise DataError(f"{where}: none of the {self.result.images:,} images has a vector")
 
     def nearest(self, queries: Vectors, top: int = 20) -> list[list[Neighbor]]:
         """The `top` nearest images of each query (Q, D), most similar first."""
@@ -250,7 +250,7 @@ def write_neighbors(
     name = result.job["data"]
     sources = open_images(name, split=result.job["split"])
     if sum(map(len, sources.values())) < result.images:
-        raise DataError(f"{name}: no longer the {result.images:,} images that the vectors were made of")
+        raise DataError(f"{name}: no longer has the {result.images:,} images that the vectors were computed from")
 
     def neighbor_context(neighbor: Neighbor) -> dict[str, Any]:
         index = neighbor.index
@@ -259,7 +259,7 @@ def write_neighbors(
                 break
             index -= len(source)
         if printable(source.key(index)) != neighbor.key:
-            raise DataError(f"{name}: no longer the images that the vectors were made of: {neighbor.key} has moved")
+            raise DataError(f"{name}: {neighbor.key} has moved since the vectors were computed")
         image, label = thumbnail_of(source, index), neighbor.label or ""
         return {"image": image, "similarity": neighbor.similarity, "label": label, "key": neighbor.key}
 

@@ -210,7 +210,7 @@ def read_part(
             hint="choose another folder",
         )
     if not table.schema.equals(columns if only is None else pa.schema([columns.field(column) for column in only])):
-        raise DataError("its columns are not those of the job", **fields)
+        raise DataError("its columns do not match the job", **fields)
     if not np.array_equal(table["index"].to_numpy(), np.arange(rows.start, rows.stop)):
         raise DamagedPart(f"not the rows {rows.start} to {rows.stop - 1}", **fields)
     if only is None and metadata.get(DIGEST) != digest_of(table):

@@ -91,7 +91,7 @@ def similar(
     ] = None,
     exact: Annotated[
         bool | None,
-        typer.Option("--exact/--index", help="Compare with all vectors, or use an index [default: by their number]."),
+        typer.Option("--exact/--index", help="Compare all vectors, or use an index [default: by size]."),
     ] = None,
     as_json: Annotated[bool, json_option(" per image (JSON Lines)")] = False,
     out: Annotated[

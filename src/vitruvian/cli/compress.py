@@ -45,7 +45,7 @@ def bench(
         list[EngineChoice] | None, typer.Option(help="Engine to measure; repeatable [default: all].")
     ] = None,
     batches: Annotated[str, typer.Option(metavar="N,N", help="Batch sizes to measure.")] = "1,16",
-    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Measurements of each, in turn.")] = 20,
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Measurements per engine and batch size.")] = 20,
     image: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Image to decode [default: a synthetic JPEG of 500 x 375].")
     ] = None,
@@ -89,7 +89,7 @@ def bench(
 
 def quantize(
     source: Source,
-    destination: Annotated[str, typer.Argument(metavar="DST", help="A file .onnx; it must not exist.")],
+    destination: Annotated[str, typer.Argument(metavar="DST", help="The .onnx file to write; it must not exist.")],
     calibrate: Annotated[
         str, typer.Option(metavar="DATA", help="Images for the ranges of activations; labels are not needed.")
     ],

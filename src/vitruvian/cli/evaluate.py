@@ -68,8 +68,8 @@ def evaluate(
 ) -> None:
     """Measure a model: accuracy, confidence intervals, calibration.
 
-    Every image counts, also those of a short last batch. Classes and outputs are matched by name. A CLIP or SigLIP is
-    evaluated zero-shot, with the class names as labels.
+    Every image counts, including those of a short last batch. Classes and outputs are matched by name. A CLIP or SigLIP
+    is evaluated zero-shot, with the class names as labels.
     """
     with quick_imports():
         from vitruvian.evaluation.evaluate import evaluate as run_evaluation

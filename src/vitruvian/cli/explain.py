@@ -216,7 +216,7 @@ def print_explanation(written: WrittenExplanation, *, as_json: bool) -> None:
 
 
 def as_object(written: WrittenExplanation) -> dict[str, object]:
-    """What `--json` prints for an image."""
+    """The object that `--json` prints for an image."""
     explained = written.explained
     if explained.error:
         return {"path": explained.path, "error": explained.error}

@@ -164,7 +164,7 @@ def convert(
 def export(
     source: Source,
     destination: Annotated[
-        str, typer.Argument(metavar="DST", help="A file .onnx, a folder for openvino, or a file .pt2 for torch.")
+        str, typer.Argument(metavar="DST", help="An .onnx file, a folder for openvino, or a .pt2 file for torch.")
     ],
     to: Annotated[GraphFormat, typer.Option(help="Format to write.")] = GraphFormat.ONNX,
     batch_size: Annotated[

@@ -128,7 +128,7 @@ def parse_numbers(text: str) -> list[int]:
 
 
 def set_data_root(root: Path | None) -> None:
-    """Make --data-root the directory of all tasks, also for the processes that this one starts."""
+    """Make --data-root the directory of all tasks, for this process and those it starts."""
     if root is not None:
         os.environ[DATA_VARIABLE] = str(root.expanduser().resolve())
 
@@ -142,7 +142,7 @@ def note_replaced(destination: str | Path) -> None:
 
 
 class EngineChoice(StrEnum):
-    """What runs a model."""
+    """The engine that runs a model."""
 
     TORCH = "torch"
     ONNXRUNTIME = "onnxruntime"
@@ -212,9 +212,7 @@ ImageSize = Annotated[
     typer.Option(parser=parse_size, metavar="SIZE", help="Input size: 384 or ROWSxCOLUMNS [default: the weights']."),
 ]
 Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, or cuda if available.")]
-Engine = Annotated[
-    EngineChoice, typer.Option(help="What runs the model; auto measures once which installed engine is fastest.")
-]
+Engine = Annotated[EngineChoice, typer.Option(help="Engine; auto measures once which installed engine is fastest.")]
 TomeR = Annotated[
     Any,
     typer.Option(

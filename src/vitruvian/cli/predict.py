@@ -44,7 +44,7 @@ def predict(
 ) -> None:
     """Classify images, with probabilities.
 
-    An image that cannot be read is reported and skipped, and the exit code is 1. With --out, for millions of images:
+    Unreadable images are reported and skipped, and the exit code is 1. With --out, for millions of images:
     the predictions are written in parts, by one process per --shard, and `vit merge` verifies them.
     """
     if out is None and (bulk.shard is not None or bulk.on):

@@ -60,7 +60,7 @@ def quick_imports() -> Iterator[None]:
 
 
 def silence_pillow() -> None:
-    """No remarks about odd metadata: such an image is decoded all the same, or gives an error of ours."""
+    """Silence warnings about invalid metadata: such an image is decoded anyway, or we raise our own error."""
     import logging
     import warnings
 

@@ -58,7 +58,7 @@ def merge_tokens(model: Model, counts: Counts) -> Model:
 
 
 def merging_steps(model: Model, pixels: Tensor) -> list[Counts]:
-    """More and more merged tokens, in the blocks where merging changes the outputs the least for what it saves.
+    """Increasing numbers of merged tokens, in the blocks where merging changes the outputs least for its saving.
 
     Sets of blocks in the middle of the model are compared on `pixels`. Early blocks change too much, late ones save too
     little. Returns an empty list if the model cannot merge tokens.
@@ -87,7 +87,7 @@ def candidate_blocks(depth: int) -> list[tuple[int, ...]]:
 
 
 def counts_in(blocks: tuple[int, ...], depth: int, patches: int, share: float) -> Counts:
-    """Merge this share of the patches in each of these blocks."""
+    """Merge this fraction of the patches in each of these blocks."""
     r = max(1, round(share * patches))
     return tuple(r if block in blocks else 0 for block in range(depth))
 

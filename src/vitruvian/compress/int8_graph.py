@@ -108,7 +108,7 @@ def find_products(loaded: Any, model: ViT) -> list[Product]:
             twin = known.get(key, {"layer": name})["layer"]
             if twin != name:
                 raise ConversionError(
-                    f"{twin} and {name} have equal weights, so they cannot be told apart in the graph"
+                    f"{twin} and {name} have equal weights, so they cannot be distinguished in the graph"
                 )
             rows = slice(index * count, (index + 1) * count)
             known[key] = {"layer": name, "part": index, "rows": rows, "factor": factor}

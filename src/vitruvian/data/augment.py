@@ -44,7 +44,7 @@ class Augment(Settings):
     `image_size`. `pad`: resize to just cover `image_size`, pad, and crop at a random position, like RandomCrop;
     `center`: the largest center crop with the aspect ratio of `image_size`; `none`: squash the full image."""
     scale: tuple[float, float] = (0.05, 1.0)
-    """Minimum and maximum share of the image in an `inception` or `resized` crop; the paper uses 0.05, others 0.08."""
+    """Minimum and maximum area fraction of an `inception` or `resized` crop; the paper uses 0.05, others 0.08."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """Minimum and maximum aspect ratio (width / height) of that crop."""
     padding: Annotated[int, Range(0, 1024)] = 4
@@ -90,7 +90,7 @@ class Augment(Settings):
         ):
             check_range(f"color_jitter {name}", strength, 0.0, most)
         if len(self.mean) not in (1, 3) or len(self.mean) != len(self.std) or min(self.std) <= 0:
-            raise ConfigError(f"mean={self.mean} and std={self.std} are not one number each for 1 or 3 channels")
+            raise ConfigError(f"mean={self.mean} and std={self.std} need one value for each of 1 or 3 channels")
 
     @property
     def channels(self) -> int:
@@ -465,7 +465,7 @@ def sharpness(levels: Levels, factor: float) -> Levels:
 
 
 def hue(levels: Levels, shift: float) -> Levels:
-    """Shift every hue by this share of the color circle."""
+    """Shift every hue by this fraction of the color circle."""
     if levels.ndim == 2:
         return levels
     cv2 = opencv()

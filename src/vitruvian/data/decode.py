@@ -122,7 +122,7 @@ def decode(source: ImageInput, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
 
 
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file. Of pipes, only those that the shell passes are accepted: opening others may block forever."""
+    """Open a file. Pipes are refused unless the shell passed them: opening others may block forever."""
     mode = os.stat(path).st_mode
     from_shell = stat.S_ISFIFO(mode) and os.fspath(path).startswith("/dev/")
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or from_shell):
@@ -143,7 +143,7 @@ def name_of(source: ImageInput) -> str:
 
 
 class Unreadable(NamedTuple):
-    """An image that cannot be read."""
+    """An unreadable image."""
 
     key: str
     """The name of the image in its dataset."""

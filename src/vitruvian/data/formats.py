@@ -39,7 +39,7 @@ class Format(NamedTuple):
     open: Callable[[list[Path], str], Dataset]
     """Opens the dataset in these files or folders; the second argument is its name in messages."""
     in_folder: Callable[[Path], list[Path]] = lambda folder: []
-    """What to open in a folder of this format; empty for a folder of another format."""
+    """Paths to open in a folder of this format; empty for a folder of another format."""
     extensions: tuple[str, ...] = ()
     """Extensions of single files."""
     accepts: Callable[[list[Path]], bool] = bool

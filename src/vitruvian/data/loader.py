@@ -27,7 +27,7 @@ from vitruvian.settings import check_range, validate
 from vitruvian.text import describe_error, printable
 
 FEW, FEW_SHARE = 10, 0.25
-"""This many unreadable images are always accepted, if they are at most this share of an epoch."""
+"""This many unreadable images are always accepted, if they are at most this fraction of an epoch."""
 
 MAX_REPLACEMENTS = 100
 """Consecutive unreadable images that stop a run."""
@@ -240,7 +240,7 @@ class Loader:
         A new call ends the iteration of an earlier one.
         """
         if not 0 <= start <= self.steps_per_epoch:
-            raise ConfigError(f"batch {start} of an epoch of {self.steps_per_epoch}")
+            raise ConfigError(f"start={start} is beyond the {self.steps_per_epoch} batches of an epoch")
         steps = ((epoch, step) for step in range(start, self.steps_per_epoch))
         total = self.plan.rows // self.plan.world  # of the epoch: broken images may all come first
         limit = max(self.max_unreadable * total, min(FEW, FEW_SHARE * total) if self.max_unreadable else 0)

@@ -143,7 +143,7 @@ def pack(
 ) -> PackState:
     """Pack all splits of a dataset into `folder`, or resume an interrupted call.
 
-    The files are bit-identical for any number of workers and interruptions. Samples that cannot be read are skipped
+    The files are bit-identical for any number of workers and interruptions. Unreadable samples are skipped
     and listed in `pack.json`.
 
     Args:

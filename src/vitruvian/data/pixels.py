@@ -144,7 +144,7 @@ def gunzip(path: Path) -> Path:
                 while chunk := packed.read(1 << 20):
                     limit -= len(chunk)
                     if limit < 0:
-                        raise DataError("unpacks to far more than images would", where=path, hint=DOWNLOAD_AGAIN)
+                        raise DataError("unpacks to far more data than images need", where=path, hint=DOWNLOAD_AGAIN)
                     file.write(chunk)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise DataError(f"damaged gzip file ({error})", where=path, hint=DOWNLOAD_AGAIN) from error
@@ -323,7 +323,7 @@ def unpack_archive(path: Path) -> Iterator[Member]:
         with tarfile.open(path, "r|*") as archive:
             for member in archive:
                 if member.offset_data + member.size > MAX_ARCHIVE_BYTES:
-                    raise DataError("unpacks to more than CIFAR does", where=path, hint=DOWNLOAD_AGAIN)
+                    raise DataError("unpacks to more data than CIFAR has", where=path, hint=DOWNLOAD_AGAIN)
                 file = archive.extractfile(member) if member.isreg() else None
                 if file is not None:
                     yield member.name.rpartition("/")[2], file  # type: ignore[misc]

@@ -225,7 +225,7 @@ FLAT = re.compile(r"ILSVRC2012_val_(\d{8})\.")
 
 
 def open_imagenet(folder: Path) -> Dataset:
-    """The splits `train` and `val`, as far as they are present."""
+    """The splits `train` and `val`, if present."""
     entries = chain(wordnet_entries(folder, folder / "train", "train"), val_entries(folder, "val"))
     return open_entries(str(folder), folder, entries, classes=imagenet_ids())
 

@@ -123,7 +123,7 @@ class Dataset:
 
     name: str
     splits: Mapping[str, Source]
-    """`train`, `val` and `test`, as far as they exist, then others."""
+    """`train`, `val` and `test`, if present, then others."""
     notes: tuple[str, ...] = ()
     """One line per thing that was skipped or is unusual."""
     divided: bool = True
@@ -273,7 +273,7 @@ def first_samples(source: Source, count: int, seed: int) -> Subset:
     A smaller subset is contained in a larger one.
     """
     if not 0 < count <= len(source):
-        raise ConfigError(f"{argument('max_train_samples', count)}: {source.name} has {len(source)} images to train on")
+        raise ConfigError(f"{argument('max_train_samples', count)}: {source.name} has {len(source)} training images")
     sizes = class_sizes(source.labels(), len(source.classes))
     _, chosen = _choose(source, equal_shares(sizes, count), seed)
     return Subset(source, chosen, name=f"{source.name} (the first {count})")

@@ -25,7 +25,7 @@ from vitruvian.data.preprocess import preprocess_image
 from vitruvian.errors import ConfigError
 
 SampleTransform = Callable[[RawImage, np.random.Generator], Tensor]
-"""From what a source reads to a tensor of one shape, random through the generator only."""
+"""A callable from a source's image to a tensor of fixed shape; all randomness comes from the generator."""
 
 Transform = Callable[[Image.Image], Tensor]
 """A transform of any library, from a PIL image."""

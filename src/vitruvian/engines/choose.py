@@ -105,14 +105,14 @@ def open_forward(model: Model, mode: RunMode, size: Size) -> Forward:
     else:
         session = open_session(graph, mode.engine, split=mode.split, batch_size=1 if mode.fixed else None)
     record = graph.with_name(f"{mode.engine}.checked.json")
-    if not is_checked(record):
+    if not has_record(record):
         difference = check_outputs(model, session, size, mode.engine)
         with suppress(FileError):  # a read-only cache: the next start checks again
             write_json(record, {"largest_difference": difference})
     return session
 
 
-def is_checked(record: Path) -> bool:
+def has_record(record: Path) -> bool:
     with suppress(FileError):
         return isinstance(read_object(record).get("largest_difference"), float)
     return False

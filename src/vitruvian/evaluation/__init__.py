@@ -1,1 +1,1 @@
-"""How good a model is, and pages that show it."""
+"""Evaluation: accuracy, calibration and probes of a model, with reports."""

@@ -294,7 +294,7 @@ class ProbeSources:
 
     train: Source
     dev: Source | None
-    """None if a part of `train` has to do."""
+    """None if a part of `train` is used instead."""
     test: Source
     test_is: str
     """Description of the test images."""

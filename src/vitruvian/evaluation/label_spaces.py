@@ -123,7 +123,7 @@ def namings(labels: Sequence[str] | None, total: int, ids: Sequence[str] | None)
 
 
 def wordnet_ids_of(labels: Sequence[str] | None, total: int) -> tuple[str, ...] | None:
-    """The WordNet ids of the outputs, if the labels or their number tell; else None."""
+    """The WordNet ids of the outputs, if known from the labels or their number; else None."""
     if labels is not None and all(re.fullmatch(r"n\d{8}", label) for label in labels):
         return tuple(labels)
     if total != len(imagenet_ids()):

@@ -34,7 +34,7 @@ SHOWN_MISTAKES = 24
 """Most confident mistakes that a report shows with their images."""
 
 MEASURE_NAMES = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "mean_per_class": "mean per class"}
-"""What reports call the accuracies of `Measures.scalars`."""
+"""Names of the accuracies of `Measures.scalars` in reports."""
 
 Counts = NDArray[np.int64]
 Item = TypeVar("Item")
@@ -258,7 +258,7 @@ def count_all(
                     single_image = count(batch)
                 elif all_ranks:
                     if single_image is None:
-                        raise DataError("there are fewer examples to evaluate the model on than processes")
+                        raise DataError("fewer evaluation examples than processes")
                     model(*single_image)
     finally:
         model.train(training)

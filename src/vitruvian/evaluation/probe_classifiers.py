@@ -212,7 +212,7 @@ NEIGHBOR_COUNTS = (10, 20, 50, 100, 200)
 MOST_QUERIES = 4096
 """Maximum number of images to choose the number of neighbors by."""
 NEIGHBOR_PIECE = 512
-"""Images compared with all others at a time."""
+"""Number of images compared with all others per step."""
 
 
 def neighbor_predictions(

@@ -162,7 +162,7 @@ class Figure:
 
 
 def figures(model: Model, batches: Callable[[], Iterable[Tensor]], images: str) -> Iterator[Figure]:
-    """Yield the three figures; `batches` returns normalized pixels, and `images` says of what."""
+    """Yield the three figures; `batches` returns normalized pixels, and `images` describes their source."""
     vit = require_vit(model)
     yield filters_figure(vit)
     yield positions_figure(vit)

@@ -21,7 +21,7 @@ Model = ViT | ResNet
 
 
 class ImageModel(Protocol):
-    """What inference needs of a model; `ViT`, `ResNet` and an exported graph have it."""
+    """The interface that inference needs; `ViT`, `ResNet` and exported graphs have it."""
 
     @property
     def config(self) -> ModelConfig | GraphConfig: ...

@@ -1,4 +1,4 @@
-"""Inference in batches: of images of one size each, and on a CPU with each core taking whole images."""
+"""Batched inference: images grouped by size, and on a CPU each core computes whole images."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 def map_over_cores(function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
     """`function(images)` without gradients, computed in pieces of whole images on all cores.
 
-    Cores that share one operation wait for each other at its end, some hundred times a forward pass,
-    and push one another's activations out of the cache. Handing each core its own images avoids both;
-    the numbers are those of a smaller batch. Uses `torch.get_num_threads()` cores; one core, one image
-    and other devices go straight to `function`.
+    Cores that share one operation wait for each other at its end, hundreds of times per forward pass,
+    and evict each other's activations from the cache. Giving each core its own images avoids both;
+    the results are those of a smaller batch. Uses `torch.get_num_threads()` cores; one core, one image
+    and other devices call `function` directly.
     """
     threads = torch.get_num_threads()
     if threads == 1 or len(images) == 1 or images.device.type != "cpu":
@@ -30,26 +30,27 @@ def map_over_cores(function: Callable[[Tensor], Tensor], images: Tensor) -> Tens
 
 
 def map_over_shapes(function: Callable[[Tensor], Tensor], images: Sequence[Tensor]) -> Tensor:
-    """`function` of images (channels, rows, columns) that may differ in size, in their order.
+    """Apply `function` to images (channels, rows, columns) of different sizes; results keep their order.
 
-    Those of one size are a batch: no image is padded, and attention sees none but its own patches.
+    Images of one size form a batch, so no image is padded and attention sees only its own patches.
     """
-    places: dict[torch.Size, list[int]] = {}
-    for place, image in enumerate(images):
-        places.setdefault(image.shape, []).append(place)
-    if len(places) == 1:
+    indices_by_shape: dict[torch.Size, list[int]] = {}
+    for index, image in enumerate(images):
+        indices_by_shape.setdefault(image.shape, []).append(index)
+    groups = list(indices_by_shape.values())
+    if len(groups) == 1:
         return function(torch.stack(list(images)))
-    found = torch.cat([function(torch.stack([images[place] for place in same])) for same in places.values()])
-    return found[torch.tensor([place for same in places.values() for place in same]).argsort()]
+    outputs = torch.cat([function(torch.stack([images[index] for index in group])) for group in groups])
+    return outputs[torch.tensor([index for group in groups for index in group]).argsort()]
 
 
 def even_pieces(images: Tensor, threads: int) -> list[Tensor]:
     """Images in pieces that keep `threads` cores busy to the end, each small enough for a core's cache."""
-    rounds = -(-len(images) // (threads * IMAGES_A_PIECE))
+    rounds = -(-len(images) // (threads * IMAGES_PER_PIECE))
     return [piece for piece in images.tensor_split(threads * rounds) if len(piece)]
 
 
-IMAGES_A_PIECE = 4
+IMAGES_PER_PIECE = 4
 
 
 def _alone(function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class MaskedAutoencoder(nn.Module):
         size, expected = (pixels.shape[-2], pixels.shape[-1]), self.encoder.config.image_size
         if size != expected:
             raise ConfigError(
-                f"the decoder's positions are those of {expected[0]}x{expected[1]} pixels, not {size[0]}x{size[1]}"
+                f"the decoder's positions are for {expected[0]}x{expected[1]} pixels, not {size[0]}x{size[1]}"
             )
         if not 0 < visible <= noise.shape[1]:
             raise ConfigError(f"{visible} of {noise.shape[1]} patches would be visible", hint="mask a smaller share")

@@ -55,7 +55,7 @@ def forward_merged(
 def token_groups(blocks: nn.ModuleList, config: ViTConfig, x: Tensor) -> list[Tensor | None]:
     """For each layer, the matrix (B, N, N) that replaces every embedded token by the mean of its group.
 
-    The row of a patch shows which patches the token covers that stands for it after the layer. None: nothing merges.
+    The row of a patch shows which patches its token covers after the layer. None if the layer merges nothing.
     """
     if not config.merges_tokens:
         return [None] * len(blocks)
@@ -178,7 +178,7 @@ def merge_tokens(tokens: Tokens, k: Tensor, T: int, r: int, threshold: float | N
 
 
 class Moves(NamedTuple):
-    """Indices and sizes of the sources that join their targets, and of those that are left."""
+    """Indices and sizes of the sources that merge into their targets, and of the remaining ones."""
 
     moved: Tensor  # (B, M)
     moved_sizes: Tensor

@@ -1,4 +1,4 @@
-"""What every request passes through: its id, access checks, body limits, access log and metrics."""
+"""Middleware of every request: its id, access checks, body limits, access log and metrics."""
 
 from __future__ import annotations
 

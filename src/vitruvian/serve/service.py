@@ -140,7 +140,7 @@ class ServedModel:
         return self.encoder
 
     def facts(self) -> Json:
-        """What clients need to know about the model."""
+        """Description of the model for clients."""
         config, preprocess = self.model.config, self.model.meta.preprocess
         facts: Json = {
             "name": self.name,

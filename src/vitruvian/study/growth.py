@@ -128,9 +128,9 @@ def plan_study(
     if folder.exists() and (not folder.is_dir() or (not is_free(folder) and not (folder / STUDY_FILE).is_file())):
         raise TrainingError("exists and is not a study", where=folder, hint=f"choose another {argument('out')}")
     if min(steps) < 1 or min(sizes) < 0:
-        raise ConfigError(f"sizes {list(sizes)} and steps {list(steps)} are not positive numbers")
+        raise ConfigError(f"sizes={list(sizes)} and steps={list(steps)} must be positive numbers")
     if len({short_name(name) for name in recipes}) != len(recipes):
-        raise ConfigError(f"the recipes {', '.join(recipes)} do not have different names")
+        raise ConfigError(f"the recipes {', '.join(recipes)} must have different names")
     cells = [
         build_cell(ref, name, folder=folder, settings=[*settings, f"max_train_samples={images}", f"steps={count}"])
         for images in sizes

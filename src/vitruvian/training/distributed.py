@@ -171,7 +171,7 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         if device.type == "meta":
-            raise RuntimeError("it cannot compute")
+            raise RuntimeError("it cannot run a model")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"{argument('device', name)} cannot be used: {str(error).splitlines()[0]}") from None

@@ -111,7 +111,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Protocol:
-    """What a fine-tuning does: a recipe with weights, learning rates to select from, and a number of seeds.
+    """Settings of a fine-tuning: a recipe with weights, learning rates to select from, and a number of seeds.
 
     Args:
         data: Name or absolute path of the data.
@@ -131,7 +131,7 @@ class Protocol:
         if not self.recipe.weights:
             raise TrainingError("fine-tuning needs weights to start from", hint=f"give {argument('weights')}")
         if not self.lrs or min(self.lrs) <= 0:
-            raise TrainingError(f"lrs {list(self.lrs)} are not one or more positive numbers")
+            raise TrainingError(f"lrs={list(self.lrs)} must be one or more positive numbers")
         if self.seeds < 1:
             raise TrainingError(f"{argument('seeds', self.seeds)} is not at least 1")
         self.recipe.replace(validation="test")  # raises for recipes that select by validation

@@ -39,7 +39,7 @@ Autocast = Callable[[], AbstractContextManager[object]]
 
 
 class ValidationMetrics(Protocol):
-    """What every evaluation on validation images gives."""
+    """Metrics of every evaluation on validation images."""
 
     @property
     def loss(self) -> float: ...
@@ -188,7 +188,7 @@ class Distillation:
     loss: Callable[[StudentOutputs, Tensor, float], Tensor]
     """(B,), from the teacher's outputs (B, A) and the temperature."""
     uses_features: bool = False
-    """The teacher gives features, not logits."""
+    """The teacher returns features, not logits."""
     head_only: bool = False
     """The labels train the first head only, not the mean of both heads."""
 
@@ -280,7 +280,7 @@ class Teacher:
         return logits if self.columns is None else logits[:, self.columns]
 
     def compute_features(self, source: Source, recipe: Recipe, processes: Processes) -> Tensor:
-        """The features of all images, from the feature store that probes share, or computed and put there."""
+        """The features of all images, from the feature store that probes share; computed and stored if absent."""
         if isinstance(self.model, ViT) and self.model.head_dist is not None and not self.uses_features:
             raise ConfigError(
                 f"teacher_input='fixed' stores the input of one head, {recipe.teacher} has two",
@@ -289,7 +289,7 @@ class Teacher:
         if recipe.augment.mixes:
             raise ConfigError(
                 "teacher_input='fixed' cannot be used with mixup or cutmix",
-                hint="use teacher_input='same', or mix none",
+                hint="use teacher_input='same', or turn mixing off",
             )
         encoder = Encoder(self.model, device=str(self.device))
         features = shared_features(encoder, source, processes, label="running the teacher")

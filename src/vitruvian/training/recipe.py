@@ -68,7 +68,7 @@ class Recipe(Settings):
     """All settings of a run, except the data and the number of processes."""
 
     about: str = ""
-    """What the recipe is for, in one line."""
+    """Purpose of the recipe, in one line."""
     command: str = ""
     time: str = ""
     """Expected time, and on which hardware."""
@@ -416,7 +416,7 @@ def change_recipe(recipe: Recipe, changes: Iterable[str]) -> Recipe:
         if not sign or not key:
             raise ConfigError(f"{change!r} is not KEY=VALUE")
         if key in OWNED:
-            raise ConfigError(f"{key} follows from {OWNED[key]}: set that")
+            raise ConfigError(f"{key} is derived from {OWNED[key]}; set that instead")
         table = merge_tables(table, nest(key, parse_value(text.strip())))
         if key in ("epochs", "steps"):
             table["steps" if key == "epochs" else "epochs"] = 0

@@ -32,7 +32,7 @@ from vitruvian.weights.description import Description
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a run knows at its end beyond the files in its folder. Missing parts are omitted from the report."""
+    """Results of a run that are not in the files of its folder. Missing parts are omitted from the report."""
 
     train: Source
     measures: ValidationMetrics | None = None

@@ -341,7 +341,7 @@ def check_data(facts: dict[str, Any], splits: Splits) -> None:
         if before != now:
             was, are = (brief(value if isinstance(value, list) else [value]) for value in (before, now))
             raise TrainingError(
-                f"the data have changed since the run began, the {name} were {was} and are {are}",
+                f"the data has changed since the run began: the {name} were {was} and are now {are}",
                 where=facts.get("data") or None,
-                hint="restore them, or start a new run",
+                hint="restore it, or start a new run",
             )

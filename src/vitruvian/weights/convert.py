@@ -48,7 +48,7 @@ class Certificate:
     text_difference: float | None
     """Largest difference of text embeddings of random tokens; None if no text tower was written."""
     notes: tuple[str, ...]
-    """What the family's own code does differently."""
+    """Differences to the family's own code."""
     batch_shape: tuple[int, ...]
     seed: int
     source_sha256: dict[str, str]

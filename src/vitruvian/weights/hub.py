@@ -287,7 +287,7 @@ def cached_path(url: str, cache: Path) -> Path:
     host = re.fullmatch(r"[a-z0-9][a-z0-9.-]*", parts.netloc)
     if parts.scheme != "https" or not host or not is_plain or parts.query or not segments[-1].endswith(SUFFIXES):
         expected = f"https://host/folder/file{'|'.join(SUFFIXES)}"
-        raise HubError(f"not an address of weights, expected {expected} in plain letters", where=url)
+        raise HubError(f"not a URL of weights, expected {expected} in ASCII", where=url)
     return cache.joinpath(parts.netloc, *segments)
 
 

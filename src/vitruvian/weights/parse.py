@@ -24,7 +24,7 @@ from vitruvian.weights.families.timm_config import rows
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadHints:
-    """What the caller states about a file that does not state it itself."""
+    """Facts that the caller states about a file that does not contain them."""
 
     num_heads: int | None = None
     grid: Size | None = None
@@ -225,7 +225,7 @@ def check_names(model: Model, state: Tensors, *, family: Family | None = None, r
         if tensor.shape != expected[name].shape:
             raise CheckpointError(
                 f"{' + '.join(map(repr, names))} has shape {tuple(tensor.shape)} in our layout, "
-                f"the model wants {tuple(expected[name].shape)}"
+                f"the model expects {tuple(expected[name].shape)}"
             )
         if not tensor.is_floating_point():
             raise CheckpointError(f"{' + '.join(map(repr, names))} has dtype {tensor.dtype}, not floating point")

@@ -133,7 +133,7 @@ def write_folder(path: Path, tensors: Tensors, description: Description, stated:
 
 
 def reader_notes(member: Family, description: Description) -> Iterator[str]:
-    """What other libraries do differently with these weights, because the file cannot state it."""
+    """Differences that other libraries have with these weights, because the file cannot state them."""
     config = description.config
     if isinstance(config, ResNetConfig):
         return

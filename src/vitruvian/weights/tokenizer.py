@@ -140,7 +140,7 @@ class Tokenizer:
         highest = int(tokens.max())
         if highest >= self.rules.vocabulary:
             raise CheckpointError(
-                f"the tokenizer gives token {highest}, but the text tower has {self.rules.vocabulary} tokens; the "
+                f"the tokenizer returned token {highest}, but the text tower has {self.rules.vocabulary} tokens; the "
                 "tokenizer belongs to another model"
             )
         return tokens, torch.tensor([encoding.attention_mask for encoding in encodings]) if self.masks else None

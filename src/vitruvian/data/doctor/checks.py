@@ -46,7 +46,7 @@ TINY_SIDE = 32
 LONG_RATIO = 4.0
 """Aspect ratio from which an image is unusually long."""
 FEW_SHARE = 0.2
-"""Maximum share of gray images for which they are reported as unusual."""
+"""Maximum fraction of gray images for which they are reported as unusual."""
 
 PROBLEMS = {
     # problem: name, verb and rest of the sentence
@@ -70,7 +70,7 @@ TRAITS = {
 
 
 def check_files(scan: Scan) -> Iterator[Finding]:
-    """Images that cannot be read and are skipped in training."""
+    """Unreadable images, which training skips."""
     for problem, (name, verb, rest) in PROBLEMS.items():
         rows = np.flatnonzero(scan.records["problem"] == problem)
         if len(rows):
@@ -295,7 +295,7 @@ def rows_of_vectors(vectors: Floats, rows: Rows) -> Floats:
 
 
 def find_suspicions(features: Features, labels: Labels, rows: Rows) -> tuple[int, list[Suspicion]]:
-    """How many classes were checked, and labels that eight or more of ten neighbors contradict, the worst first.
+    """The number of checked classes, and labels that eight or more of ten neighbors contradict, the worst first.
 
     `features` and `labels` are of all images; `rows` are those of readable images.
     """

@@ -28,7 +28,7 @@ from vitruvian.weights.families.tables import POSITIONS, Table, Tensors, join_po
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What a checkpoint states besides the shapes of its arrays; None if it does not."""
+    """Facts that a checkpoint states besides the shapes of its arrays; None if it does not."""
 
     numerics: Numerics
     num_heads: int | None = None
@@ -89,7 +89,7 @@ class Family(ABC):
         return self.refused
 
     def facts(self, checkpoint: Checkpoint, tensors: Tensors) -> Facts:
-        """What the renamed arrays and the JSON files state."""
+        """The facts that the renamed arrays and the JSON files state."""
         return Facts(numerics=self.numerics)
 
     def embedded_description(self, checkpoint: Checkpoint) -> Any:
@@ -145,7 +145,7 @@ class Family(ABC):
         return native
 
     def rename_parameters(self, native: Tensors, config: ModelConfig) -> Tensors:
-        """Rename our arrays to the parameters the table knows, if the family uses one for another."""
+        """Rename our arrays to the parameters in the table, if the family uses one for another."""
         return native
 
     def from_table_names(self, tensors: Tensors, config: ModelConfig) -> Tensors:

@@ -239,7 +239,7 @@ def read_int(settings: dict[str, Any], key: str, default: int | None = None, *, 
     if isinstance(value, list) and value and value[1:] == value[:-1]:  # both sides of a square
         value = value[0]
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-        raise CheckpointError(f"config.json: {key}={value!r} is not a positive whole number")
+        raise CheckpointError(f"config.json: {key}={value!r} is not a positive integer")
     return value
 
 

@@ -221,7 +221,7 @@ class HuggingFaceTower(HuggingFace):
         return super().reader_preprocess(config, self.processor_preprocess(config, preprocess))
 
     def processor_preprocess(self, config: ModelConfig, preprocess: Preprocess) -> Preprocess:
-        """What the processor of the model type does: SigLIP 2's keeps the aspect ratio of each image."""
+        """The preprocessing of the model type's processor: SigLIP 2's keeps the aspect ratio of each image."""
         assert isinstance(config, ViTConfig)
         if self.model_type(config) != SIGLIP[1] or preprocess.fit == "naflex":
             return preprocess

@@ -33,7 +33,7 @@ BLOCK_LAYERS = {
 
 
 def vit_block_rows(layer: str) -> tuple[Row, ...]:
-    """Rows of ViT's encoder block, also that of MAE's decoder."""
+    """Rows of ViT's encoder block, which MAE's decoder uses too."""
     return *attention_rows(layer), *pairs(BLOCK_LAYERS, "blocks.{i}.", f"{layer}.")
 
 
@@ -116,7 +116,7 @@ OTHER_HEADS = {
     "lm_head.": "the head of masked image modelling, which predicts visual tokens of hidden patches",
     "decode_head.": "a segmentation head",
 }
-"""Prefixes of heads that neither classify nor give features, and what they are."""
+"""Prefixes of heads that return neither classes nor features, and what they are."""
 
 
 class HuggingFaceBeit(HuggingFace):

@@ -120,7 +120,7 @@ class Architecture:
 
     @property
     def branches(self) -> int:
-        """Parallel attentions, and MLPs, in each block; we join them into one with as many times the heads."""
+        """Number of parallel attentions and MLPs per block; we join them into one with the heads of all."""
         return 2 if "branches" in self.pieces else 1
 
     @property
@@ -273,7 +273,7 @@ def combine_settings(architecture: Architecture, config: TimmConfig) -> dict[str
     if architecture.has_silu and ("gelu" in changes or adds_map_pool):
         raise CheckpointError(
             f"config.json: {'global_pool' if adds_map_pool else 'act_layer'} gives {architecture.name}, whose MLPs are "
-            "gated by SiLU, an MLP with another activation, which is not supported"
+            "gated by SiLU, another activation, which is not supported"
         )
     if "rope" in changes:
         if known["rope"] is None:
@@ -316,9 +316,9 @@ def our_value(name: str, value: Any) -> Any:
 
 
 def change_rope(known: RopeConfig, changes: dict[str, Any]) -> RopeConfig:
-    """Apply the arguments for rotary positions, as far as timm's code uses them."""
+    """Apply those arguments for rotary positions that timm's code uses."""
     if changes.get("half", known.half) != known.half:  # timm then rotates halves by angles laid out for pairs
-        raise CheckpointError("config.json: model_args states rope_rotate_half other than the architecture's")
+        raise CheckpointError("config.json: changing rope_rotate_half in model_args is not supported")
     if known.kind == "normalized" and changes.get("offset"):
         raise CheckpointError(
             f"config.json: model_args rope_grid_offset={changes['offset']!r} is not supported for rotary positions "

@@ -148,7 +148,7 @@ BRANCHES = (("attns", "attn", "norm1", "qkv", "proj", 3), ("ffns", "mlp", "norm2
 
 
 def join_branches(state: Tensors, block: str) -> None:
-    """Join parallel attentions, and MLPs, into one with as many times the heads and hidden units.
+    """Join parallel attentions, and MLPs, into one with the heads and hidden units of all.
 
     Each branch has a norm and a LayerScale. The norm's scale and shift are folded into the first dense layer and the
     LayerScale into the last, so that all branches can share one norm that scales by 1 and shifts by 0.
@@ -266,7 +266,7 @@ def join_lambdas(state: Tensors, block: str, owner: str | None = None) -> None:
 
 
 def split_lambdas(state: Tensors, block: str, config: ViTConfig) -> None:
-    """Choose vectors whose products give the subtracted factor: one of the two exponentials is 1."""
+    """Choose vectors whose products are the subtracted factor: one of the two exponentials is 1."""
     share = initial_lambda(int(block.split(".")[1]))
     difference = state.pop(f"{block}.attn.subtracted").double() - share
     logarithms = difference.clamp(min=0.0).log1p(), (-difference).clamp(min=0.0).log1p()

@@ -131,7 +131,7 @@ def pre_norm(config: ViTConfig, arch: Architecture) -> dict[str, Any] | None:
 
 
 def rope(config: ViTConfig, arch: Architecture) -> dict[str, Any] | None:
-    """Rotary positions of the same kind, as far as timm's code uses the arguments."""
+    """Rotary positions of the same kind, with the arguments that timm's code uses."""
     theirs, ours = arch.config.rope, config.rope
     if theirs is None or ours is None:
         return None
