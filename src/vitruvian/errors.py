@@ -34,7 +34,7 @@ from types import ModuleType
 from typing import Any, TypeVar, overload
 
 MAX_VALUE_CHARS = 100
-"""Characters of a value that an error text shows."""
+"""Maximum number of characters of a value in an error text."""
 
 _MARK = "\x1f"  # around arguments in a reason or a hint, from `argument` until the text is formatted
 
@@ -98,7 +98,7 @@ class VitruvianError(Exception):
     @overload
     def replace(self, kind: type[Error], *, where: object = None, hint: str = "") -> Error: ...
     def replace(self, kind: Any = None, *, where: object = None, hint: str = "") -> Any:
-        """A copy of this error, optionally as another kind, with `where` put in front and `hint` at the end."""
+        """A copy of this error, optionally of another class, with `where` prepended and `hint` appended."""
         error = copy.copy(self)
         if kind is not None:
             error = kind(self._reason, where=self.where, hint=self._hint, parameter=self._parameter)

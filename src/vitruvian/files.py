@@ -182,7 +182,7 @@ def read_object(path: Path, *, raises: type[VitruvianError] = FileError) -> dict
 
 
 def parse_json(text: str | bytes, where: object, *, raises: type[VitruvianError] = FileError) -> Any:
-    """Parse JSON of limited depth; `where` is that of errors."""
+    """Parse JSON of limited depth; errors name `where`."""
     text = decode_utf8(text, where, raises=raises) if isinstance(text, bytes) else text
     with _parsing("JSON", where, raises):
         return _check_depth(json.loads(text))
@@ -205,7 +205,7 @@ def parse_toml(text: str | bytes, where: object, *, raises: type[VitruvianError]
 
 @contextmanager
 def _parsing(language: str, where: object, raises: type[VitruvianError]) -> Iterator[None]:
-    """Turn the exceptions of a parser into an error of one line."""
+    """Convert the exceptions of a parser to a one-line error."""
     try:
         yield
     except RecursionError:

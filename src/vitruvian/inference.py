@@ -48,9 +48,9 @@ from vitruvian.weights.load import load, with_merging
 DECODERS = min(4, os.cpu_count() or 1)
 """Threads that decode ahead of the model."""
 CHUNK = 16
-"""Images that a worker process loads per task."""
+"""Number of images that a worker process loads per task."""
 LOOK_AHEAD = 256
-"""Images that a remote source is asked to fetch in advance."""
+"""Number of images that a remote source prefetches."""
 MAX_UNREADABLE = 0.25
 """Default limit for the fraction of unreadable images."""
 NOT_FINITE = "the model produced NaN or infinite outputs"
@@ -267,7 +267,7 @@ class Encoder:
 
     @property
     def preprocess(self) -> Preprocess | Transform:
-        """How images become inputs of the model: its own preprocessing unless `with_preprocess` replaced it."""
+        """The preprocessing: the model's own, unless `with_preprocess` replaced it."""
         return self.model.meta.preprocess if self._preprocess is None else self._preprocess
 
     def with_preprocess(self, preprocess: Preprocess | Transform) -> Self:

@@ -38,7 +38,7 @@ def resident_megabytes() -> float | None:
 
 
 def peak_megabytes() -> float | None:
-    """Most memory that this process has used since it started, or since `reset_peak_memory`."""
+    """Peak memory of this process since it started, or since `reset_peak_memory`."""
     return _memory_entry("VmHWM")
 
 

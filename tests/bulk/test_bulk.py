@@ -309,7 +309,7 @@ def test_every_flipped_byte_of_a_part_is_noticed_and_mended(images, model, whole
 def test_merging_writes_over_no_file_of_the_job(whole, tmp_path):
     folder = shutil.copytree(whole, tmp_path / "copy")
     for name in content(folder):
-        with pytest.raises(FileError, match="a file of the job itself"):
+        with pytest.raises(FileError, match="this file belongs to the job itself"):
             merge(folder, folder / name)
     with pytest.raises(FileError, match="a URL"):
         merge(folder, Path("s3://bucket/all.parquet"))

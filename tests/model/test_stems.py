@@ -84,7 +84,7 @@ def test_half_precision_halves_the_file_and_keeps_the_answers(model, tmp_path):
 def test_half_precision_refuses_what_float16_cannot_hold(model, tmp_path):
     with torch.no_grad():
         model.head.weight[0, 0] = 1e5
-    with pytest.raises(ConversionError, match=r"'head.weight' holds numbers beyond float16's 65,504"):
+    with pytest.raises(ConversionError, match=r"'head.weight' has values beyond float16's 65,504"):
         vt.save(model, tmp_path / "model", half=True)
 
 

@@ -48,12 +48,12 @@ from vitruvian.weights.checkpoint_files import tensors_digest
 FORMAT = 1
 JOB_FILE = "job.json"
 PIECE = 4096
-"""Images per part, which is what a killed process computes again at most."""
+"""Number of images per part, the unit of work that is repeated after a crash."""
 MAX_PIECE = 2**20
 SAMPLED_KEYS = 256
 """Number of keys that identify local data."""
 LOOK_AHEAD = 512
-"""Images that a remote source is asked to fetch in advance."""
+"""Number of images that a remote source prefetches."""
 NAMES = ("model", "data")
 """Fields of job.json for people only: the same files may have another path on another machine."""
 
@@ -445,7 +445,7 @@ def shard_of(shard: Shard | None) -> Shard:
 
 
 class PartActor:
-    """A Ray actor that makes parts of a job. Finished parts are the checkpoint, so a lost worker costs no rows."""
+    """A Ray actor that makes parts of a job. Finished parts are the checkpoint, so no rows are lost with a worker."""
 
     def __init__(self, request: JobRequest) -> None:
         self.job = request.open()

@@ -212,7 +212,7 @@ def write_tables(tables: Iterable[Any], out: Path) -> Iterator[Any]:
 
 
 SAMPLED_KEYS = 64
-"""Images whose names are compared to verify that vectors belong to some data."""
+"""Number of images whose names are compared to verify that vectors belong to a dataset."""
 
 
 class VectorSource(Source):

@@ -30,13 +30,13 @@ from vitruvian.text import printable
 EXACT = 100_000
 """Maximum number of vectors to compare exhaustively; for more, an index finds candidates."""
 CANDIDATES = 256
-"""Candidates of the index per query; more find more of the true neighbors and take longer."""
+"""Number of candidates per query from the index; more candidates increase recall and time."""
 LINKS = 16
 """Links per vector of the index."""
 NAMES = ("index", "key", "label", "split")
 """Columns of a neighbor."""
 PARTS_KEPT = 1024
-"""Parts whose names are cached, about 0.1 MB each."""
+"""Number of parts whose names are cached, about 0.1 MB each."""
 
 Vectors = NDArray[np.float32]
 Tracked = Callable[[Iterable[Any], int], Iterable[Any]]

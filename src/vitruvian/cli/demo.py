@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vitruvian.training import Run
 
 SHOWN = 6
-"""Test digits that are drawn on the terminal with their predictions."""
+"""Number of test digits drawn on the terminal with their predictions."""
 
 PAGE = "demo.html"
 PHOTOS = ("cat", "coffee", "rocket")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from vitruvian.evaluation.probe import ProbeReport
 
 SHOWN_UNREADABLE = 5
-"""Unreadable files that are named on the terminal; a report lists more."""
+"""Maximum number of unreadable files to list on the terminal; a report lists more."""
 
 
 @expand_options

@@ -41,7 +41,7 @@ MERGED_SHARES = (0.03, 0.05, 0.07, 0.09, 0.12, 0.15, 0.2)
 COMPARED_SHARE = 0.12
 """The fraction with which sets of blocks are compared."""
 MAX_IMAGES = 256
-"""Images that thresholds of token merging are fitted on; they are in memory together."""
+"""Number of images to fit thresholds of token merging on; all are in memory."""
 
 
 def can_merge(model: Model) -> bool:

@@ -35,17 +35,17 @@ VNNI = {"avx512_vnni", "avx_vnni", "asimddp"}
 LEVELS = 255
 """Steps of an 8-bit activation."""
 TOKENS_PER_BATCH = 256
-"""Tokens of each batch from which the range of an activation is found."""
+"""Number of tokens per batch to fit the range of an activation on."""
 QUANTILES = (1.0, 0.9999, 0.999, 0.998, 0.995)
 """Fractions of the values that a candidate range covers."""
 MAX_FLOAT_CHANNELS = 2
-"""Channels of a layer that may stay float."""
+"""Maximum number of channels of a layer that stay float."""
 FLOAT_CHANNEL_GAIN = 0.5
 """A float channel costs extra operations, so the error must fall below this fraction."""
 DAMPING = 0.01
 """Added to the diagonal of GPTQ's second moments, as a fraction of its mean, to regularize few calibration images."""
 BLOCK_COLUMNS = 128
-"""Columns whose errors GPTQ propagates to later columns in one product."""
+"""Number of columns whose errors GPTQ propagates to later columns in one product."""
 
 Range = tuple[float, float]
 

@@ -34,11 +34,11 @@ from vitruvian.settings import BatchSize, check_range, validate
 from vitruvian.weights.load import without_cascade
 
 CALIBRATION_IMAGES = 64
-"""Images that ranges and scales are found on."""
+"""Number of images to fit ranges and scales on."""
 EVALUATION_IMAGES = 1000
-"""Most images that the loss is measured on."""
+"""Maximum number of images to measure the loss on."""
 SENSITIVITY_IMAGES = 16
-"""Images that the sensitivity of each layer is measured on."""
+"""Number of images to measure the sensitivity of each layer on."""
 FLOAT_SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75)
 """Fractions of the layers, the most sensitive, that may stay float; often a single layer loses the most."""
 ROUNDS, MAX_SECONDS = 15, 60.0

@@ -120,7 +120,7 @@ def require_packages() -> None:
 
 @dataclass(frozen=True, slots=True)
 class TrainTransform:
-    """`transform(image, rng)` returns a tensor (channels, rows, columns) that depends on nothing but the settings."""
+    """`transform(image, rng)` returns an augmented tensor (channels, rows, columns), random only through `rng`."""
 
     settings: Augment
 

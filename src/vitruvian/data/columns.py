@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CHUNK = 1 << 14
-"""Entries processed at a time when reading a whole column."""
+"""Number of entries per step when reading a whole column."""
 
 SMALL_BYTES = 2**18
 """Maximum size of a column that is kept in memory, which is faster."""

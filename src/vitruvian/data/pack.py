@@ -37,7 +37,7 @@ STATE_FILE = "pack.json"
 VERSION = 1
 
 WORKER_CHUNK = 16
-"""Images that a worker encodes before it returns them."""
+"""Number of images that a worker encodes per task."""
 
 PackFormat = Literal["auto", "jpeg", "pixels"]
 
@@ -51,11 +51,11 @@ From a disk, JPEG is faster: at 2,000 images per second, pixels of side 256 need
 """
 
 SAMPLE = 64
-"""Images of each split that are opened to estimate the total size."""
+"""Number of images per split to open for an estimate of the total size."""
 
 END = bytes(2 * tarfile.BLOCKSIZE)
 NAME_CHARACTERS = 40
-"""Characters of a sample's name in the names of its members, which are at most 100 bytes in a tar file."""
+"""Maximum length of a sample's name in the names of its members, which are at most 100 bytes in a tar file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -89,7 +89,7 @@ def count_records(path: Path, record: int, header: int) -> int:
 # IDX files, the format of MNIST
 
 IDX_FILES = {"train": "train", "test": "t10k"}
-"""How the names of a split's files begin."""
+"""Prefixes of the file names of a split."""
 
 MAX_UNPACKED_BYTES, MAX_RATIO = 2**28, 100
 """A gzip file may unpack to this many bytes, or to this many times its size; images typically shrink to a tenth."""
@@ -173,7 +173,7 @@ def read_idx_header(path: Path, *, dimensions: int) -> tuple[int, ...]:
 # The built-in digits
 
 HELD_OUT = 0.2
-"""Share of each class in the split `test`, chosen with seed 0."""
+"""Fraction of each class in the split `test`, chosen with seed 0."""
 
 
 class DigitsSource(Source):

@@ -166,7 +166,7 @@ def download(url: str, target: Path) -> None:
 
 
 THREADS = 4
-"""Shards that one process downloads at a time."""
+"""Number of shards that one process downloads concurrently."""
 
 
 class LocalShard(Source):
@@ -308,7 +308,7 @@ MAX_CACHE_BYTES = 2**35
 MAX_LANES = 64
 
 LIST_THREADS = 16
-"""Lists of labels that are downloaded at a time."""
+"""Number of lists of labels to download concurrently."""
 
 SIZES_FILE = "sizes.json"
 """A file beside the shards: an object from file name to number of samples."""

@@ -36,10 +36,10 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 AHEAD = 2
-"""Results that each worker prepares in advance."""
+"""Number of results that each worker prefetches."""
 
 TOO_MANY, NOT_PICKLABLE = "This DataLoader will create", "Got pickle error"
-"""How two warnings of PyTorch begin: about more workers than cores, the user's choice, and before an error."""
+"""Prefixes of two PyTorch warnings: about more workers than cores, the user's choice, and before an error."""
 
 
 class WorkerFailure:

@@ -32,11 +32,11 @@ from vitruvian.weights.description import fingerprint
 EXPORT_VERSION = 4
 """Version of the exported graphs; increment it to invalidate cached ones."""
 MAX_CACHED_GRAPHS = 8
-"""Exported graphs in the cache; the least recently used are removed."""
+"""Maximum number of exported graphs in the cache; the least recently used are removed."""
 RECORD = "exported.json"
 """File beside a cached graph with the stamps and checksums of its files, written last."""
 ROUNDS = 15
-"""Measurements of each engine, interleaved."""
+"""Number of measurements per engine, interleaved."""
 MIN_ROUNDS, MAX_SECONDS = 3, 15.0
 """Fewer rounds, but at least 3, if the measurements of a large model take longer than this."""
 REST_SECONDS = 0.03

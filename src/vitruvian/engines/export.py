@@ -38,7 +38,7 @@ OPSET = 23
 MAX_ONNX_BYTES = 2**31 - 2**24
 """An ONNX file is a protocol buffer, which holds at most 2 GiB."""
 MAX_PATCHES = 4096
-"""Most patches along a side of a graph with dynamic image size."""
+"""Maximum number of patches per side in a graph with dynamic image size."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,7 +31,7 @@ MAX_CONFUSION_CLASSES = 2000
 """The confusion matrix of more classes is not kept: it would take more than 32 MB."""
 
 SHOWN_MISTAKES = 24
-"""Most confident mistakes that a report shows with their images."""
+"""Number of most confident mistakes that a report shows."""
 
 MEASURE_NAMES = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "mean_per_class": "mean per class"}
 """Names of the accuracies of `Measures.scalars` in reports."""

@@ -76,7 +76,7 @@ def shuffle_classes(labels: Labels, *, classes: int, seed: int) -> list[Labels]:
 def fewshot_predictions(
     train: tuple[NDArray[Any], Labels], test: NDArray[Any], *, classes: int, shots: int, seed: int
 ) -> Labels:
-    """Predicted classes (m,) of the test features, trained on `shots` images per class; ties give the first class."""
+    """Predicted classes (m,) of the test features, trained on `shots` images per class; the first class wins ties."""
     features, labels = train
     chosen = np.concatenate([order[:shots] for order in shuffle_classes(labels, classes=classes, seed=seed)])
     fitted = fit_fewshot(features[chosen], labels[chosen], classes=classes)
@@ -110,7 +110,7 @@ L2_GRID = tuple(10.0 ** (-step / 2) for step in range(13))
 PATIENCE = 3
 """Number of regularizations without improvement that end the search."""
 LINEAR_PIECE = 2**13
-"""Images converted to float64 at a time."""
+"""Number of images converted to float64 per step."""
 MOST_STEPS = 1000
 SMALLEST_GRADIENT = 1e-5
 """Gradient of the mean loss at which a fit has converged: accuracies no longer change."""

@@ -35,7 +35,7 @@ Method = Literal["gradient", "rollout", "attention"]
 METHODS: tuple[Method, ...] = get_args(Method)
 SHOWN_PREDICTIONS = 5
 MAX_IMAGES = 60
-"""Images on the page; files are written for all."""
+"""Maximum number of images on the page; files are written for all."""
 PAGE_SIDE = 420
 """Longest side in pixels of an image on the page."""
 PAGE = "explain.html"

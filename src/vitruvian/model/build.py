@@ -1,4 +1,4 @@
-"""A model from its settings or its name: empty for weights to come, or initialized as the paper's release does it."""
+"""Build a model from its settings or name: empty, to load weights into, or initialized as in the paper's release."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def initialize_vit(model: ViT, generator: torch.Generator) -> None:
 
 
 def split_xavier(weight: Tensor, parts: int, generator: torch.Generator) -> None:
-    """Fused projections are initialized as the separate ones they stand for."""
+    """Initialize fused projections like the separate ones they replace."""
     for part in weight.chunk(parts):
         nn.init.xavier_uniform_(part, generator=generator)
 

@@ -30,7 +30,7 @@ MAX_16_BIT_SIZE = 4_000_000
 MAX_SIZE = 32_000_000
 """Maximum size of an array that is sent."""
 TOP_CLASSES = 5
-"""Final predictions that are followed through the layers, in addition to the best class of each layer."""
+"""Number of final predictions to follow through the layers, in addition to the best class of each layer."""
 
 Json = dict[str, Any]
 

@@ -18,12 +18,12 @@ class ServiceLimits(Settings):
     batch_size: BatchSize = DEFAULT_BATCH_SIZE
     """Maximum batch size of the model."""
     queue: Count = 64
-    """Images accepted at a time for each model; requests beyond that get 429."""
+    """Maximum number of accepted images per model; further requests get status 429."""
     max_images: Count = 32
-    """Images per request."""
+    """Maximum number of images per request."""
     max_bytes: Count = 20_000_000
-    """Bytes in the body of a request."""
+    """Maximum number of bytes in the body of a request."""
     max_pixels: Count = 40_000_000
-    """Pixels per image, whatever the size of its file."""
+    """Maximum number of pixels per image, whatever the size of its file."""
     max_seconds: Annotated[float, Range(0.01, 1e6)] = 30.0
-    """Seconds each for the headers, for the body, for decoding and for the response."""
+    """Time limit in seconds, separately for the headers, the body, decoding and the response."""

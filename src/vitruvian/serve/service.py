@@ -36,9 +36,9 @@ from vitruvian.weights.zero_shot import text_encoder
 
 R = TypeVar("R")
 PARALLEL_BATCHES = 2
-"""Overlapping batches: the second one fills the cores while the first ends and its clients send their next image."""
+"""Number of overlapping batches: the second fills the cores while the first ends and its clients send new images."""
 MAX_LABEL_SETS = 16
-"""Zero-shot classifiers that are cached, one per set of labels."""
+"""Number of cached zero-shot classifiers, one per set of labels."""
 LARGE_PIXELS = 4_000_000
 """After decoding an image of more pixels, freed memory is returned to the system; the C library would keep it."""
 log = logging.getLogger("vitruvian.serve")

@@ -49,7 +49,7 @@ MMAP_THRESHOLD = -3
 """glibc's M_MMAP_THRESHOLD: larger blocks are returned to the system when they are freed."""
 LARGE_BYTES = 1 << 20
 STEM_IMAGES = 2_000
-"""Images whose patches are counted for whitening; a patch has few values, and an image many patches."""
+"""Number of images to compute the whitening from; a patch has few values, and an image many patches."""
 HEAD_IMAGES = 20_000
 """Maximum number of images to fit a head to."""
 STRENGTHS = tuple(10.0 ** (power / 2) for power in range(-8, 5))

@@ -67,7 +67,7 @@ from vitruvian.weights.save import save
 
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SYNC_STEPS = 10
-"""With several processes: steps between agreements on whether to stop or to write a checkpoint."""
+"""With several processes: steps between all-reduces that decide whether to stop or to write a checkpoint."""
 CLOSING_SECONDS = 60
 """How long a failing run waits for a checkpoint that is being written."""
 
@@ -255,7 +255,7 @@ class Loop:
         return Run(self.folder)
 
     def start(self, stack: ExitStack) -> StopRequest:
-        """Open the journal, greet the listeners and handle signals until the stack is closed."""
+        """Open the journal, notify the listeners and handle signals until the stack is closed."""
         position = self.position
         self.checkpoints.clean()
         stack.callback(self.batches.close)

@@ -50,7 +50,7 @@ MAX_STEPS = 20
 SLOW_SECONDS = 5.0
 """A step that would take longer is measured on a part of its batch."""
 FIRST_IMAGES = 2
-"""Images of the first step in which memory is measured; the second has twice as many."""
+"""Number of images in the first step in which memory is measured; the second has twice as many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

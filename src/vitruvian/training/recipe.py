@@ -282,7 +282,7 @@ def typed_change(owners: tuple[type[Settings], ...], key: str, value: Any, where
 
 
 OWNED = {"augment.image_size": "image_size", "augment.mean": "preprocess.mean", "augment.std": "preprocess.std"}
-"""Settings of the augmentation that follow from others."""
+"""Settings of the augmentation that are derived from others."""
 
 OTHER_NAMES = {
     "lr": "learning_rate lr_max max_lr base_lr lr0 blr",

@@ -233,7 +233,7 @@ def check_names(model: Model, state: Tensors, *, family: Family | None = None, r
 
 HEADS = {width: width // 64 for width in (192, 384, 512, 640, 768, 896, 1024, 1536)}
 HEADS |= dict.fromkeys((1152, 1280, 1408, 1664, 1792), 16)
-"""Heads of the published models by width: of 64 channels, but for So400m, H, g and G."""
+"""Number of heads of the published models by width: 64 channels per head, except for So400m, H, g and G."""
 
 DEFAULT_SIDE = 224
 """Image side of a model without any array that depends on it."""

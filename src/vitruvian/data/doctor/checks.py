@@ -137,13 +137,13 @@ def check_sizes(scan: Scan) -> Iterator[Finding]:
 
 
 TINY_CLASS = 5
-"""Images of a class below which there is a problem."""
+"""Fewer images in a class than this are a problem."""
 SMALL_CLASS = 20
-"""Images of a class below which there is a warning."""
+"""Fewer images in a class than this are a warning."""
 UNBALANCED = 10
-"""Images of the largest class over those of the smallest, from which there is a warning."""
+"""Size ratio of the largest and the smallest class from which there is a warning."""
 VERY_UNBALANCED = 100
-"""Images of the largest class over those of the smallest, from which there is a problem."""
+"""Size ratio of the largest and the smallest class from which there is a problem."""
 
 ClassCounts = NDArray[np.int64]
 """Readable images of each class in one split."""
@@ -237,13 +237,13 @@ Features = Callable[[Rows], Floats]
 
 NEIGHBORS = 10
 AGREEING = 8
-"""Neighbors of one class that contradict a label."""
+"""Number of neighbors of one other class that makes a label suspicious."""
 SEPARATED_SHARE = 0.5
-"""Share of a class whose neighbors must be of that class before its labels are checked."""
+"""Fraction of a class whose neighbors must be of that class before its labels are checked."""
 REFERENCES = 10_000
-"""Images that all others are compared with, spread evenly over a larger dataset."""
+"""Number of images that all others are compared with, spread evenly over a larger dataset."""
 COMPARED_ROWS = 512
-"""Images compared with the references at once; bounds the memory."""
+"""Number of images compared with the references at once; bounds the memory."""
 
 
 class Suspicion(NamedTuple):

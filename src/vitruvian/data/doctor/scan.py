@@ -29,7 +29,7 @@ Rows = NDArray[np.int64]
 """Indices of images in a scan."""
 
 WORKER_CHUNK = 32
-"""Images that a worker examines before it returns results."""
+"""Number of images that a worker examines per task."""
 MAX_REASONS = 1000
 
 DRAFT_SIDE = 256
@@ -186,7 +186,7 @@ MAX_COLOR_LEVELS = 20.0
 BANDS = 8
 """Parts of 16 bits in an image's hash; two images are compared if one part is equal."""
 CHUNK = 2048
-"""Sketches processed at once; bounds the memory."""
+"""Number of sketches processed at once; bounds the memory."""
 
 
 def sketch(image: Image.Image) -> Bytes:

@@ -1,4 +1,4 @@
-"""Folders of Hugging Face transformers: what all model types share, and their JSON files."""
+"""Folders of Hugging Face transformers: the base of all model types, and their JSON files."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ def split_parallel_block(state: Tensors, block: str) -> None:
 
 
 def join_parallel_block(state: Tensors, block: str, config: ViTConfig) -> None:
-    """Reverse `split_parallel_block`, but for the projection out of both."""
+    """Reverse `split_parallel_block`, except for the projection out of both."""
     for kind in ("weight", "bias"):
         if f"{block}.attn.qkv.{kind}" in state:
             parts = [state.pop(f"{block}.{layer}.{kind}") for layer in ("mlp.fc1", "attn.qkv")]

@@ -95,7 +95,7 @@ def prefix_tokens(config: ViTConfig, arch: Architecture) -> dict[str, Any] | Non
 
 
 def global_pool(config: ViTConfig, arch: Architecture) -> dict[str, Any] | None:
-    """The pooling, and the place of the last norm."""
+    """The pooling, and the position of the last norm."""
     if config.pool not in POOLS or (config.norm_after_pool and (config.pool == "map" or config.distillation)):
         return None
     after = config.norm_after_pool and config.pool == "mean"
