@@ -101,7 +101,7 @@ def test_a_part_that_is_there_is_not_made_again_and_a_damaged_one_is(images, mod
     embed(images, model, folder, piece=5, batch_size=2)
     assert kept.stat().st_mtime_ns == before
     assert content(folder) == content(whole)
-    assert f"{damaged.name}: damaged, made again" in capsys.readouterr().err
+    assert f"{damaged.name}: damaged, computing it again" in capsys.readouterr().err
 
 
 def test_merging_says_which_parts_are_missing(whole, tmp_path):

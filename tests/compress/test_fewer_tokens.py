@@ -174,7 +174,7 @@ def test_tokens_merge_where_the_outputs_change_the_least():
     expected = fewer_tokens.log_probabilities(model, pixels)
     costs = {}
     for blocks in candidates:
-        counts = fewer_tokens.counts_in(blocks, 6, 64, fewer_tokens.COMPARED_SHARE)
+        counts = fewer_tokens.merge_counts(blocks, 6, 64, fewer_tokens.COMPARED_SHARE)
         costs[blocks] = fewer_tokens.merging_cost(model, counts, pixels, expected)
     best = min(costs, key=costs.__getitem__)
     assert len(set(costs.values())) == 2

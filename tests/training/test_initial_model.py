@@ -20,7 +20,7 @@ from vitruvian.training.initial_model import (
     fit_least_squares,
     fit_logistic,
     is_fresh,
-    thin,
+    subsample,
 )
 from vitruvian.training.recipe import change_recipe
 
@@ -86,10 +86,10 @@ def test_a_feature_that_never_changes_does_no_harm():
 
 def test_many_images_are_thinned_evenly():
     source = open_dataset("digits").train
-    some = thin(source, 10)
+    some = subsample(source, 10)
     assert len(some) == 10
     assert (some.original(0), some.original(9)) == (0, len(source) - 1)
-    assert thin(source, len(source)) is source
+    assert subsample(source, len(source)) is source
 
 
 def tiny(**changes):

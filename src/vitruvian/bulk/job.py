@@ -228,7 +228,7 @@ class Job:
                 read_part(self.out, name, identity, self.rows_of(part), self.columns)
                 yield len(self.rows_of(part))
             except DamagedPart:
-                print_status(f"{self.out}/{name}: damaged, made again")
+                print_status(f"{self.out}/{name}: damaged, computing it again")
                 missing.append(part)
         batches = (batch for part in missing for batch in self.batches_of(part))
         load = ReadImages(self.images, self.preprocess)

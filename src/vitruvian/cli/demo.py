@@ -46,24 +46,23 @@ def demo(
     Works offline and takes about a minute; at the end it prints the path of a page with the results.
     """
     started = time.monotonic()
-    say("importing torch ...")
+    print_step("importing torch ...")
     with quick_imports():
         import torch
 
         from vitruvian.training import train
 
-    torch.set_num_threads(
-        1
-    )  # more gain nothing with so small a model, and threads wait for each other on a busy machine
-    say("training a Vision Transformer on 1,438 handwritten digits from scratch: vit train digits")
+    # more threads do not help with so small a model, and wait for each other on a busy machine
+    torch.set_num_threads(1)
+    print_step("training a Vision Transformer on 1,438 handwritten digits from scratch: vit train digits")
     run = train("digits", recipe="digits", out=out, settings=settings or ())
-    say("evaluating it on the 359 test digits")
+    print_step("evaluating it on the 359 test digits")
     print(indent(accuracy_line(run), "  "))
-    say(f"classifying {SHOWN} of them: vit predict digit.png --model {run.folder}")
+    print_step(f"classifying {SHOWN} of them: vit predict digit.png --model {run.folder}")
     digits, predictions = classify_digits(run)
     captions = [f"{prediction.label}, {100 * prediction.probability:.0f}%" for prediction in predictions]
     print(indent(side_by_side([draw(digit) for digit in digits], captions), "  "))
-    say("classifying photos with the bundled model, and showing what it looks at: vit explain cat.jpg")
+    print_step("classifying photos with the bundled model, and showing what it looks at: vit explain cat.jpg")
     explainer, photos = explain_photos()
     print(indent("\n".join(f"{photo.path}: {describe_best(photo)}" for photo in photos), "  "))
     page = write_page(run, digits, captions, explainer, photos)
@@ -72,7 +71,7 @@ def demo(
     print("To train on your own images, with one folder per class:\n  vit train photos/")
 
 
-def say(step: str) -> None:
+def print_step(step: str) -> None:
     print(f"* {step}", flush=True)
 
 

@@ -207,8 +207,8 @@ def print_explanation(written: WrittenExplanation, *, as_json: bool) -> None:
     else:
         best = explained.predictions[0] if explained.predictions else None
         rejected = "rejected, nearest " if explained.rejected else ""
-        answer = f": {rejected}{printable(best.label)} {best.probability:.1%}" if best else ""
-        print(f"{printable(explained.path)}{answer}")
+        prediction_text = f": {rejected}{printable(best.label)} {best.probability:.1%}" if best else ""
+        print(f"{printable(explained.path)}{prediction_text}")
         for map in explained.maps:
             curve = explained.curves.get(map.name)
             score = f" (deletion {curve.area:.3f}, random {explained.curves['random'].area:.3f})" if curve else ""
@@ -225,8 +225,8 @@ def as_object(written: WrittenExplanation) -> dict[str, object]:
         **({"rejected": True} if explained.rejected else {}),
         "predictions": [prediction.to_json() for prediction in explained.predictions],
         "maps": [
-            {"map": each.name, "title": each.title, "class": each.index, "file": str(written.images[each.name])}
-            for each in explained.maps
+            {"map": item.name, "title": item.title, "class": item.index, "file": str(written.images[item.name])}
+            for item in explained.maps
         ],
         "arrays": str(written.arrays),
         "deletion": {name: curve.area for name, curve in explained.curves.items()},

@@ -73,10 +73,10 @@ def merging_steps(model: Model, pixels: Tensor) -> list[Counts]:
     expected = log_probabilities(model, pixels)
     costs = {}
     for blocks in track(candidates, len(candidates), "blocks that merge tokens"):
-        costs[blocks] = merging_cost(model, counts_in(blocks, depth, patches, COMPARED_SHARE), pixels, expected)
+        costs[blocks] = merging_cost(model, merge_counts(blocks, depth, patches, COMPARED_SHARE), pixels, expected)
     best = min(costs, key=costs.__getitem__)
     print_status(f"merging tokens in blocks {', '.join(map(str, best))}, where it changes the outputs the least")
-    return list(dict.fromkeys(counts_in(best, depth, patches, share) for share in MERGED_SHARES))
+    return list(dict.fromkeys(merge_counts(best, depth, patches, share) for share in MERGED_SHARES))
 
 
 def candidate_blocks(depth: int) -> list[tuple[int, ...]]:
@@ -86,7 +86,7 @@ def candidate_blocks(depth: int) -> list[tuple[int, ...]]:
     return list(dict.fromkeys(blocks for blocks in sets if blocks))
 
 
-def counts_in(blocks: tuple[int, ...], depth: int, patches: int, share: float) -> Counts:
+def merge_counts(blocks: tuple[int, ...], depth: int, patches: int, share: float) -> Counts:
     """Merge this fraction of the patches in each of these blocks."""
     r = max(1, round(share * patches))
     return tuple(r if block in blocks else 0 for block in range(depth))

@@ -327,7 +327,7 @@ def inception_box(size: Size, area: Span, ratio: Span, rng: np.random.Generator)
         rows = shortest + int(draws[1] * (tallest - shortest + 1))
         columns = round(rows * shape)
         if rows > 0 and 0 < columns <= size[1] and least <= rows * columns <= most:
-            return _place((rows, columns), size, draws[2:])
+            return _random_position((rows, columns), size, draws[2:])
     return Box(0, 0, *size)
 
 
@@ -348,11 +348,11 @@ def _random_box(size: Size, area: Span, ratio: Span, rng: np.random.Generator) -
         shape = math.exp(low + draws[1] * (high - low))
         rows, columns = round(math.sqrt(pixels / shape)), round(math.sqrt(pixels * shape))
         if 0 < rows <= size[0] and 0 < columns <= size[1]:
-            return _place((rows, columns), size, draws[2:])
+            return _random_position((rows, columns), size, draws[2:])
     return None
 
 
-def _place(part: Size, size: Size, draws: list[float]) -> Box:
+def _random_position(part: Size, size: Size, draws: list[float]) -> Box:
     """A box of the size `part` at a random position in an image of `size`."""
     rows, columns = part
     return Box(int(draws[0] * (size[0] - rows + 1)), int(draws[1] * (size[1] - columns + 1)), rows, columns)
@@ -383,7 +383,7 @@ def pad_and_crop(levels: Levels, size: Size, padding: int, mode: PaddingMode, rn
     cv2 = opencv()
     border = cv2.BORDER_CONSTANT if mode == "constant" else cv2.BORDER_REFLECT_101
     padded: Levels = cv2.copyMakeBorder(levels, padding, padding, padding, padding, border)
-    return _place(size, padded.shape[:2], rng.random(2).tolist()).crop(padded)
+    return _random_position(size, padded.shape[:2], rng.random(2).tolist()).crop(padded)
 
 
 def affine(levels: Levels, matrix: tuple[float, float, float, float, float, float]) -> Levels:

@@ -154,7 +154,7 @@ def cut_blocks(data: bytes, header: JpegHeader, box: Box) -> tuple[Any, Box, Siz
     # A JPEG codes blocks (MCUs) in rows from the top left. Normally a block cannot be decoded without the ones before
     # it: codes are not aligned to bytes, and DC coefficients are coded as differences to the previous block. A restart
     # marker (0xFF 0xD0 to 0xD7) resets both. With one after every block, the blocks are independent byte strings, and
-    # the byte after 0xFF tells markers from data (0xFF 0x00). So the file of a part is made of bytes alone, without
+    # the byte after 0xFF separates markers from data (0xFF 0x00). So the file of a part is made of bytes alone, without
     # decoding: the headers with a new size, the strings of the wanted blocks row by row, and markers renumbered from
     # 0 to 7 in turn, the last replaced by the end-of-image marker.
     (height, width), (tall, wide) = header.stored, header.block

@@ -78,7 +78,7 @@ class Measures:
         return np.asarray(100.0 * self.class_correct / present)
 
     @property
-    def top5_tells(self) -> bool:
+    def is_top5_meaningful(self) -> bool:
         """Whether top-5 accuracy is meaningful: there are more than five classes."""
         return len(self.class_counts) > 5
 

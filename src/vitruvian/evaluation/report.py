@@ -79,7 +79,7 @@ def interval_numbers(evaluation: Evaluation) -> dict[str, float]:
     """The numbers that have an interval, in the order of display."""
     measures = evaluation.measures
     numbers = {"top1": measures.top1}
-    if measures.top5_tells:
+    if measures.is_top5_meaningful:
         numbers["top5"] = measures.top5
     numbers["mean_per_class"] = measures.mean_per_class
     if evaluation.real is not None:
@@ -130,7 +130,7 @@ def probe_summary(report: ProbeReport) -> str:
 def measure_tiles(measures: Measures) -> dict[str, str]:
     """The single numbers by display name."""
     numbers = measures.scalars()
-    names = {key: name for key, name in MEASURE_NAMES.items() if key != "top5" or measures.top5_tells}
+    names = {key: name for key, name in MEASURE_NAMES.items() if key != "top5" or measures.is_top5_meaningful}
     return {name: f"{numbers[key]:.2f} %" for key, name in names.items()} | {
         "cross-entropy": f"{measures.loss:.4f}",
         "images": f"{measures.count:,}",

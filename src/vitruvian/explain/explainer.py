@@ -278,7 +278,7 @@ def overlays(explainer: Explainer, explained: Explained) -> dict[str, Image.Imag
     if explained.image is None:
         return {}
     image, preprocess = explained.image, explainer.vit.meta.preprocess
-    maps = {each.name: overlay(image, each.values, preprocess, patch=each.patch) for each in explained.maps}
+    maps = {item.name: overlay(image, item.values, preprocess, patch=item.patch) for item in explained.maps}
     return {"image": image_with_crop(image, preprocess)} | maps
 
 
@@ -290,9 +290,9 @@ def write_explained(
         return WrittenExplanation(explained=explained, images={})
     images = {name: write_image(Path(f"{start}-{name}.png"), image) for name, image in shown.items()}
     size = explained.image.height, explained.image.width
-    arrays: dict[str, NDArray[Any]] = {each.name: each.values for each in explained.maps}
+    arrays: dict[str, NDArray[Any]] = {item.name: item.values for item in explained.maps}
     arrays |= {"size": np.array(size), "seen_box": np.array(seen_box(size, preprocess))}
-    arrays |= {f"{each.name}_index": np.array(each.index) for each in explained.maps if each.index is not None}
+    arrays |= {f"{item.name}_index": np.array(item.index) for item in explained.maps if item.index is not None}
     for name, curve in explained.curves.items():
         arrays |= {"deletion_removed": curve.removed, f"deletion_{name}": curve.probability}
     return WrittenExplanation(explained=explained, images=images, arrays=write_arrays(Path(f"{start}.npz"), arrays))
@@ -309,7 +309,7 @@ def image_context(explained: Explained, overlays: Mapping[str, Image.Image]) -> 
             {"image": thumbnail(image, captions[name], side=PAGE_SIDE, kind="whole"), "caption": captions[name]}
             for name, image in overlays.items()
         ],
-        "predictions": [(each.label, percent_bar(100 * each.probability)) for each in explained.predictions],
+        "predictions": [(item.label, percent_bar(100 * item.probability)) for item in explained.predictions],
         "deletion": deletion_chart(explained.curves) if explained.curves else None,
     }
 

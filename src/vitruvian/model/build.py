@@ -112,7 +112,7 @@ def initialize_module(module: nn.Module, generator: torch.Generator) -> None:
         for bias in (module.fc1.bias, module.fc2.bias):
             if bias is not None:
                 nn.init.normal_(bias, std=1e-6, generator=generator)
-    elif isinstance(module, PostActivationUnit):  # each residual branch starts as nothing
+    elif isinstance(module, PostActivationUnit):  # each residual branch starts at zero
         nn.init.zeros_(module.norm3.weight)
     elif isinstance(module, PreActivationUnit):
         nn.init.zeros_(module.conv3.weight)

@@ -26,7 +26,7 @@ def map_over_cores(function: Callable[[Tensor], Tensor], images: Tensor) -> Tens
         with torch.inference_mode():
             return function(images)
     pieces = even_pieces(images, threads)
-    return torch.cat(list(_pool(threads).map(lambda piece: _alone(function, piece), pieces)))
+    return torch.cat(list(_pool(threads).map(lambda piece: _run_single_threaded(function, piece), pieces)))
 
 
 def map_over_shapes(function: Callable[[Tensor], Tensor], images: Sequence[Tensor]) -> Tensor:
@@ -53,7 +53,7 @@ def even_pieces(images: Tensor, threads: int) -> list[Tensor]:
 IMAGES_PER_PIECE = 4
 
 
-def _alone(function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+def _run_single_threaded(function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
     with torch.inference_mode():
         return function(images)
 

@@ -164,12 +164,12 @@ class Rotary(AttentionPosition):
 
     def rotate(self, q: Tensor, k: Tensor, grid: Size) -> tuple[Tensor, Tensor]:
         sin, cos = (table.to(q) for table in self.tables(grid))
-        return self.turn(q, sin, cos), self.turn(k, sin, cos)
+        return self.apply_rotation(q, sin, cos), self.apply_rotation(k, sin, cos)
 
-    def turn(self, x: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
+    def apply_rotation(self, x: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
         T = self.prefix
         patches = x[:, :, T:]
-        patches = patches * cos + (turn_halves if self.rope.half else turn_pairs)(patches) * sin
+        patches = patches * cos + (rotate_halves if self.rope.half else rotate_pairs)(patches) * sin
         return torch.cat([x[:, :, :T], patches], dim=2) if T else patches
 
     def tables(self, grid: Size) -> tuple[Tensor, Tensor]:
@@ -206,12 +206,12 @@ def sin_cos(angles: Tensor, *, half: bool) -> tuple[Tensor, Tensor]:
     return angles.sin(), angles.cos()
 
 
-def turn_halves(x: Tensor) -> Tensor:
+def rotate_halves(x: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     return torch.cat([-second, first], dim=-1)
 
 
-def turn_pairs(x: Tensor) -> Tensor:
+def rotate_pairs(x: Tensor) -> Tensor:
     return torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
 
 

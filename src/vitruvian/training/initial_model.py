@@ -38,7 +38,7 @@ from vitruvian.training.distributed import Processes
 from vitruvian.training.masked import MaskedViT
 from vitruvian.training.optimizer import freeze
 from vitruvian.training.recipe import Recipe
-from vitruvian.training.splits import shared_features, thin
+from vitruvian.training.splits import shared_features, subsample
 from vitruvian.weights.description import Description
 from vitruvian.weights.load import Changes, check_finite, locate, open_model, published_name, with_config
 from vitruvian.weights.parse import LoadHints
@@ -212,7 +212,7 @@ def whiten_stem(model: Model, source: Source) -> None:
         raise ConfigError("stem_init='whitening' needs architecture.stem.style='conv'")
     weight = stem.root.weight
     sums = torch.zeros(weight[0].numel(), weight[0].numel(), dtype=torch.float64)
-    images, transform = thin(source, STEM_IMAGES), as_transform(model.meta.preprocess)
+    images, transform = subsample(source, STEM_IMAGES), as_transform(model.meta.preprocess)
     with closing(Loader(images, transform=transform, batch_size=100, training=False)) as loader:
         for batch in loader.batches(0):
             patches = F.unfold(batch.pixels, weight.shape[-1], stride=2).transpose(1, 2).flatten(0, 1).double()
@@ -252,7 +252,7 @@ def fit_head(
     heads = 2 if isinstance(model, ViT) and model.head_dist is not None else 1
     was_training = model.training
     encoder = Encoder(model.eval(), device=str(processes.device))
-    images = thin(source, HEAD_IMAGES)
+    images = subsample(source, HEAD_IMAGES)
     report(f"fitting the head to {len(images):,} images")
     try:
         feature_set = shared_features(encoder, images, processes, label="fitting the head")

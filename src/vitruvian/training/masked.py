@@ -250,7 +250,7 @@ def corrupt(patches: Tensor, mask: Tensor, corruption: Corruption) -> Tensor:
     return torch.where(corruption.masked[..., None], mask.to(patches.dtype), taken)
 
 
-def cut(pixels: Tensor, side: int) -> Tensor:
+def patchify(pixels: Tensor, side: int) -> Tensor:
     """Pixels (B, C, H, W) -> the pixels of each patch (B, N, C, P, P)."""
     B, C, height, width = pixels.shape
     parts = pixels.reshape(B, C, height // side, side, width // side, side)
@@ -265,7 +265,7 @@ def levels_of(pixels: Tensor, preprocess: Preprocess) -> Tensor:
 
 def colors_of(pixels: Tensor, side: int, preprocess: Preprocess) -> Tensor:
     """The mean color of each patch as a class, int64 (B, N): three bits per channel, the first channel highest."""
-    means = cut(levels_of(pixels, preprocess), side).mean(dim=(-2, -1))  # (B, N, C)
+    means = patchify(levels_of(pixels, preprocess), side).mean(dim=(-2, -1))  # (B, N, C)
     bits = (means * LEVELS / 256).floor().long()
     powers = torch.tensor([LEVELS**power for power in reversed(range(bits.shape[-1]))], device=pixels.device)
     return (bits * powers).sum(dim=-1)

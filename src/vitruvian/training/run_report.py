@@ -24,7 +24,7 @@ from vitruvian.report.chart import Chart, Line
 from vitruvian.report.html import PAGE, TINY_SIDE, embed_image, render
 from vitruvian.text import format_duration, plural
 from vitruvian.training import journal
-from vitruvian.training.masked import ColorMeasures, MaskedExample, corruption_of, cut, levels_of, shown_color
+from vitruvian.training.masked import ColorMeasures, MaskedExample, corruption_of, levels_of, patchify, shown_color
 from vitruvian.training.objective import ValidationMetrics
 from vitruvian.training.run_folder import Run, environment
 from vitruvian.weights.description import Description
@@ -164,7 +164,7 @@ def color_images(example: MaskedExample, preprocess: Preprocess, side: int, sour
 def corruption_images(example: MaskedExample, preprocess: Preprocess, side: int) -> tuple[Pixels, Pixels, Pixels]:
     """The image, its corruption and its prediction as uint8 (rows, columns, 3), or (rows, columns) if gray."""
     levels = levels_of(torch.from_numpy(example.pixels)[None], preprocess)
-    patches = cut(levels, side)[0].numpy().astype(np.uint8)  # (N, C, P, P)
+    patches = patchify(levels, side)[0].numpy().astype(np.uint8)  # (N, C, P, P)
     corruption = corruption_of(torch.from_numpy(example.draws)[None])
     rows, columns = levels.shape[-2] // side, levels.shape[-1] // side
     corrupted, predicted = patches[corruption.taken_from[0].numpy()], patches.copy()

@@ -327,7 +327,7 @@ def subset(source: Source, indices: NDArray[np.int64], name: str) -> Source:
     return Subset(source, path, name=name)
 
 
-def thin(source: Source, most: int) -> Source:
+def subsample(source: Source, most: int) -> Source:
     """The source, or `most` of its images at equal distances."""
     if len(source) <= most:
         return source

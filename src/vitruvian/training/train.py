@@ -205,7 +205,7 @@ def resume(
         processes.on_main(lambda: stack.enter_context(lock_folder(run.folder, wait_seconds=seconds)))
         recipe, notes = fit_workers(recipe)
         if damage:
-            processes.on_main(lambda: set_aside(run))
+            processes.on_main(lambda: rename_damaged(run))
             notes.append(f"{damage}: finishing again")
         splits = split_data(ref, recipe)
         check_data(facts, splits)
@@ -303,7 +303,7 @@ def shared_settings(recipe: Recipe) -> dict[str, Any]:
     return {"vitruvian": __version__, **settings}
 
 
-def set_aside(run: Run) -> None:
+def rename_damaged(run: Run) -> None:
     """Rename the damaged files of a finished run, so that they are written again."""
     for name in (RESULT_FILE, "model"):
         if (run.folder / name).exists():

@@ -214,7 +214,7 @@ class Timm(Family):
 
     def default_preprocess(self, checkpoint: Checkpoint, config: ModelConfig) -> Preprocess:
         assert isinstance(config, ViTConfig)
-        # Facebook's models were trained with ImageNet's mean and std, AugReg's with 0.5; these features tell them apart
+        # Facebook's models were trained with ImageNet's mean and std, AugReg's with 0.5; this distinguishes them
         is_deit = config.distillation or config.layer_scale or checkpoint.wrapper == "model"
         preprocess = crop_preprocess(config.image_size, 1.0 if min(config.image_size) >= 384 else 0.9)
         return preprocess.replace(mean=IMAGENET_MEAN, std=IMAGENET_STD) if is_deit else preprocess
