@@ -15,6 +15,7 @@ from vitruvian import __version__
 from vitruvian.cli.app import app
 from vitruvian.cli.options import RecipeOptions, option_spelling
 from vitruvian.errors import ConfigError, Interrupted, argument
+from vitruvian.training import read_recipe, recipe_names
 from vitruvian.training import recipe as recipe_module
 
 
@@ -94,6 +95,15 @@ def test_commands_and_their_options_are_these():
         for name, command in commands()
     }
     assert found == {name: set(flags.split()) for name, flags in OPTIONS.items()}
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_recipes_name_only_options_that_exist(name):
+    recipe = read_recipe(name)
+    training = {*OPTIONS["train"].split(), *OPTIONS["finetune"].split()}
+    command = recipe.command.removeprefix("torchrun --nproc-per-node 8 -m ")
+    assert set(re.findall(r"--[a-z-]+", f"{recipe.about} {command}")) <= training
+    assert set(re.findall(r"--[a-z-]+", f"{recipe.time} {recipe.result}")) <= {*training, "--flip"}
 
 
 def test_what_a_command_does_is_said_whole_in_the_list_of_commands(vit):

@@ -196,6 +196,13 @@ class TestOtherReaders:
         with safe_open(tmp_path / "w.safetensors", "pt") as file:
             assert file.metadata()["format"] == "pt"
 
+    @pytest.mark.parametrize("family", DESTINATIONS)
+    def test_labels_that_do_not_fit_the_head_are_refused(self, family, model, tmp_path):
+        model.meta = model.meta.replace(labels=("cat", "dog"))
+        with pytest.raises(ConversionError, match=f"the model has {model.config.num_classes} classes but 2 labels"):
+            save(model, tmp_path / DESTINATIONS[family], family)
+        assert not list(tmp_path.iterdir())
+
     def test_labels_too_many_for_an_npz_are_left_out(self, tmp_path):
         model = build(SHAPE.replace(num_classes=9000)).eval()
         model.meta = model.meta.replace(labels=tuple(f"a rather long name, number {i}" for i in range(9000)))

@@ -65,7 +65,7 @@ class Measures:
     class_counts: Counts
     """(K,) examples of each class."""
     class_correct: Counts
-    """(K,) of them, those answered rightly."""
+    """(K,) correctly classified examples of each class."""
     confusion: Counts | None
     """(K, K) examples by label (row) and prediction (column); None beyond MAX_CONFUSION_CLASSES."""
     mistakes: tuple[Mistake, ...] = ()

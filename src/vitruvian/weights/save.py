@@ -35,7 +35,7 @@ def save(model: Model, path: str | Path, family: str = "native", *, half: bool =
             (huggingface only).
 
     Raises:
-        ConversionError: The family cannot express the model.
+        ConversionError: The family cannot express the model, or the labels do not fit its head.
     """
     check_writer(family)
     destination = Path(path).expanduser()
@@ -72,6 +72,9 @@ def check_destination(path: Path, family: str) -> Path:
 
 def write(model: Model, path: Path, family: str, *, half: bool = False, text: TextWeights | None = None) -> list[str]:
     """Write the weights to a new path; returns notes for readers in other libraries."""
+    labels, classes = model.meta.labels, model.config.num_classes
+    if labels is not None and len(labels) != classes:
+        raise ConversionError(f"the model has {classes} classes but {len(labels)} labels")
     description = Description.of(model)
     state = {name: tensor.detach().cpu().float() for name, tensor in model.state_dict().items()}
     state = to_half(state) if half else state

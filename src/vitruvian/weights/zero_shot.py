@@ -71,9 +71,7 @@ def load_text(source: str | Path) -> TextEncoder:
     try:
         text = read_text_tower(path)
         if text is None:
-            raise CheckpointError(
-                "has no text tower", hint="use a CLIP or SigLIP with both towers, or a model with a head"
-            )
+            raise CheckpointError("has no text tower", hint="use a CLIP or SigLIP with both towers")
         tower = text.tower
         rules = TokenizerRules(
             context_length=tower.config.context_length,
