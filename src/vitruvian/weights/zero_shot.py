@@ -118,7 +118,7 @@ def with_words(model: Model, labels: Iterable[str], template: str | None = None)
     Args:
         model: The image tower of a CLIP or SigLIP, loaded with `load`.
         labels: Class names.
-        template: A prompt with {} for the label, or the name of a published set ("imagenet-7", "imagenet-80").
+        template: A prompt with {} for the label, or the name of a published set ("imagenet", "imagenet-7").
 
     Raises:
         CheckpointError: The weights have no text tower.
