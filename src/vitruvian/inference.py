@@ -235,8 +235,9 @@ class Encoder:
                 model = load(model, num_heads=num_heads, image_size=image_size)
             else:
                 if num_heads is not None or device.partition(":")[0] != "cpu":
+                    name = "device" if num_heads is None else "num_heads"
                     raise ConfigError(
-                        f"{argument('num_heads')} and {argument('device')} are for weights; "
+                        f"{argument(name)} is for weights; "
                         "an exported graph has a fixed architecture and runs on the CPU"
                     )
                 model = open_graph(graph, engine=engine, image_size=image_size)

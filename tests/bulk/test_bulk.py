@@ -18,7 +18,7 @@ import vitruvian.bulk.job
 import vitruvian.inference
 from vitruvian.bulk import embed, merge, predict
 from vitruvian.bulk.result import open_result
-from vitruvian.errors import ConfigError, DataError, FileError
+from vitruvian.errors import ConfigError, DataError, FileError, NotFiniteError
 from vitruvian.inference import Classifier, Encoder
 from vitruvian.weights.save import save
 
@@ -190,8 +190,25 @@ def test_a_part_of_which_too_much_cannot_be_read_is_not_written(images, model, t
     ):
         embed(folder, model, tmp_path / "out", piece=5, batch_size=2)
     assert [path.name[:11] for path in (tmp_path / "out").glob("part-*")] == ["part-000000"]
+    with pytest.raises(DataError, match=r"image 5 on is not written; max_unreadable= sets the limit$"):
+        embed(folder, model, tmp_path / "out", piece=5, batch_size=2)
     embed(folder, model, tmp_path / "out", piece=5, batch_size=2, max_unreadable=0.6)
     assert merge(tmp_path / "out").to_json()["unreadable"] == 3
+
+
+@pytest.mark.filterwarnings("error")  # numpy warns of values that overflow in float16
+def test_a_model_with_outputs_that_are_not_finite_is_blamed_and_not_the_images(images, model, tmp_path):
+    broken = copy.deepcopy(model)
+    with torch.no_grad():
+        broken.norm.weight.fill_(1e9)
+        broken.head.weight.fill_(float("nan"))
+    for job in (embed, predict):
+        with pytest.raises(NotFiniteError) as caught:
+            job(images, broken, tmp_path / job.__name__, piece=5, batch_size=2)
+        assert str(caught.value) == (
+            f"{images}: the model produced NaN or infinite outputs for 5 of 5 images, such as a/00.png; "
+            "the part from image 0 on is not written"
+        )
 
 
 def test_a_result_behind_a_url_is_that_of_a_folder(images, model, whole, tmp_path):

@@ -22,7 +22,10 @@ def images(tmp_path):
     ("arguments", "text"),
     [
         (["data"], "Missing option '--from'"),
-        (["data", "--from", "w", "--lrs", "fast"], "'fast' is not a list of positive numbers, such as 0.001,0.003"),
+        (
+            ["data", "--from", "w", "--lrs", "fast"],
+            "Invalid value for --lrs: 'fast' is not a list of positive numbers, such as 0.001,0.003",
+        ),
         (["data", "--from", "w", "--lrs", "-1"], "'-1' is not a list of positive numbers"),
         (["data", "--from", "w", "--lrs", ""], "'' is not a list of positive numbers"),
         (["data", "--from", "w", "--seeds", "0"], "Invalid value for '--seeds'"),

@@ -42,7 +42,11 @@ def test_an_exported_graph_predicts_and_other_commands_say_what_they_need(native
     assert (code, "has no text tower" in err) == (1, True)
     with pytest.raises(CheckpointError, match="an exported graph"):
         vt.load(graph / "model.xml")
-    with pytest.raises(ConfigError, match="exported graphs return logits only"):
+    folder = native / "folder.onnx"
+    folder.mkdir()
+    code, _, err = vit("predict", image, "--model", folder)
+    assert (code, "folder.onnx: the folder contains none of model.safetensors" in err) == (1, True), err
+    with pytest.raises(ConfigError, match=r"model\.xml: exported graphs return logits only"):
         vt.Classifier(graph).features(torch.zeros(1, 3, 16, 16))
 
 
@@ -85,7 +89,7 @@ def test_bench_measures_an_exported_graph(native, vit):
     for arguments, words in (
         (("--engine", "torch"), "run in onnxruntime or openvino, not in torch"),
         (("--tome-r", "1"), "exported graphs return logits only"),
-        (("--num-heads", "2"), "--num-heads and device= are for weights"),
+        (("--num-heads", "2"), "error: --num-heads is for weights"),
         (("--image-size", "32"), "takes images of 3x16x16, not 3x32x32"),
     ):
         code, _, err = vit("bench", "--model", graph, *arguments, *few)

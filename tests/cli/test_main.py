@@ -228,6 +228,15 @@ def test_a_commands_error_names_its_option(vit, photos, weights):
     assert err.startswith("error: --device 'gpu' cannot be used")
 
 
+def test_a_commands_error_spells_the_default_of_an_option_as_the_option(vit, weights, photos, tmp_path, monkeypatch):
+    def fail(*args, max_loss, **options):
+        raise ConfigError(f"saves nothing within {argument('max_loss', max_loss, 'g')}, {argument('num_heads', 2)}")
+
+    monkeypatch.setattr("vitruvian.compress.fewer_tokens.fit_cascade", fail)
+    code, _, err = vit("cascade", weights, tmp_path / "out", "--calibrate", photos, "--image-size", "16")
+    assert (code, err) == (1, "error: saves nothing within --max-loss 0.5, num_heads=2\n")
+
+
 def test_completion_is_offered_and_knows_options_and_published_names(vit, monkeypatch):
     def completed(words: str) -> str:
         monkeypatch.setenv("_VIT_COMPLETE", "complete_bash")

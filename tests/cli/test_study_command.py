@@ -32,7 +32,7 @@ def test_commands_and_their_options_are_these():
         (["table5", "--models", ","], 2, "give weights to start from"),
         (["table5", "--models", "m", "--tasks", "petz"], 1, "pets"),
         (["table5", "--models", "./nothing", "--tasks", "pets"], 1, "error: nothing: no such file or folder"),
-        (["data-size", "digits", "--sizes", "1e3"], 2, "is not a list of positive integers, such as 1,5,10"),
+        (["data-size", "digits", "--sizes", "1e3"], 2, "for --sizes: '1e3' is not a list of positive integers"),
         (["data-size", "digits", "--sizes", "9999999"], 1, "max_train_samples=9999999: "),
         (["data-size", "./nowhere"], 1, "error: "),
         (["compute", "digits", "--recipes", "study-cnn"], 1, "study-cnn"),

@@ -1,5 +1,7 @@
 """Cascades and token merging: their laws, how they are saved, and their errors."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ import vitruvian as vt
 from vitruvian.compress import fewer_tokens
 from vitruvian.compress.fewer_tokens import fit_cascade, fit_merging
 from vitruvian.config import CascadeConfig
-from vitruvian.errors import ConfigError, DataError
+from vitruvian.errors import CheckpointError, ConfigError, DataError
 from vitruvian.inference import first_pass_pixels, probabilities_of
 
 TINY = vt.ViTConfig(image_size=32, patch_size=4, depth=2, width=16, mlp_dim=32, num_heads=2, num_classes=5)
@@ -105,6 +107,16 @@ def test_a_fitted_cascade_keeps_within_the_expected_loss_on_its_images(model, fo
 def test_a_cascade_that_saves_nothing_is_refused(model, folder):
     with pytest.raises(ConfigError, match="this cascade saves nothing"):
         fit_cascade(model, folder, image_size=8, max_loss=0.0)
+
+
+def test_weights_that_are_not_finite_are_refused(model, folder):
+    broken = copy.deepcopy(model)
+    with torch.no_grad():
+        broken.head.weight.fill_(float("nan"))
+    with pytest.raises(CheckpointError, match=r"'head\.weight' contains NaN or infinity"):
+        fit_cascade(broken, folder, tome_r=1)
+    with pytest.raises(CheckpointError, match=r"'head\.weight' contains NaN or infinity"):
+        fit_merging(broken, folder, 1)
 
 
 def test_fitted_thresholds_merge_as_many_tokens_as_asked_on_average(model, folder):

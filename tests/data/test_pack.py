@@ -223,6 +223,13 @@ def test_what_the_dataset_leaves_out_is_told_when_it_is_packed(tmp_path):
     assert "non-regular file (broken link, pipe or device)" in note
 
 
+def test_a_file_in_place_of_the_folder_is_refused_and_kept(tmp_path):
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(DataError, match="file: exists and is not a folder; name another folder"):
+        pack("digits", tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "text"
+
+
 def test_settings_that_cannot_be_are_refused():
     with pytest.raises(ConfigError, match="side=4 is not between 8 and 8192"):
         PackSettings(side=4)

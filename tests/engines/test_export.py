@@ -240,6 +240,6 @@ def test_the_error_of_a_runtime_is_one_line(exported, folder, tmp_path):
 
 
 def test_options_for_weights_are_refused_for_a_graph(exported, folder):
-    for given in ({"num_heads": 2}, {"device": "cuda"}):
-        with pytest.raises(ConfigError, match="heads= and device= are for weights"):
-            vt.Classifier(folder / "any.onnx", **given)
+    for name, value in (("num_heads", 2), ("device", "cuda")):
+        with pytest.raises(ConfigError, match=f"^{name}= is for weights"):
+            vt.Classifier(folder / "any.onnx", **{name: value})

@@ -238,6 +238,8 @@ def test_a_finished_run_is_left_alone(tmp_path):
     run = whole(tmp_path)
     before = (run.folder / "metrics.jsonl").read_bytes()
     assert resume(run.folder) == run
+    with pytest.raises(TrainingError, match=r"'lr=1' cannot be changed when resuming"):
+        resume(run.folder, settings=["lr=1"])
     assert (run.folder / "metrics.jsonl").read_bytes() == before
 
 

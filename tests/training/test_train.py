@@ -313,7 +313,10 @@ def test_data_that_cannot_be_learned_from_is_one_line(tmp_path, classes):
         ({"recipe": "digit"}, "unknown recipe 'digit'; did you mean digits"),
         ({"model": "ViT-Q/16"}, "unknown model 'ViT-Q/16'"),
         ({"weights": "/no/such/file"}, "/no/such/file: no such file or folder"),
-        ({"model": "ViT-S/16", "weights": "x"}, "not both"),
+        (
+            {"model": "ViT-S/16", "weights": "x"},
+            "model= trains from scratch, weights= starts from weights: give one of the two",
+        ),
         ({"settings": ["freeze=['nothing.*']"]}, "unknown parameters to freeze"),
         ({"settings": ["device=tpu"]}, "device='tpu' cannot be used"),
     ],

@@ -115,6 +115,9 @@ class TestNative:
         path = tmp_path / "native" / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"labels": [f"name {i}" for i in range(10)]}))
         assert load(tmp_path / "native").meta.labels[2] == "name 2"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"labels": ["cat"]}))
+        with pytest.raises(CheckpointError, match="1 labels for a head of 10 classes; correct the labels in its JSON"):
+            load(tmp_path / "native")
 
     def test_the_weights_file_alone_is_enough(self, model, tmp_path):
         save(model, tmp_path / "native")

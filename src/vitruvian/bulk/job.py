@@ -35,10 +35,19 @@ from vitruvian.data.decode import Unreadable, reason
 from vitruvian.data.formats import open_images
 from vitruvian.data.preprocess import preprocess_image
 from vitruvian.data.sources import Source
-from vitruvian.errors import ConfigError, DataError, ImageError, argument, require
+from vitruvian.errors import ConfigError, DataError, ImageError, NotFiniteError, argument, require
 from vitruvian.evaluation.features import HEADS, model_key
 from vitruvian.files import json_bytes, parse_object, short_hash
-from vitruvian.inference import CHUNK, MAX_UNREADABLE, Classifier, Encoder, Loaded, check_readable, load_batches
+from vitruvian.inference import (
+    CHUNK,
+    MAX_UNREADABLE,
+    NOT_FINITE,
+    Classifier,
+    Encoder,
+    Loaded,
+    check_readable,
+    load_batches,
+)
 from vitruvian.model.build import Model
 from vitruvian.progress import print_status
 from vitruvian.settings import BatchSize, Workers, check_range, environment_number, validate
@@ -260,19 +269,26 @@ class Job:
             assert isinstance(self.encoder, Classifier)
             ranked = self.encoder.rank(values, int(self.settings["top"]))
             return [[prediction.to_json() for prediction in row] or None for row in ranked]
-        vectors = values.numpy().astype(self.settings["dtype"])
+        with np.errstate(over="ignore"):  # infinity in float16 is reported below
+            vectors = values.numpy().astype(self.settings["dtype"])
         finite = np.isfinite(vectors).all(axis=1)
         return [vector if is_finite else None for vector, is_finite in zip(vectors, finite.tolist())]
 
     def _check_readable(self, rows: Rows) -> None:
-        unreadable = [Unreadable(details.key, why) for details, why in zip(rows.details, rows.errors) if why]
+        failed = [Unreadable(details.key, why) for details, why in zip(rows.details, rows.errors) if why]
+        failed.sort(key=lambda image: image.reason == NOT_FINITE)  # stable: the example is an unreadable image, if any
+        total, not_finite = len(rows.details), [image for image in failed if image.reason == NOT_FINITE]
+        not_written = f"the part from image {rows.first:,} on is not written"
+        if len(not_finite) > self.max_unreadable * total:
+            raise NotFiniteError(
+                f"{NOT_FINITE} for {len(not_finite):,} of {total:,} images, such as {not_finite[0].key}",
+                where=self.data,
+                hint=not_written,
+            )
         try:
-            check_readable(self.data, unreadable, len(rows.details), max_unreadable=self.max_unreadable)
+            check_readable(self.data, failed, total, max_unreadable=self.max_unreadable)
         except DataError as error:
-            raise error.replace(
-                hint=f"the part from image {rows.first:,} on is not written; the limit is "
-                f"{argument('max_unreadable', self.max_unreadable, 'g')}"
-            ) from None
+            raise error.replace(hint=f"{not_written}; {argument('max_unreadable')} sets the limit") from None
 
     def _write(self, part: int, rows: Rows, identity: str) -> None:
         self.out.write(part_name(part, self.parts), encode_table(rows.table(self.columns, identity)))

@@ -165,7 +165,7 @@ def probe(
         raise typer.BadParameter("give DATA and --model, or --vectors")
     if vectors is not None and (data is not None or model is not None):
         raise typer.BadParameter("--vectors replaces DATA and --model, which its job.json names")
-    shot_counts = None if shots is None else parse_numbers(shots)
+    shot_counts = None if shots is None else parse_numbers(shots, "--shots")
     with quick_imports():
         from vitruvian.evaluation.probe import probe as run_probe
         from vitruvian.evaluation.report import write_probe

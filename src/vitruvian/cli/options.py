@@ -31,20 +31,21 @@ class Command(TyperCommand):
         try:
             return super().invoke(ctx)
         except VitruvianError as error:
-            used = {p.name for p in self.params if ctx.get_parameter_source(p.name).name == "COMMANDLINE"}
-            error.spell = option_spelling(self.params, used)
+            error.spell = option_spelling(
+                self.params, {name for name, value in ctx.params.items() if value is not None}
+            )
             raise
 
 
-def option_spelling(parameters: Sequence[Any], used: Container[str]) -> Callable[[str, str], str]:
-    """How the errors of a command spell an argument: `--num-heads`, or `--num-heads 3` if this option was used.
+def option_spelling(parameters: Sequence[Any], with_value: Container[str]) -> Callable[[str, str], str]:
+    """How the errors of a command spell an argument: `--num-heads`, or `--num-heads 3` if this option has a value.
 
-    A value that no option has set comes from a file and keeps its Python spelling.
+    The value of an option that is not given and has no default comes from a file and keeps its Python spelling.
     """
     flags = {p.name: p.opts[0] if p.opts[0].startswith("-") else p.metavar for p in parameters}
 
     def spell(name: str, value: str) -> str:
-        if name not in flags or (value and name not in used):
+        if name not in flags or (value and name not in with_value):
             return python_spelling(name, value)
         return f"{flags[name]} {value}".rstrip()
 
@@ -119,11 +120,11 @@ def split_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def parse_numbers(text: str) -> list[int]:
-    """`1000,4000,all`; `all` is 0."""
+def parse_numbers(text: str, option: str) -> list[int]:
+    """`1000,4000,all`; `all` is 0. An error names the option."""
     words = re.split(r"\s*,\s*|\s+", text.strip())
     if not all(word == "all" or (word.isdecimal() and int(word) > 0) for word in words):
-        raise typer.BadParameter(f"{text!r} is not a list of positive integers, such as 1,5,10")
+        raise typer.BadParameter(f"{text!r} is not a list of positive integers, such as 1,5,10", param_hint=option)
     return list(dict.fromkeys(0 if word == "all" else int(word) for word in words))
 
 

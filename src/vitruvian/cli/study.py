@@ -148,7 +148,7 @@ def data_size(
     """Train ViT, hybrid and ResNet on growing subsets, for the same number of steps (Figures 3 and 4)."""
     from vitruvian.study.growth import SIZE_STEPS, SIZES
 
-    options.run("data-size", data, parse_numbers(sizes) if sizes else list(SIZES), [steps or SIZE_STEPS])
+    options.run("data-size", data, parse_numbers(sizes, "--sizes") if sizes else list(SIZES), [steps or SIZE_STEPS])
 
 
 @study.command(cls=Command)
@@ -162,7 +162,7 @@ def compute(
     """Train ViT, hybrid and ResNet for growing numbers of steps: accuracy over multiply-adds (Figure 5)."""
     from vitruvian.study.growth import COMPUTE_STEPS
 
-    options.run("compute", data, [images], parse_numbers(steps) if steps else list(COMPUTE_STEPS))
+    options.run("compute", data, [images], parse_numbers(steps, "--steps") if steps else list(COMPUTE_STEPS))
 
 
 def fail_if_empty(cells: list[TransferCell]) -> None:

@@ -131,7 +131,9 @@ def parse_lrs(text: str) -> list[float]:
     except ValueError:
         rates = []
     if not rates or not all(0 < rate < float("inf") for rate in rates):
-        raise typer.BadParameter(f"{text!r} is not a list of positive numbers, such as 0.001,0.003,0.01")
+        raise typer.BadParameter(
+            f"{text!r} is not a list of positive numbers, such as 0.001,0.003,0.01", param_hint="--lrs"
+        )
     return rates
 
 

@@ -27,7 +27,7 @@ from vitruvian.model.token_merging import fit_thresholds
 from vitruvian.model.vit import ViT
 from vitruvian.progress import Track, no_tracking, print_status, track
 from vitruvian.settings import Size, as_size, check_range
-from vitruvian.weights.load import load, with_merging, without_cascade
+from vitruvian.weights.load import check_finite, load, with_merging, without_cascade
 
 # n images, B images of a batch, K outputs
 
@@ -134,6 +134,7 @@ def fit_merging(
         A model that merges by thresholds, with the same weights.
     """
     original = load(model) if isinstance(model, str | Path) else model
+    check_finite(original, original.meta.source or "the model")
     merged = with_merging(original, r)
     assert isinstance(merged, ViT)
     if not any(merged.config.tome_counts):
@@ -212,6 +213,7 @@ def fit_cascade(
     full = load(model) if isinstance(model, str | Path) else model
     if not isinstance(full.config, ViTConfig):
         raise ConfigError("cascades are for Vision Transformers")
+    check_finite(full, full.meta.source or "the model")
     full_size = full.meta.preprocess.require_one_size("a cascade")
     cascade = CascadeConfig(image_size=None if image_size is None else as_size(image_size), tome_r=tome_r)
     first = with_merging(full, cascade.tome_r)

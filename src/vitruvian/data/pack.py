@@ -160,6 +160,8 @@ def pack(
     target = Path(folder)
     if not isinstance(data, Dataset) and target.resolve().is_relative_to(Path(data).resolve()):
         raise DataError("is inside the data to be packed", where=target, hint=f"name a folder outside of {data}")
+    if target.exists() and not target.is_dir():
+        raise DataError("exists and is not a folder", where=target, hint="name another folder")
     for name in source.splits:
         if split_name(name) != name:
             raise DataError(f"cannot pack the split {name!r}", where=source.name, hint="call it train, val or test")

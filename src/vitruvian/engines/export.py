@@ -164,7 +164,7 @@ def check_model(model: Model, to: str, *, dynamic_size: bool) -> None:
             )
     elif to == "openvino":
         require("openvino", "openvino")
-    check_finite(model, model.meta.origin or "the model", raises=ConversionError)
+    check_finite(model, model.meta.source or "the model", raises=ConversionError)
     if model.head is not None and not model.head.weight.any():
         raise ConversionError("the head is all zeros, so its graph cannot be checked", hint="train it first")
     config = model.config

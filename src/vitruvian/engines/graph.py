@@ -78,10 +78,10 @@ class Graph(nn.Module):
         return open_graph(path.with_name(f"first{path.suffix}"), engine=self.graph.engine)
 
     def features(self, pixels: Tensor) -> NoReturn:
-        raise ConfigError(LOGITS_ONLY)
+        raise ConfigError(LOGITS_ONLY, where=self.graph.path)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise ConfigError(LOGITS_ONLY)
+        raise ConfigError(LOGITS_ONLY, where=self.graph.path)
 
 
 def find_graph(source: str | Path) -> Path | None:

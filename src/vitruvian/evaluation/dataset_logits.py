@@ -14,7 +14,7 @@ from vitruvian.cache import scratch_folder
 from vitruvian.config import DEFAULT_BATCH_SIZE
 from vitruvian.data.decode import Unreadable
 from vitruvian.data.sources import Source
-from vitruvian.errors import DataError, VitruvianError
+from vitruvian.errors import DataError, NotFiniteError
 from vitruvian.evaluation.label_spaces import LabelSpace
 from vitruvian.inference import NOT_FINITE, Classifier
 from vitruvian.progress import Track, no_tracking
@@ -67,7 +67,7 @@ def compute_logits(
 
     Raises:
         DataError: No image has a known class, or too many images cannot be read.
-        VitruvianError: The model produced NaN or infinite outputs.
+        NotFiniteError: The model produced NaN or infinite outputs.
     """
     labels = space.labels[np.asarray(source.labels())]
     known = np.flatnonzero(labels >= 0)
@@ -83,7 +83,7 @@ def compute_logits(
     ):
         broken = (~logits.isfinite()).any(dim=1).nonzero()
         if len(broken):
-            raise VitruvianError(NOT_FINITE, where=printable(source.key(indices[int(broken[0])])))
+            raise NotFiniteError(NOT_FINITE, where=printable(source.key(indices[int(broken[0])])))
         stored[len(done) : len(done) + len(indices)] = space.project(logits).numpy()
         among_all.append(space.right_among_all(logits, labels[indices]))
         if space.has_imagenet:

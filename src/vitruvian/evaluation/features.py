@@ -22,7 +22,7 @@ from vitruvian.cache import cache_folder
 from vitruvian.config import DEFAULT_BATCH_SIZE, REGULARIZERS, Preprocess
 from vitruvian.data.decode import RawImage, Unreadable
 from vitruvian.data.sources import Dataset, Source, hold_out
-from vitruvian.errors import ConfigError, DataError, FileError, ImageError, VitruvianError, argument
+from vitruvian.errors import ConfigError, DataError, FileError, ImageError, NotFiniteError, argument
 from vitruvian.evaluation.probe_classifiers import shuffle_classes
 from vitruvian.files import atomic_open, short_hash
 from vitruvian.inference import NOT_FINITE, Encoder, batched, check_readable, read_images
@@ -269,7 +269,7 @@ def compute_features(
             unreadable |= {index: error.reason for index, error in batch.unreadable}
             for index, row in zip(batch.readable, batch.values.numpy()):
                 if not np.isfinite(row).all():
-                    raise VitruvianError(NOT_FINITE, where=source.key(index))
+                    raise NotFiniteError(NOT_FINITE, where=source.key(index))
                 values[index] = row
                 store.add(keys[index], row)
             store.flush(full=True)

@@ -174,6 +174,10 @@ def resume(
     if run == "":
         raise TrainingError("the name of the run is empty", hint="give its folder")
     run = run if isinstance(run, Run) else Run.open(run)
+    for change in settings:
+        if not changed_keys([change]) <= HARMLESS:
+            allowed = ", ".join(sorted(HARMLESS))
+            raise TrainingError(f"{change!r} cannot be changed when resuming, only {allowed}", hint="start a new run")
     damage = run.damage() if run.finished else ""
     needs_report = run.finished and not (run.folder / PAGE).is_file() and any(run.checkpoints.glob("step-*"))
     if run.finished and not damage and not needs_report:
@@ -182,10 +186,6 @@ def resume(
     facts = run.facts
     if facts.get("teacher") != teacher_digests(run.recipe):
         raise TrainingError("the teacher has changed since the run began", where=run.recipe.teacher, hint="restore it")
-    for change in settings:
-        if not changed_keys([change]) <= HARMLESS:
-            allowed = ", ".join(sorted(HARMLESS))
-            raise TrainingError(f"{change!r} cannot be changed when resuming, only {allowed}", hint="start a new run")
     if data is None and not facts.get("data"):
         raise TrainingError(
             "the run started with a dataset object", where=run.folder, hint="pass it again, resume(run, data=...)"
@@ -237,7 +237,9 @@ def choose_recipe(
 ) -> Recipe:
     """The recipe that `train` uses for these arguments; by default it depends on the data."""
     if model and weights:
-        raise TrainingError("give a model to train from scratch, or weights to start from, not both")
+        raise TrainingError(
+            f"{argument('model')} trains from scratch, {argument('weights')} starts from weights: give one of the two"
+        )
     if recipe is None:
         recipe = default_recipe(DataRef.of(data), model, weights)
         if recipe == "photos" and not weights:

@@ -77,7 +77,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Read a weights file, or the weights and JSON files of a folder."""
     if not path.exists():
         raise CheckpointError("no such file or folder", where=path)
-    if path.suffix in GRAPH_ENDINGS:
+    if path.suffix in GRAPH_ENDINGS and not path.is_dir():
         raise CheckpointError(
             "an exported graph works with predict, evaluate, serve and bench; this needs the weights", where=path
         )

@@ -215,7 +215,7 @@ def choose_labels(
     if len(stated) != num_classes:
         raise CheckpointError(
             f"the file names {len(stated)} labels for a head of {num_classes} classes",
-            hint=f"pass {argument('labels')}",
+            hint="correct the labels in its JSON file, or call vitruvian.load with labels=[...]",
         )
     return stated
 
