@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import pickle
 import tarfile
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from making import add_member, level_of, make_shard, make_shards, png
 
+from vitruvian.data import columns
 from vitruvian.data.columns import OpenFile
 from vitruvian.data.formats import open_dataset
 from vitruvian.data.shards import pixels_of, read_member
@@ -174,3 +176,14 @@ def test_a_missing_shard_of_a_pattern_is_named(tmp_path):
         open_dataset(f"{tmp_path}/train-{{000..002}}.tar")
     with pytest.raises(DataError, match="no file matches this pattern"):
         open_dataset(f"{tmp_path}/nothing-*.tar")
+
+
+def test_an_open_file_is_closed_with_its_object_also_while_python_shuts_down(tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"abc")
+    file = OpenFile(tmp_path / "file")
+    assert file.read(1, 2) == b"bc"
+    descriptor = file._descriptor
+    monkeypatch.setattr(columns, "os", None)  # Python clears modules before the last objects
+    del file
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)

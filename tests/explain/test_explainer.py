@@ -23,6 +23,7 @@ from vitruvian.explain.figures import filters_figure, positions_figure, spread
 from vitruvian.explain.overlay import file_name
 from vitruvian.model.build import build
 from vitruvian.weights.load import load
+from vitruvian.weights.save import save
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TOKENLESS = (".expected", ".texts", ".logits", "_bit")
@@ -58,6 +59,18 @@ def test_maps_are_those_of_the_functions_for_the_models_own_answer():
     np.testing.assert_array_equal(maps["rollout"].values, attention_rollout(model, pixels)[0].numpy())
     assert maps["gradient"].title == f"gradient-weighted attention: {best.label} ({best.probability:.1%})"
     assert maps["attention"].title == "attention of layer 2, mean of heads"
+
+
+def test_weights_are_loaded_from_their_path(tmp_path):
+    model = named()
+    save(model, tmp_path / "native")
+    expected, loaded = (Explainer(source).explain(make_image()) for source in (model, tmp_path / "native"))
+    assert [best.label for best in loaded.predictions] == [best.label for best in expected.predictions]
+    for one, two in zip(expected.maps, loaded.maps, strict=True):
+        assert one.name == two.name
+        np.testing.assert_allclose(
+            one.values, two.values, atol=1e-6
+        )  # the memory of weights can have another alignment
 
 
 @pytest.mark.parametrize("target", ["dog", "3"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ class OpenFile:
     def read(self, offset: int, size: int) -> bytes:
         if self._descriptor is None:
             self._descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+            # Unlike `__del__`, this works during the shutdown of Python, when `os` may be gone from this module.
+            weakref.finalize(self, os.close, self._descriptor).atexit = False
         if hasattr(os, "pread"):
             return os.pread(self._descriptor, size, offset)
         os.lseek(self._descriptor, offset, os.SEEK_SET)  # Windows
@@ -33,10 +36,6 @@ class OpenFile:
 
     def __reduce__(self) -> tuple[type[OpenFile], tuple[Path]]:
         return OpenFile, (self.path,)
-
-    def __del__(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
 
 
 class Column:

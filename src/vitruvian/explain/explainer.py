@@ -102,7 +102,7 @@ class Explainer:
     """Computes attention maps of images for a Vision Transformer.
 
     Args:
-        model: A ViT, with or without a head.
+        model: A ViT, with or without a head, or a file, directory or published name to load.
         settings: Which maps to compute; by default all methods for the predicted class.
         device: Device of the model.
         engine: Engine for predictions and deletion curves; maps always use torch.
@@ -113,13 +113,13 @@ class Explainer:
 
     def __init__(
         self,
-        model: ImageModel,
+        model: ImageModel | str | Path,
         settings: MapSettings | None = None,
         *,
         device: str = "cpu",
         engine: EngineName = "torch",
     ) -> None:
-        self.vit: ViT = require_vit(model)
+        self.vit: ViT = require_vit(Encoder(model).model if isinstance(model, str | Path) else model)
         self.settings = settings or MapSettings()
         self.classifier = Classifier(self.vit, device=device, engine=engine) if self.vit.config.num_classes else None
         if self.classifier is None:
