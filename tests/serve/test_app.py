@@ -432,7 +432,7 @@ def test_an_exported_graph_predicts_and_reports_what_needs_the_weights(client_of
     facts = next(each for each in client.get("/models").json()["models"] if each["name"] == "graph")
     assert (facts["engine"], facts["vit"], facts["parameters"]) == ("onnxruntime", None, 0)
     messages = {
-        "/explain": "an exported graph does not show its attention",
+        "/explain": "an exported graph does not expose its attention",
         "/embed": "exported graphs return logits only",
     }
     for path, message in messages.items():
