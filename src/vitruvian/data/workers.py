@@ -111,7 +111,7 @@ class Workers(Generic[Item, Result]):
                 results = self._start()
             for result in results:
                 if isinstance(result, WorkerFailure):
-                    raise result.error
+                    raise result.error.replace()  # a copy, or its traceback would keep the workers alive
                 yield result
         except (RuntimeError, ConnectionError, EOFError) as error:  # the memory of a result is fetched from its worker
             if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
